@@ -29,9 +29,9 @@ PRELOADED = [
     "obstore.store",
     "prefect_bt.node_agent.upload_process",
     "prefect_bt.object_store.bucket",
+    "prefect_bt.object_store.connect",
     "prefect_bt.object_store.disk",
     "prefect_bt.weights",
-    "prefect_bt.weights.sources.bucket_auth",
     "prefect_bt.weights.sources.bucket",
     "prefect_bt.weights.sources.hub",
 ]

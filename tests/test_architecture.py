@@ -40,8 +40,9 @@ LEVELS: dict[int, str] = {
     # adapters: see SDKs, never each other
     3: "object_store.* substrates.*",
     # protocols, literal tables imported on use, pure planning
-    2: "credentials host ledger object_store object_store.protocols planning"
-    " registries settings substrates substrates.protocol",
+    2: "credentials host ledger object_store object_store.address object_store.connect"
+    " object_store.faults object_store.protocols planning registries settings substrates"
+    " substrates.protocol",
     # data
     1: "cluster_settings definitions ledger.pinned_weights ledger.records ledger.states"
     " planning.plan",
@@ -92,6 +93,7 @@ ENVIRON_READERS: dict[str, str] = {
     "supervisor.run_flow": "the same, and the lock, handed on",
     "host": "a GPU listing, a child's environment and an inherited lock depend on it",
     "jobs.provenance": "git runs in this environment, less the variables that name a repository",
+    "object_store.connect": "AWS_CA_BUNDLE and AWS_ENDPOINT_URL, which obstore reads otherwise",
     "filesystem.permissions": "a node's store is opened without our settings",
     "local_server": "the server's process is started with this environment",
     "serving.engines.transformers_server": "it runs inside the job, and without prefect_bt",

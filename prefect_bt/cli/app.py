@@ -99,7 +99,6 @@ def _make_app(kind: type[App] = App) -> App:
     weights = kind(name="weights", help="Mirror, list, check and remove weights.", help_epilogue="")
     weights.command(f"{_COMMANDS}.weights.list:list_weights", name="list")
     weights.command(f"{_COMMANDS}.weights.mirror:mirror_weights", name="mirror")
-    weights.command(f"{_COMMANDS}.weights.why:why_weights", name="why")
     weights.command(f"{_COMMANDS}.weights.verify:verify_weights", name="verify")
     weights.command(f"{_COMMANDS}.weights.prune:prune_weights", name="prune")
     app.command(weights)

@@ -100,9 +100,6 @@ SUMMARIES: Final[dict[str, str]] = {
         "Remove mirrored sources from this machine, or their copies from the store."
     ),
     "weights.verify:verify_weights": "Re-hash all mirrored files of this machine.",
-    "weights.why:why_weights": (
-        "Show what a job would fetch of each source: how much, from where, and why again."
-    ),
 }
 """`module:function` below prefect_bt.cli -> the first sentence of its docstring."""
 

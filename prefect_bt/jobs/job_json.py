@@ -145,7 +145,7 @@ def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]
             "rank": one.rank,
             "told_at": format_iso(one.updated_at),
             **codec.encode(one.status),
-            "seconds_left": one.seconds_left,
+            "seconds_left": one.progress.seconds_left,
             "summary": format_upload(one),
         }
         for one in newest.read()

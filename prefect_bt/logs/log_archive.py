@@ -31,7 +31,7 @@ from prefect_bt.object_store.protocols import (
     SupportsGet,
     SupportsLinks,
     SupportsList,
-    SupportsVerifiedUpload,
+    SupportsUpload,
 )
 
 READ_BYTES: Final = 1 << 20
@@ -42,7 +42,7 @@ STALE_COPY_SECONDS: Final = 86400.0
 """After so long a copy that was on its way to the store belongs to a process that died."""
 
 
-class ArchiveStore(SupportsGet, SupportsList, SupportsVerifiedUpload, Protocol):
+class ArchiveStore(SupportsGet, SupportsList, SupportsUpload, Protocol):
     """What sealing asks of a store."""
 
 

@@ -1,6 +1,7 @@
-"""Bytes in stores: from a URL to its adapter.
+"""Stores of objects: from a URL to its adapter.
 
-Begin with `protocols`, one per verb; `disk` and `bucket` are the adapters.
+`protocols` describes a store; `disk` and `bucket` are the adapters. `connect` creates the clients
+of buckets and HTTP servers, for stores and for weights sources; `faults` classifies their errors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SCHEMES: Final[dict[str, str]] = {
         ("s3", "r2", "cw", "gs", "azure"), "prefect_bt.object_store.bucket:BucketStore"
     ),
 }
-"""Scheme -> `module:class`, imported on use. A class has `open(url) -> Store`."""
+"""Scheme -> `module:class`, imported on use. The class has `open(url) -> Store`."""
 
 
 def is_local_url(url: str) -> bool:
@@ -28,17 +29,17 @@ def is_local_url(url: str) -> bool:
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`: a folder (`/data`, `~/data`, `file:///data`), a bucket
-    (`s3://bucket/prefix`; object_store.urls has them all).
+    """Open the store at `url`: a folder (`/data`, `~/data`, `file:///data`), a bucket
+    (`s3://bucket/prefix`; object_store.address lists the forms), or `memory://`, a new, empty store
+    of this process for tests.
 
-    `memory://` is a fresh, empty store of this process, for tests. Nothing is written or reached
-    before the first verb. Raises StoreError for a scheme that no adapter knows.
+    No request is sent. StoreError for an unknown scheme.
     """
     scheme = urlsplit(url).scheme if "://" in url else "file"
     target = SCHEMES.get(scheme)
     if target is None:
         raise StoreError(
-            f"No store answers to {scheme}:// ({url!r}).",
+            f"No store has the scheme {scheme}:// ({url!r}).",
             url=url,
             next_step=f"Use a folder or one of {', '.join(f'{name}://' for name in SCHEMES)}.",
         )

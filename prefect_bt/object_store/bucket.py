@@ -1,11 +1,10 @@
-"""Buckets as stores (urls.py says which), and `memory://` for tests.
+"""A bucket as a store, and `memory://` for tests.
 
-obstore moves whole objects, ranges and lists; a large file goes to an S3-like bucket in parts of
-our own (multipart.py), because those can be resumed and given up. Transport faults are retried by
-the libraries, bounded, so nothing above has to repeat a single request.
+obstore reads, lists and writes small objects; multipart.py uploads large files to S3-like buckets,
+because its uploads can be resumed and aborted. The libraries retry transport errors within limits.
 
-Nothing is believed: the server is sent the SHA-256 of what it gets, and what it says it got is
-compared. A store or a proxy that loses bytes and answers 200 is noticed at once.
+Every write is verified: the server gets the SHA-256 of the bytes, and its answer is compared. A
+store or a proxy that loses bytes and answers 200 is noticed at once.
 """
 
 from __future__ import annotations
@@ -13,131 +12,158 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.object_store.key_syntax import validate_key
+from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
+from prefect_bt.object_store.connect import (
+    DEFAULT_LIMITS,
+    create_bucket_store,
+    create_s3_client,
+    find_machine_access,
+)
+from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault, is_transfer_error
 from prefect_bt.object_store.multipart import (
-    CHECKSUM_ERROR_CODES,
     MIN_PART_BYTES,
     CorruptUpload,
     DigestMismatch,
     MultipartUploader,
 )
-from prefect_bt.object_store.protocols import ByteCallback, ObjectInfo, UnfinishedUpload
-from prefect_bt.object_store.urls import (
-    S3_LIKE,
-    BucketUrl,
-    create_object_store,
-    create_s3_client,
-    parse_bucket_url,
+from prefect_bt.object_store.protocols import (
+    ByteCallback,
+    ObjectInfo,
+    UnfinishedUpload,
+    validate_key,
 )
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+_LIMITS: Final = DEFAULT_LIMITS
 _IN_FLIGHT: Final = 24 * 1024 * 1024
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _READERS: Final = 4
 _MAX_SEND_ATTEMPTS: Final = 3
-"""How often bytes that did not arrive as they were are sent."""
+"""Attempts to send bytes that the server received otherwise."""
 _OWN_PREFIXES: Final = ("training_projects", "weights")
-"""Where files lie; what others keep in the same bucket is never looked at."""
+"""Folders of our objects; other folders of a shared bucket are never read."""
 _MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
-_ACCESS_DENIED_ERRORS: Final = (
-    exceptions.PermissionDeniedError,
-    exceptions.UnauthenticatedError,
-    PermissionError,
-)
-_ACCESS_DENIED_CODES: Final = frozenset(
-    {
-        "AccessDenied",
-        "ExpiredToken",
-        "Forbidden",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-        "403",
-    }
-)
+_ERRORS: Final = {
+    FaultKind.NOT_FOUND: (ObjectNotFound, "No {key} in {url}.", ""),
+    FaultKind.EXISTS: (ObjectExists, "{key} is already in {url}.", ""),
+    FaultKind.NO_BUCKET: (
+        StoreError,
+        "The bucket of {url} does not exist.",
+        "Create it, or name another one in PREFECT_BT_STORE.",
+    ),
+    FaultKind.DENIED: (
+        StoreError,
+        "{url} refuses access to {key}.",
+        "Check the credentials (expired?) and their rights on this bucket.",
+    ),
+    FaultKind.CHANGED: (
+        StoreError,
+        "The bytes for {key} are not the ones announced: the file changed meanwhile.",
+        "",
+    ),
+    FaultKind.CHECKSUM: (
+        StoreError,
+        "{url} received other bytes for {key} than were sent to it.",
+        "Something between here and the store changes or loses bytes: a proxy, a disk.",
+    ),
+}
+_OTHER_ERROR: Final = (StoreError, "{url} failed for {key}: {reason}.", "")
 
 
 class BucketStore:
-    """Implements object_store.protocols.Store on one bucket (and a prefix in it)."""
+    """Implements Store and SupportsUploadListing on one bucket (and a prefix in it)."""
 
-    def __init__(self, inner: ObjectStore, *, url: str, address: BucketUrl | None = None) -> None:
-        self._inner, self._url, self._address = inner, url, address
+    def __init__(self, url: str, address: BucketUrl) -> None:
+        self._url, self._address, self._inner = url, address, _connect(address)
         self._lock = threading.Lock()
         self._parts: MultipartUploader | None = None
         self._tags_are_md5: bool | None = None
-        """Whether this bucket's ETags tell the bytes; None until one has been seen."""
+        """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
     @classmethod
     def open(cls, url: str) -> BucketStore:
-        """Connects lazily: a wrong bucket or credential shows at the first verb."""
-        if url.startswith("memory:"):
-            return cls(MemoryStore(), url=url)
-        address = parse_bucket_url(url)
-        return cls(create_object_store(address), url=url, address=address)
+        """Open a bucket without a request: a wrong name fails at the first operation."""
+        is_memory = url.startswith("memory:")
+        return cls(url, BucketUrl("memory", "") if is_memory else parse_bucket_url(url))
 
     @property
     def url(self) -> str:
         return self._url
 
     def get(self, key: str) -> bytes:
-        with self._translate_errors(key) as path:
-            return bytes(obstore.get(self._inner, path).bytes())
+        with self._translate_errors(key):
+            return bytes(obstore.get(self._inner, key).bytes())
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        with self._translate_errors(key) as path:
-            # The size first: servers answer a range past the end with an error of their own.
-            size = self._size(path)
-            length = min(length, size - start)
-            if length <= 0:
+        end = start + max(length, 1)  # an empty range is invalid
+        with self._translate_errors(key):
+            try:
+                answer = obstore.get(self._inner, key, options={"range": (start, end)})
+                return bytes(answer.bytes())[:length]
+            except exceptions.BaseError as error:
+                if classify_fault(error).kind is not FaultKind.PAST_END:
+                    raise
                 return b""
-            return bytes(obstore.get_range(self._inner, path, start=start, length=length))
 
     def put(self, key: str, data: bytes) -> None:
-        with self._translate_errors(key) as path:
-            self._put(path, data)
+        with self._translate_errors(key):
+            self._put(key, data)
 
     def create(self, key: str, data: bytes) -> None:
-        with self._translate_errors(key) as path:
-            put = obstore.put(self._inner, path, data, mode="create")
-            if not self._is_stored_intact(path, data, str(put.get("e_tag") or "")):
-                obstore.delete(self._inner, path)
+        with self._translate_errors(key):
+            put = obstore.put(self._inner, key, data, mode="create")
+            if not self._is_stored_intact(key, data, str(put.get("e_tag") or "")):
+                obstore.delete(self._inner, key)
                 raise CorruptUpload
 
     def upload(self, key: str, source: Path) -> None:
-        self._upload(key, source, sha256="", on_bytes=None)
+        self.upload_verified(key, source)
 
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
     ) -> str:
-        return self._upload(key, source, sha256=sha256, on_bytes=on_bytes)
+        validate_key(key, url=self._url)
+        with source.open("rb") as reader:
+            size = source.stat().st_size
+            with self._translate_errors(key):
+                if size > MIN_PART_BYTES:
+                    multipart = self._multipart()
+                    if multipart:
+                        return multipart.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
+                    return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
+                data = reader.read(size)
+                digest = hashlib.sha256(data).hexdigest()
+                _check_digest(digest, sha256)
+                self._put(key, data)
+                if on_bytes is not None:
+                    on_bytes(size)
+                return digest
 
     def abort_uploads(self, prefix: str) -> int:
-        with self._translate_errors(prefix) as path:
+        with self._translate_errors(prefix):
             multipart = self._multipart()
-            return multipart.abort_uploads(path) if multipart else 0
+            return multipart.abort_uploads(prefix) if multipart else 0
 
     def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         for folder in _OWN_PREFIXES:
-            with self._translate_errors(folder) as path:
+            with self._translate_errors(folder):
                 multipart = self._multipart()
-                found = list(multipart.list_unfinished_uploads(path)) if multipart else []
+                found = list(multipart.list_unfinished_uploads(folder)) if multipart else []
             yield from found
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
@@ -147,23 +173,17 @@ class BucketStore:
                 multipart.abort_upload(upload)
 
     def presign(self, key: str, *, seconds: int) -> str:
-        seconds = min(seconds, _MAX_PRESIGN_SECONDS)
-        with self._translate_errors(key) as path:
-            multipart = self._multipart()
-            if multipart:
-                return multipart.presign(path, seconds=seconds)
+        duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))
+        with self._translate_errors(key):
             if isinstance(self._inner, MemoryStore):
                 return ""
-            signed: Any = obstore.sign(
-                cast("Any", self._inner), "GET", path, timedelta(seconds=seconds)
-            )
-            return str(signed)
+            return str(obstore.sign(cast("Any", self._inner), "GET", key, duration))
 
     def download(self, key: str, target: Path) -> None:
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
-            with self._translate_errors(key) as path, temporary.open("xb") as writer:
-                self._download_ranges(path, writer.fileno())
+            with self._translate_errors(key), temporary.open("xb") as writer:
+                self._download_ranges(key, writer.fileno())
             with self._translate_errors(key):
                 temporary.replace(target)
         finally:
@@ -181,8 +201,8 @@ class BucketStore:
                     yield ObjectInfo(item["path"], item["size"], item["last_modified"].timestamp())
 
     def delete(self, key: str) -> None:
-        with self._translate_errors(key) as path, contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._inner, path)
+        with self._translate_errors(key), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._inner, key)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -191,63 +211,38 @@ class BucketStore:
             try:
                 put = obstore.put(self._inner, path, data, use_multipart=False)
             except exceptions.BaseError as error:
-                if _code_in(error) in CHECKSUM_ERROR_CODES:
-                    continue
-                raise
+                if classify_fault(error).kind is not FaultKind.CHECKSUM:
+                    raise
+                continue
             if self._is_stored_intact(path, data, str(put.get("e_tag") or "")):
                 return
             obstore.delete(self._inner, path)
         raise CorruptUpload
 
     def _is_stored_intact(self, path: str, data: bytes, tag: str) -> bool:
-        """Whether the store has these bytes, by its ETag where that is their MD5."""
-        if self._address is None or self._address.scheme not in S3_LIKE:
-            return True
-        if self._tags_are_md5 is False:
+        """Return whether the store has these bytes: by its ETag if that is an MD5 digest."""
+        if not self._address.is_s3_like or self._tags_are_md5 is False:
             return True
         if tag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
             self._tags_are_md5 = True
             return True
         if self._tags_are_md5:
             return False
-        # Encrypted buckets have other tags: the bytes themselves tell.
+        # Encrypted buckets have other tags: compare the bytes.
         if bytes(obstore.get(self._inner, path).bytes()) != data:
             return False
         self._tags_are_md5 = False
         return True
 
-    def _upload(self, key: str, source: Path, *, sha256: str, on_bytes: ByteCallback | None) -> str:
-        validate_key(key, url=self._url)
-        with source.open("rb") as reader:
-            size = source.stat().st_size
-            with self._translate_errors(key) as path:
-                multipart = self._multipart() if size > MIN_PART_BYTES else None
-                if size <= MIN_PART_BYTES:
-                    data = reader.read(size)
-                    digest = hashlib.sha256(data)
-                    _check_digest(digest.hexdigest(), sha256)
-                    self._put(path, data)
-                    if on_bytes is not None:
-                        on_bytes(size)
-                    return digest.hexdigest()
-                if multipart:
-                    return multipart.upload(path, reader, sha256=sha256, on_bytes=on_bytes)
-                return self._stream(path, reader.read, size, sha256=sha256, on_bytes=on_bytes)
-
     def _stream(
-        self,
-        path: str,
-        read: Callable[[int], bytes],
-        size: int,
-        *,
-        sha256: str,
-        on_bytes: ByteCallback | None,
+        self, path: str, reader: BinaryIO, *, sha256: str, on_bytes: ByteCallback | None
     ) -> str:
-        """Parts by obstore, for stores that have others than S3's; it aborts them on an error."""
+        """Upload in parts through obstore, for gs and azure; it aborts them after an error."""
+        size = os.fstat(reader.fileno()).st_size
         digest, part = hashlib.sha256(), max(MIN_PART_BYTES, -(-size // 9000))
 
         def chunks() -> Iterator[bytes]:
-            while chunk := read(_CHUNK_BYTES):
+            while chunk := reader.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 yield chunk
                 if on_bytes is not None:
@@ -259,12 +254,12 @@ class BucketStore:
         return digest.hexdigest()
 
     def _multipart(self) -> MultipartUploader | None:
-        if self._address is None or self._address.scheme not in S3_LIKE:
+        if not self._address.is_s3_like:
             return None
         with self._lock:
             if self._parts is None:
                 prefix = f"{self._address.prefix}/" if self._address.prefix else ""
-                client = create_s3_client(self._address)
+                client = create_s3_client(self._address, _LIMITS)
                 self._parts = MultipartUploader(client, bucket=self._address.bucket, prefix=prefix)
             return self._parts
 
@@ -274,11 +269,11 @@ class BucketStore:
         try:
             return obstore.head(self._inner, path)["size"]
         except FileNotFoundError:
-            obstore.get(self._inner, path)  # says whether it is the bucket that is not there
+            obstore.get(self._inner, path)  # its error distinguishes a missing bucket
             raise
 
     def _download_ranges(self, path: str, descriptor: int) -> None:
-        """The object's bytes into a file: in ranges, a few at a time."""
+        """Write the object's bytes into a file, a few ranges at a time."""
         size = self._size(path)
         os.truncate(descriptor, size)
 
@@ -301,81 +296,42 @@ class BucketStore:
     # -- faults -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _translate_errors(self, key: str, *, check: bool = True) -> Generator[str]:
-        """The libraries' exceptions in, ours out."""
+    def _translate_errors(self, key: str, *, check: bool = True) -> Generator[None]:
+        """Turn errors of the libraries into a StoreError."""
         if check:
             validate_key(key, url=self._url)
         try:
-            yield key
-        except FileNotFoundError as error:
-            raise self._not_found(key, error) from error
-        except exceptions.AlreadyExistsError as error:
-            what = f"{key} is already in {self._url}."
-            raise ObjectExists(what, url=self._url, key=key) from error
-        except DigestMismatch as error:
-            what = f"The bytes for {key} are not the ones announced: the file changed meanwhile."
-            raise StoreError(what, url=self._url, key=key) from error
-        except CorruptUpload as error:
-            what = f"{self._url} acknowledged other bytes for {key} than were sent to it."
-            step = "Something between here and the store changes or loses bytes: a proxy, a disk."
-            raise StoreError(what, url=self._url, key=key, next_step=step) from error
-        except _ACCESS_DENIED_ERRORS as error:
-            raise self._access_denied_error(key) from error
-        except (exceptions.BaseError, OSError) as error:
-            raise self._error_from_code(key, error, _code_in(error)) from error
+            yield
         except Exception as error:
-            # botocore's exceptions, without importing it for stores that need it not.
-            if not type(error).__module__.startswith(("botocore", "boto3", "s3transfer")):
+            if not is_transfer_error(error):
                 raise
-            raise self._boto_error(key, error) from error
+            raise self._to_store_error(key, classify_fault(error)) from error
 
-    def _boto_error(self, key: str, error: Exception) -> StoreError:
-        if "Credential" in type(error).__name__:
-            return self._access_denied_error(key)
-        answer: Any = getattr(error, "response", {})
-        return self._error_from_code(key, error, str(answer.get("Error", {}).get("Code", "")))
+    def _to_store_error(self, key: str, fault: Fault) -> StoreError:
+        if fault.kind is FaultKind.DENIED:
+            with self._lock:
+                # The next operation uses the credentials that the machine has then.
+                self._parts = None
+                self._inner = _connect(self._address)
+        error, message, next_step = _ERRORS.get(fault.kind, _OTHER_ERROR)
+        reason = fault.reason or "no usable answer"
+        text = message.format(url=self._url, key=key, reason=reason)
+        return error(text, url=self._url, key=key, next_step=next_step)
 
-    def _error_from_code(self, key: str, error: Exception, code: str) -> StoreError:
-        """By what the server calls the fault, in its own words."""
-        if code in _ACCESS_DENIED_CODES:
-            return self._access_denied_error(key)
-        if code in {"NoSuchBucket", "NoSuchKey", "404"}:
-            return self._not_found(key, error)
-        what = f"{self._url} failed for {key}: {code or _first_line(error)}."
-        return StoreError(what, url=self._url, key=key)
 
-    def _not_found(self, key: str, error: Exception) -> StoreError:
-        if "NoSuchBucket" in str(error) and self._address is not None:
-            return StoreError(
-                f"The bucket {self._address.bucket!r} of {self._url} does not exist.",
-                url=self._url,
-                key=key,
-                next_step="Create it, or name another one in PREFECT_BT_STORE.",
-            )
-        return ObjectNotFound(f"No {key} in {self._url}.", url=self._url, key=key)
-
-    def _access_denied_error(self, key: str) -> StoreError:
-        with self._lock:
-            # The next try finds the credentials of its own moment.
-            self._parts = None
-            if self._address is not None:
-                self._inner = create_object_store(self._address)
-        return StoreError(
-            f"{self._url} refuses access to {key}.",
-            url=self._url,
-            key=key,
-            next_step="Check the credentials (expired?) and their rights on this bucket.",
+def _connect(address: BucketUrl) -> ObjectStore:
+    if address.scheme == "memory":
+        return MemoryStore()
+    access = find_machine_access(address)
+    if access is None:
+        raise StoreError(
+            f"No credentials for {address.scheme}://{address.bucket} were found.",
+            url=f"{address.scheme}://{address.bucket}",
+            next_step="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.",
         )
-
-
-def _code_in(error: BaseException) -> str:
-    """The code of an S3 error document, which obstore hands on as text."""
-    found = re.search(r"<Code>(\w+)</Code>", str(error))
-    return found[1] if found else ""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return create_bucket_store(
+        address, access, limits=_LIMITS, prefix=address.prefix, checksums=True
+    )
 
 
 def _check_digest(digest: str, announced: str) -> None:

@@ -1,16 +1,14 @@
 """A folder as a store. Standard library only, so that a node opens it in milliseconds.
 
-    <root>/                     made for its owner alone, unless PREFECT_BT_SHARED_STORE is set
-    <root>/<key>                the object
-    <root>/.prefect-bt-tmp/     where files are filled: empty, unless the file system cannot keep
-                                them without a name; never listed, swept when a day old
+    <root>/                     created for its owner only, unless PREFECT_BT_SHARED_STORE is set
+    <root>/<key>                an object
+    <root>/.prefect-bt-tmp/     temporary files: never listed, removed when a day old
 
-Everything appears by one atomic step in the same file system: rename for a write that may replace,
-hard link for a create-only write, so one of many racers wins. Data is on the disk (fsync) before
-its name is, so a name that survived a power cut has its bytes.
+An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
+one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
 
-Why not obstore's LocalStore: it does not sync, its writes of 512 MiB take as long as ours with the
-sync, a kill leaves `#1` files beside its objects for ever, and its import costs 30 ms.
+obstore's LocalStore does not sync, takes as long for a write of 512 MiB as this store with the
+sync, leaves `#1` files beside its objects after a kill, and needs 30 ms for its import.
 """
 
 from __future__ import annotations
@@ -30,8 +28,12 @@ from prefect_bt.filesystem.confined import NotRegularFile, open_regular
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.object_store.disk_copy import copy_and_hash, copy_bytes
 from prefect_bt.object_store.disk_staging import TempFile, TempFolder, retry_with_parent_folder
-from prefect_bt.object_store.key_syntax import validate_key
-from prefect_bt.object_store.protocols import ByteCallback, ObjectInfo, UnfinishedUpload
+from prefect_bt.object_store.protocols import (
+    ByteCallback,
+    ObjectInfo,
+    UnfinishedUpload,
+    validate_key,
+)
 
 _TEMP_FOLDER: Final = ".prefect-bt-tmp"
 _NEXT_STEPS: Final = {
@@ -45,15 +47,15 @@ _NEXT_STEPS: Final = {
 
 
 class DiskStore:
-    """Implements object_store.protocols.Store and Adopt on a local or shared folder."""
+    """Implements Store, SupportsLinks and SupportsUploadListing on a local or shared folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
-        self._private = TempFolder(self._root / _TEMP_FOLDER)
+        self._temporary = TempFolder(self._root / _TEMP_FOLDER)
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
-        """`url`: a path, or `file://` and an absolute path."""
+        """Open a path, or `file://` and an absolute path."""
         if not url.startswith("file://"):
             return cls(Path(url))
         parts = urlsplit(url)
@@ -115,7 +117,7 @@ class DiskStore:
 
     def link_file(self, key: str, source: Path) -> bool:
         path = self._path(key)
-        # A link to a symbolic link would be one too: of bytes that somebody else may change.
+        # A link to a symbolic link would be another one, to bytes that can still change.
         if not stat.S_ISREG(source.lstat().st_mode):
             return False
         try:
@@ -124,8 +126,8 @@ class DiskStore:
         except FileExistsError:
             return path.is_file()
         except OSError:
-            # Another file system, one without links, too many of them, no right to: copying
-            # works, or says what is wrong.
+            # Another file system, one without links, too many links, no permission: a copy works,
+            # or fails with a message.
             return False
         return True
 
@@ -135,25 +137,25 @@ class DiskStore:
             return path if path.is_file() else None
 
     def abort_uploads(self, prefix: str) -> int:
-        """Nothing: what a kill leaves here has no name, or is swept by age."""
+        """Return 0: temporary files are removed by age."""
         return 0
 
     def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Files that are being filled and have a name, or were when their writer was killed."""
+        """Yield the temporary files of running and killed writers."""
         with self._translate_errors(_TEMP_FOLDER):
-            found = list(self._private.iter_named_files())
+            found = self._temporary.list_files()
         for name, size, at in found:
             yield UnfinishedUpload(f"{_TEMP_FOLDER}/{name}", name, at, size)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
-            self._private.delete(upload.id)
+            self._temporary.delete(upload.id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         return ""
 
     def download(self, key: str, target: Path) -> None:
-        temporary = _temp_path(target)
+        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             with (
                 self._translate_errors(key),
@@ -185,7 +187,7 @@ class DiskStore:
         return self._root / validate_key(key, url=self.url, reserved=_TEMP_FOLDER)
 
     def _opened(self, key: str) -> BinaryIO:
-        """Only a regular file: a pipe that somebody put there would block its reader for ever."""
+        """Open a regular file only: a pipe in its place would block the reader."""
         path = self._path(key)
         try:
             return os.fdopen(open_regular(str(path), follow=True), "rb")
@@ -196,7 +198,7 @@ class DiskStore:
             raise StoreError(what, url=self.url, key=key, next_step="Remove it.") from error
 
     def _upload(self, key: str, source: Path, fill: Callable[[int, int], None]) -> None:
-        """`fill` copies from the source's descriptor to the one that it gets second."""
+        """Store a file. `fill` copies from its first descriptor to its second."""
         path = self._path(key)
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -210,9 +212,9 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _temp_file(self, fill: Callable[[int], None]) -> Generator[TempFile]:
-        """A private file with its bytes on the disk; gone afterwards unless it got a name."""
+        """Yield a temporary file with synced bytes."""
         ensure_store_folder(self._root)
-        with self._private.create_file() as filling:
+        with self._temporary.create_file() as filling:
             fill(filling.fd)
             os.fsync(filling.fd)
             yield filling
@@ -242,7 +244,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _translate_errors(self, key: str, path: Path | None = None) -> Generator[None]:
-        """OSError in, StoreError out."""
+        """Turn an OSError into a StoreError."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
@@ -258,10 +260,6 @@ class DiskStore:
                 key=key,
                 next_step=_NEXT_STEPS.get(error.errno or 0, ""),
             ) from error
-
-
-def _temp_path(target: Path) -> Path:
-    return target.with_name(f".{uuid.uuid4().hex}.tmp")
 
 
 def _remove_if_empty(folder: Path) -> bool:

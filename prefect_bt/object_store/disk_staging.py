@@ -1,7 +1,7 @@
-"""Files being filled, that nobody sees before they are whole.
+"""Temporary files of a store, which become objects in one step when they are complete.
 
-Where the file system can, such a file has no name at all (O_TMPFILE): a process that is killed
-leaves nothing. Elsewhere it has one in a folder of its own, and is swept when it is a day old.
+They have names in a folder of their own. A killed process leaves its file there; files are removed
+when they are a day old.
 """
 
 from __future__ import annotations
@@ -21,120 +21,72 @@ _MAX_ATTEMPTS: Final = 20
 
 @dataclass(frozen=True)
 class TempFile:
-    """An open file; `path` is None while it has no name. `folder` is where it may get one."""
+    """An open temporary file."""
 
     fd: int
-    folder: Path
-    path: Path | None
+    path: Path
 
     def create(self, target: Path) -> None:
-        """Becomes `target`; FileExistsError when something is there: one of many racers wins."""
-        retry_with_parent_folder(target, lambda: self._link(target))
+        """Link the file as `target`. FileExistsError if `target` exists."""
+        retry_with_parent_folder(target, lambda: os.link(self.path, target))
 
     def replace(self, target: Path) -> None:
-        """Becomes `target`, whatever is there."""
-        if self.path is not None:
-            named = self.path
-            retry_with_parent_folder(target, lambda: named.replace(target))
-            return
-        try:
-            self.create(target)
-        except FileExistsError:
-            named = self.folder / uuid.uuid4().hex
-            self._link(named)
-            try:
-                retry_with_parent_folder(target, lambda: named.replace(target))
-            finally:
-                named.unlink(missing_ok=True)
-
-    def _link(self, target: Path) -> None:
-        if self.path is not None:
-            os.link(self.path, target)
-        else:
-            # With a folder's descriptor, and only then, Python has the kernel follow the link.
-            os.link(f"/proc/self/fd/{self.fd}", target, src_dir_fd=self.fd, follow_symlinks=True)
+        """Rename the file to `target`, replacing what is there."""
+        retry_with_parent_folder(target, lambda: self.path.replace(target))
 
 
 class TempFolder:
-    """Where files are filled. Nothing is made before the first one."""
+    """A folder of temporary files, created with the first one."""
 
-    def __init__(self, path: Path, *, unnamed: bool = True) -> None:
-        """`unnamed`: files without a name, where that can be."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._ready = False
-        self._nameless = unnamed and hasattr(os, "O_TMPFILE")
+        self._is_swept = False
 
     @contextlib.contextmanager
     def create_file(self) -> Generator[TempFile]:
-        """An empty file, readable and writable; gone afterwards unless it got a name."""
-        if not self._ready:
-            self._prepare()
+        """Yield an empty file for reading and writing. Its temporary name is removed at the end."""
+        if not self._is_swept:
+            self._sweep()
+        path = self._path / uuid.uuid4().hex
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        opened: list[int] = []
+        retry_with_parent_folder(path, lambda: opened.append(os.open(path, flags, 0o666)))
         try:
-            filling = self._open()
-        except FileNotFoundError:
-            self._prepare()
-            filling = self._open()
-        try:
-            yield filling
+            yield TempFile(opened[0], path)
         finally:
-            os.close(filling.fd)
-            if filling.path is not None:
-                filling.path.unlink(missing_ok=True)
+            os.close(opened[0])
+            path.unlink(missing_ok=True)
 
-    def iter_named_files(self) -> Generator[tuple[str, int, float]]:
-        """Files here that have a name: it, bytes, when they were written to last."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._path) as found:
-            for entry in found:
+    def list_files(self) -> list[tuple[str, int, float]]:
+        """Return name, size in bytes and time of the last write of each file."""
+        found: list[tuple[str, int, float]] = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._path) as entries:
+            for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
-                    yield entry.name, facts.st_size, facts.st_mtime
+                    found.append((entry.name, facts.st_size, facts.st_mtime))
+        return found
 
     def delete(self, name: str) -> None:
-        """Idempotent."""
+        """Delete a file. A missing file is not an error."""
         (self._path / name).unlink(missing_ok=True)
 
-    def _open(self) -> TempFile:
-        if self._nameless:
-            flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
-            return TempFile(os.open(self._path, flags, 0o666), self._path, None)
-        named = self._path / uuid.uuid4().hex
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return TempFile(os.open(named, flags, 0o666), self._path, named)
-
-    def _prepare(self) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
-        self._nameless = self._nameless and self._supports_unnamed()
+    def _sweep(self) -> None:
         oldest = time.time() - _STALE_AFTER
-        for entry in os.scandir(self._path):
-            with contextlib.suppress(OSError):
-                if entry.stat().st_mtime < oldest:
-                    Path(entry.path).unlink()
-        self._ready = True
-
-    def _supports_unnamed(self) -> bool:
-        """Tried once: it takes the file system, the kernel and /proc."""
-        probe = self._path / uuid.uuid4().hex
-        try:
-            filling = self._open()
-        except OSError:
-            return False
-        try:
-            filling.create(probe)
-        except OSError:
-            return False
-        finally:
-            os.close(filling.fd)
-            probe.unlink(missing_ok=True)
-        return True
+        for name, _, modified_at in self.list_files():
+            if modified_at < oldest:
+                with contextlib.suppress(OSError):
+                    self.delete(name)
+        self._is_swept = True
 
 
 def retry_with_parent_folder(target: Path, operation: Callable[[], object]) -> None:
-    """`operation`, in a folder that may have to be made first, or again."""
+    """Run `operation`, and again after creating the parent folder of `target` if it is missing."""
     for _ in range(_MAX_ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
             operation()
             return
-        # A delete beside us may remove the folder that it found empty, at any point here.
+        # A concurrent delete can remove the folder while it is empty, at any moment.
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             target.parent.mkdir(parents=True, exist_ok=True)
     operation()

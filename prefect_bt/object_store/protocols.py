@@ -1,8 +1,8 @@
-"""What the services ask of a store: one small protocol a verb.
+"""The protocols of a store: a small one for each group of operations.
 
-Keys are `/`-separated, relative, without empty, `.` or `..` components. Every verb blocks. An
-implementation is safe to use from several threads and processes at once. A missing object raises
-ObjectNotFound; a store that cannot be reached raises StoreError after its own retries.
+Keys are relative and `/`-separated, without empty, `.` or `..` components. Every operation blocks.
+An implementation is safe to use from several threads and processes at once. A missing object raises
+ObjectNotFound; a store that does not answer raises StoreError after its own retries.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from prefect_bt.errors import StoreError
+
+ByteCallback = Callable[[int], None]
+"""Called with a number of further bytes that were read, sent or found stored; from any thread."""
 
 
 @dataclass(frozen=True)
@@ -24,101 +29,93 @@ class ObjectInfo:
 
 class SupportsGet(Protocol):
     def get(self, key: str) -> bytes:
-        """The whole object: for records and manifests, not for weights."""
+        """Return the whole object: for records and manifests, not for weights."""
         ...
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start`; fewer at the end."""
+        """Return `length` bytes from `start`, or fewer at the end of the object."""
         ...
 
 
 class SupportsPut(Protocol):
     def put(self, key: str, data: bytes) -> None:
-        """Write or replace, atomically: readers see the old object or the new one."""
+        """Write or replace an object atomically: readers see the old bytes or the new ones."""
         ...
 
     def create(self, key: str, data: bytes) -> None:
-        """Write only if nothing is there, else ObjectExists; one of many racers wins."""
+        """Write a new object; ObjectExists if there is one. One of several racing writers wins."""
         ...
 
 
 class SupportsUpload(Protocol):
     def upload(self, key: str, source: Path) -> None:
-        """A file's bytes; replaces. Nothing is visible under `key` until all of them are stored."""
+        """Write or replace an object with a file's bytes, visible when all of them are stored."""
         ...
 
-    def download(self, key: str, target: Path) -> None:
-        """The object's bytes into a file that appears whole or not at all."""
-        ...
-
-
-ByteCallback = Callable[[int], None]
-"""Called with how many more bytes are on their way to being safe; from any thread."""
-
-
-class SupportsVerifiedUpload(Protocol):
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
     ) -> str:
-        """As upload, read once; returns the digest (hex) of the bytes that are stored.
+        """Upload a file that is read once. Return the digest (hex) of the stored bytes.
 
-        With `sha256`, bytes of another digest leave nothing: StoreError.
-
-        Where the store takes files in parts, one that was interrupted goes on with the parts that
-        are there, as far as their bytes are right. `on_bytes` hears of those too; what it raises
-        ends the upload. An OSError of the source itself (gone, unreadable) passes through.
+        If `sha256` is given and the bytes have another digest, nothing is stored: StoreError. An
+        interrupted multipart upload continues after the parts whose stored bytes are right;
+        `on_bytes` counts these too. An error raised by `on_bytes` ends the upload. An OSError of
+        the source file is passed on.
         """
         ...
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Give up what was begun under the folder `prefix` and never finished; returns how many.
+    def download(self, key: str, target: Path) -> None:
+        """Write the object's bytes into a file, which appears when it is complete."""
+        ...
 
-        Only where nobody is uploading there: a running upload of another process fails.
+    def abort_uploads(self, prefix: str) -> int:
+        """Abort unfinished uploads under the folder `prefix`. Return their number.
+
+        A running upload of another process fails.
         """
         ...
 
 
 class SupportsPresign(Protocol):
     def presign(self, key: str, *, seconds: int) -> str:
-        """An address that anyone may GET, with Range, for so long; "" where the store has none."""
+        """Return a URL that answers GET, also with Range, for so long; "" if there is none."""
         ...
 
 
 class SupportsList(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object under the folder `prefix`, sorted by key. Nothing there: nothing yielded."""
+        """Yield every object under the folder `prefix`, sorted by key; nothing if it is missing."""
         ...
 
 
 class SupportsDelete(Protocol):
     def delete(self, key: str) -> None:
-        """Idempotent: a missing object is no error."""
+        """Delete an object. A missing object is not an error."""
         ...
 
 
 @runtime_checkable
 class SupportsLinks(Protocol):
-    """A store whose objects are files of this machine; what has no such files lacks this verb."""
+    """A store whose objects are files of this machine."""
 
     def link_file(self, key: str, source: Path) -> bool:
-        """Make the file's own bytes the object, by a hard link: nothing is copied or read.
+        """Make `source` the object by a hard link, without reading it. Return whether that worked.
 
-        For a file whose bytes are on the disk (synced) and that nobody writes to any more. True:
-        there is an object, this one or the one that was there before, which stays. False where that
-        cannot be, for whatever reason: upload it. An OSError of the source itself passes through.
+        The file must be synced, and nothing may write to it any more. An existing object stays, and
+        the result is True. After False, upload the file. An OSError of the source is passed on.
         """
         ...
 
     def find_local_path(self, key: str) -> Path | None:
-        """The object's file, to be read or linked, never written; None where there is none."""
+        """Return the object's file, to be read or linked, never written; None if it is missing."""
         ...
 
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """An upload that was never finished. `id` tells two of one key apart.
+    """An upload that is not finished. `id` distinguishes two uploads of one key.
 
-    `modified_at`: when somebody last wrote to it, in epoch seconds.
+    `modified_at`: the time of the last write to it, in epoch seconds.
     """
 
     key: str
@@ -129,14 +126,14 @@ class UnfinishedUpload:
 
 @runtime_checkable
 class SupportsUploadListing(Protocol):
-    """A store that can tell what was begun in it; one that cannot lacks this verb."""
+    """A store that can list its unfinished uploads."""
 
     def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Every upload below our keys that is not finished, whether somebody is at it or not."""
+        """Yield every unfinished upload below our keys, running ones included."""
         ...
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Idempotent. Only where nobody is at it: a running upload of another process fails."""
+        """Abort an upload, if it still exists. A running upload of another process fails."""
         ...
 
 
@@ -144,7 +141,6 @@ class Store(
     SupportsGet,
     SupportsPut,
     SupportsUpload,
-    SupportsVerifiedUpload,
     SupportsPresign,
     SupportsList,
     SupportsDelete,
@@ -154,3 +150,17 @@ class Store(
 
     @property
     def url(self) -> str: ...
+
+
+def validate_key(key: str, *, url: str, reserved: str = "") -> str:
+    """Return `key`. StoreError for empty, `.` or `..` components, NUL, or `reserved/...`."""
+    parts = key.split("/")
+    bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key
+    if bad or (reserved and parts[0] == reserved):
+        raise StoreError(
+            f"{key!r} is not a key of {url}.",
+            url=url,
+            key=key,
+            next_step="Keys are relative, separated by '/', without empty, '.' or '..' parts.",
+        )
+    return key

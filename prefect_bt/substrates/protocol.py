@@ -7,7 +7,7 @@ wait, stop together) lives once, in prefect_bt.attempts.gang.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Event
@@ -18,7 +18,7 @@ from prefect_bt.planning.plan import GangPlan, ImagePlan
 
 if TYPE_CHECKING:
     from prefect_bt.host.processes import ProcessIdentity
-    from prefect_bt.registries.pull_progress import PullProgress
+    from prefect_bt.text.progress import ProgressCallback
 
 
 class Enforcement(StrEnum):
@@ -149,7 +149,7 @@ class Substrate(Protocol):
         image: ImagePlan,
         *,
         secrets: Mapping[str, str],
-        on_progress: Callable[[PullProgress], None] | None = None,
+        on_progress: ProgressCallback | None = None,
         cancelled: Event | None = None,
     ) -> PreparedImage:
         """Bring the image to where nodes are launched, if there are `supports_images`. Blocks.

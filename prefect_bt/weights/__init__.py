@@ -10,19 +10,19 @@ Begin with `mirror`. From the outside in:
     download/      download.py: small files whole, large ones in blocks; origins.py: the store's
                    copy before upstream; disk_space.py: evict to make room and to keep a budget
     sources/       protocol.py: the protocol of a source, and the table of its adapters
-    explain.py     what a job would download, from where, and why
+    dry_run.py     what a mirror would transfer, without a transfer
 """
 
+from prefect_bt.text.progress import Phase, Progress
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.mirror import mirror_source
-from prefect_bt.weights.progress import MirrorPhase, MirrorProgress
 from prefect_bt.weights.result import MirrorResult
 
 __all__ = [
     "CachedTree",
-    "MirrorPhase",
-    "MirrorProgress",
     "MirrorResult",
     "NodeCache",
+    "Phase",
+    "Progress",
     "mirror_source",
 ]

@@ -81,14 +81,6 @@ def list_unfinished_downloads(cache: NodeCache) -> list[UnfinishedDownload]:
     return [one for path in found if (one := _measure(path))]
 
 
-def allocated_bytes(path: Path) -> int:
-    """What a file takes on the disk: less than its length where it has holes; 0 when absent."""
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0
-
-
 def _measure(path: Path) -> UnfinishedDownload | None:
     size, at = 0, 0.0
     for place, _, names in os.walk(path):

@@ -17,6 +17,7 @@ from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.text.progress import Phase, ProgressCallback, ProgressMeter
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.disk_space import enforce_budget, ensure_disk_space
@@ -25,11 +26,10 @@ from prefect_bt.weights.download.errors import stopped_error, write_error
 from prefect_bt.weights.download.open_file import DownloadContext
 from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
-from prefect_bt.weights.file_selection import select_files
 from prefect_bt.weights.manifest import WeightsManifest
-from prefect_bt.weights.progress import MirrorPhase, ProgressCallback, ProgressMeter
 from prefect_bt.weights.result import MirrorResult
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.patterns import select_files
 from prefect_bt.weights.sources.protocol import (
     STALL_TIMEOUT,
     Source,
@@ -80,7 +80,7 @@ def mirror_source(  # noqa: PLR0913 (what a run of a job knows)
         stop: Set by another thread to give it up; what is here is kept.
     """
     request = SourceRequest(_pin_source(plan, revision), secret, store, stall_timeout)
-    meter = ProgressMeter(plan.source, on_progress)
+    meter = ProgressMeter(redact_url(plan.source), on_progress)
     if plan.source.startswith("bt://"):
         upload_to_store = False  # it lies there
     mirror = StoreMirror(store) if store is not None and upload_to_store else None
@@ -142,9 +142,9 @@ class _MirrorRun:
 
     def _finish(self, tree: CachedTree, started_at: float) -> MirrorResult:
         facts = tree.summary
-        self.meter.set_totals(files=facts.files, size=facts.bytes)
-        self.meter.add_present(facts.bytes, files=facts.files)
-        self.meter.enter_phase(MirrorPhase.DONE)
+        self.meter.set_totals(items=facts.files, size=facts.bytes)
+        self.meter.add_present(facts.bytes, items=facts.files)
+        self.meter.enter_phase(Phase.DONE)
         return MirrorResult(
             name=tree.name,
             source=facts.source,
@@ -233,7 +233,7 @@ class _MirrorRun:
             if tree is not None:
                 return tree
             if not noted:
-                self.meter.enter_phase(MirrorPhase.WAITING)
+                self.meter.enter_phase(Phase.WAITING)
                 self.meter.set_note("another process of this machine fetches it")
                 noted = True
             self.stop.wait(_POLL_INTERVAL)
@@ -277,10 +277,10 @@ class _MirrorRun:
             fetching = DownloadContext(fill, origins, self.meter, StopSignal(self.stop))
             missing = self._link_cached_files(fetching, listing.files)
             ensure_disk_space(fetching, missing, self.mirror)
-            self.meter.enter_phase(MirrorPhase.FETCHING)
+            self.meter.enter_phase(Phase.TRANSFERRING)
             download_files(fetching, missing)
             self._check_unchanged(fetching)
-            self.meter.enter_phase(MirrorPhase.PUBLISHING)
+            self.meter.enter_phase(Phase.PUBLISHING)
             return fill.publish(listing.files, holder=self.lease_holder)
         finally:
             fill.close()
@@ -290,12 +290,12 @@ class _MirrorRun:
     ) -> list[ListedFile]:
         """What has to be read; what is here, or lies in a store of this disk, is linked."""
         fill, meter = fetching.staging, self.meter
-        meter.set_totals(files=len(files), size=sum(file.size or 0 for file in files))
+        meter.set_totals(items=len(files), size=sum(file.size or 0 for file in files))
         missing: list[ListedFile] = []
         for file in files:
             fetching.raise_if_stopped()
             if fill.has(file) or fill.link_cached(file):
-                meter.add_present(file.size or 0, files=1)
+                meter.add_present(file.size or 0, items=1)
             else:
                 missing.append(file)
         return link_from_store(fetching, missing)
@@ -321,11 +321,11 @@ class _MirrorRun:
             tree.is_stored(self.mirror.store.url) and self._is_still_in_store(tree)
         ):
             return
-        self.meter.enter_phase(MirrorPhase.STORING)
+        self.meter.enter_phase(Phase.STORING)
         try:
             manifest = tree.read_manifest()
             paths = {entry.sha256: tree.files_folder / entry.path for entry in manifest.entries}
-            self.meter.set_totals(files=len(manifest.entries), size=manifest.bytes)
+            self.meter.set_totals(items=len(manifest.entries), size=manifest.bytes)
             self.mirror.publish(
                 manifest, paths.__getitem__, on_bytes=self.meter.add_transferred, stop=self.stop
             )

@@ -203,7 +203,7 @@ class TestImage:
         sources = read_sources()
         modules = reachable(import_graph(sources), node_modules(sources))
         names = {name for m in modules if m for name in named_modules(m, sources)}
-        assert {"boto3.session", "hf_xet", "obstore.auth.boto3"} <= names
+        assert {"boto3.session", "obstore.auth.boto3"} <= names
         run(f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)")
 
     @pytest.mark.parametrize("url", ["s3://b/p", "gs://b/p", "r2://account.b/p", "/tmp/store"])

@@ -206,7 +206,7 @@ def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
     hub.repos["o/slow"].commit({"model.safetensors": os.urandom(size)})
     hub.bad.seconds_a_chunk = 10.0
     path = config(tmp_path, SOURCE.format("hf://o/slow", "/app/models/base", ""))
-    job = machine.push(path, HF_ENDPOINT=hub.url, HF_HUB_DISABLE_XET="1")
+    job = machine.push(path, HF_ENDPOINT=hub.url)
     until(lambda: hub.sent, seconds=60, what="the first bytes")
     machine.run("stop", "--job-id", job["id"])
     machine.wait(job["id"], "STOPPED", seconds=60)

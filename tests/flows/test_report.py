@@ -85,7 +85,7 @@ def test_commits_refresh_the_card_less_and_less(monkeypatch: pytest.MonkeyPatch)
     reporter = upload_progress.UploadProgressReporter(site, 0)
     names = list[str]()
     upload: Any = SimpleNamespace(
-        rank=0, status=SimpleNamespace(committed=names, trouble="", bytes_total=0)
+        rank=0, status=SimpleNamespace(committed=names, trouble="", bytes_done=0, bytes_total=0)
     )
     monkeypatch.setattr(upload_progress, "format_upload", lambda _: "")
     monkeypatch.setattr(reporter, "_uploads", SimpleNamespace(read=lambda: [upload]))

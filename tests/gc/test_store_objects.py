@@ -19,7 +19,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import UnfinishedUpload
-from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.store_copy.claims import Claimant
 from tests.gc.conftest import DAY, Site
 
@@ -42,7 +42,7 @@ def test_claims_whose_holder_is_dead(site: Site) -> None:
         "import sys\n"
         "from prefect_bt.object_store import open_store\n"
         "from prefect_bt.weights.store_copy.single_flight import Claimant\n"
-        "from prefect_bt.weights.progress import ProgressMeter\n"
+        "from prefect_bt.text.progress import ProgressMeter\n"
         "snapshot = ProgressMeter('s', None).snapshot\n"
         "claim = Claimant(open_store(sys.argv[1]), 'dead', get_progress=snapshot).try_acquire()\n"
         "print(claim, flush=True); sys.stdin.read()\n"

@@ -75,11 +75,11 @@ def test_a_killed_upload_leaves_nothing_in_sight(tmp_path):
         for info in DiskStore(root).list(""):
             assert info.key == "big"
             assert sha256(DiskStore(root).get("big")).hexdigest() == digest
-    # A kill may interrupt the step from an old object to a new one, and leaves one file then.
+    # Each kill leaves at most its temporary file.
     assert len(list((root / ".prefect-bt-tmp").iterdir())) <= 4
 
 
-def test_a_killed_first_upload_leaves_no_byte(tmp_path):
+def test_a_killed_upload_is_listed_and_can_be_removed(tmp_path):
     source, root = tmp_path / "source", tmp_path / "store"
     source.touch()
     os.truncate(source, 8 << 30)
@@ -88,14 +88,17 @@ def test_a_killed_first_upload_leaves_no_byte(tmp_path):
     try:
         assert writer.stdout and writer.stdout.readline()
         held = Path(f"/proc/{writer.pid}/fd")
-        # In the middle of it: the process holds a file of the store's that has no name. An empty
-        # one may be the store's first try, whether the file system can have such files.
         while not any(str(root) in _link(fd) and _size(fd) > 0 for fd in held.iterdir()):
             assert writer.poll() is None
             time.sleep(0.001)
     finally:
         writer.kill()
         writer.communicate()
+    store = DiskStore(root)
+    assert list(store.list("")) == []
+    [unfinished] = store.list_unfinished_uploads()
+    assert unfinished.bytes > 0
+    store.abort_upload(unfinished)
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 

@@ -1,4 +1,4 @@
-"""Files that nobody sees before they are whole: with and without a name meanwhile."""
+"""Temporary files of a store, which become objects when they are complete."""
 
 import os
 
@@ -7,9 +7,9 @@ import pytest
 from prefect_bt.object_store.disk_staging import TempFolder
 
 
-@pytest.fixture(params=[True, False], ids=["nameless", "named"])
-def private(request, tmp_path):
-    return TempFolder(tmp_path / "private", unnamed=request.param)
+@pytest.fixture
+def private(tmp_path):
+    return TempFolder(tmp_path / "private")
 
 
 def names(folder):

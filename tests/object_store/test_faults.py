@@ -11,7 +11,9 @@ from hashlib import sha256
 import pytest
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.object_store import open_store, urls
+from prefect_bt.object_store import bucket as adapter
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.connect import Limits
 from tests.object_store.faulty import (
     Answer,
     Drop,
@@ -61,7 +63,7 @@ def opened(bucket, monkeypatch):
 
     def of(fault):
         if isinstance(fault, Hang):
-            monkeypatch.setattr(urls, "READ_TIMEOUT", 3)
+            monkeypatch.setattr(adapter, "_LIMITS", Limits(read=3))
         return open_store(bucket.url)
 
     return of
@@ -211,8 +213,7 @@ def test_a_read_that_is_never_whole_is_an_error(
 ):
     store.put("x", os.urandom(60_000))
     # One retry says as much as six; whatever is given up here besides is an error as well.
-    monkeypatch.setattr(urls, "_MAX_RETRIES", 1)
-    monkeypatch.setattr(urls, "READ_TIMEOUT", 0.3)
+    monkeypatch.setattr(adapter, "_LIMITS", Limits(read=0.3, retries=1))
     store = open_store(bucket.url)
     server.on(fault, method="GET", times=None)
     for read in (
@@ -282,7 +283,7 @@ def test_a_bucket_that_is_not_there(server, store, tmp_path, large):
 
 def test_a_server_that_is_not_there(store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(urls, "_MAX_RETRIES", 1)
+    monkeypatch.setattr(adapter, "_LIMITS", Limits(retries=1))
     with pytest.raises(StoreError):
         open_store("s3://bucket/prefix").put("x", b"1")
 

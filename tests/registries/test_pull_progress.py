@@ -31,7 +31,7 @@ def event(status: str, layer: str = "899816a86b34", **detail: int) -> dict[str, 
 
 def test_what_is_here_counts_as_done_and_the_tag_is_no_layer() -> None:
     seen = layers().snapshot(0.0)
-    assert (seen.layers_done, seen.layers_total) == (1, 3)
+    assert (seen.items_done, seen.items_total) == (1, 3)
     assert (seen.bytes_done, seen.bytes_total) == (100, 1000)
     assert seen.rate == 0.0
     assert seen.seconds_left is None
@@ -43,7 +43,7 @@ def test_a_layer_that_came_is_whole_whatever_was_told_last() -> None:
     made.update(event("Extracting", current=10, total=1000))
     assert made.snapshot(0.0).bytes_done == 1000, "extracting starts no new count"
     made.update(event("Pull complete"))
-    assert made.snapshot(0.0).layers_done == 2
+    assert made.snapshot(0.0).items_done == 2
 
 
 def test_the_rate_is_of_bytes_that_came_and_never_below_nothing() -> None:
@@ -78,5 +78,5 @@ def test_what_it_does_not_know_is_passed_over() -> None:
         {"status": "Downloading", "id": "abc", "progressDetail": {"current": None}},
         {},
     )
-    assert made.snapshot(0.0).layers_total == 4
+    assert made.snapshot(0.0).items_total == 4
     assert made.snapshot(0.0).bytes_done == 100

@@ -5,7 +5,7 @@ import time
 
 from prefect_bt.errors import StoreError
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.store_copy.claims import Claimant, ClaimTimings
 from prefect_bt.weights.store_copy.copies import claims_prefix
 
@@ -18,11 +18,11 @@ import sys, time
 from prefect_bt.object_store import open_store
 from prefect_bt.weights.store_copy import claims
 from prefect_bt.weights.store_copy.claim_holders import Holder
-from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.text.progress import ProgressMeter
 if sys.argv[2] == "elsewhere":
     claims.get_current_holder = lambda: Holder("far", 1, "another machine", "1")
 meter = ProgressMeter("hf://o/r", None)
-meter.set_totals(files=2, size=9_900_000_000)
+meter.set_totals(items=2, size=9_900_000_000)
 meter.add_transferred(3_100_000_000)
 times = claims.ClaimTimings(renew_interval=0.05)
 store = open_store(sys.argv[1])

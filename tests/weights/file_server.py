@@ -1,6 +1,7 @@
 """One file behind HTTPS on a port of this machine, which can misbehave on demand.
 
-Understands Range and If-Range, tells an ETag. `certificate` is the file to trust (SSL_CERT_FILE).
+Understands Range and If-Range, tells an ETag. The path beside it is that of the authority to trust
+(SSL_CERT_FILE).
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ class Files:
 @contextmanager
 def serving_files(folder: Path) -> Generator[tuple[Files, Path]]:
     served = Files()
-    certificate, key = _certificate(folder)
+    authority, certificate = _certificate(folder)
     handler = type("Handler", (_Handler,), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     server.block_on_close = False
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.handle_error = lambda *_: None  # clients that give up close their connections
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     served.url = f"https://127.0.0.1:{server.server_port}"
     try:
-        yield served, certificate
+        yield served, authority
     finally:
         served.release.set()
         server.shutdown()
@@ -147,29 +148,43 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, str(folder)[-60:])])
+    """Make an authority and a certificate of it for 127.0.0.1.
+
+    Return the files of the authority, and of the certificate with its key.
+    """
+    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    authority = _sign(str(folder)[-60:], authority_key, None, authority_key)
+    made = _sign("server", key, authority, authority_key)
+    trusted, served = folder / "cert.pem", folder / "server.pem"
+    trusted.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    served.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
+    return trusted, served
+
+
+def _sign(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate | None,
+    issuer_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """Sign a certificate; without an issuer, one of an authority."""
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
+    return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(issuer.subject if issuer else subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(issuer_key, hashes.SHA256())
     )
-    certificate, private = folder / "cert.pem", folder / "key.pem"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return certificate, private

@@ -1,8 +1,8 @@
 """A small Hugging Face Hub on a port of this machine, which can misbehave on demand.
 
-What is asked of it: `/api/models/<repo>[/revision/<rev>]`, `…/tree/<rev>` in pages, tokens for Xet,
-and HEAD and GET (also of a range) of `/<repo>/resolve/<rev>/<file>`. LFS files are answered with a
-redirect to a second server, as the real Hub's are with one to its CDN, which must never see tokens.
+It answers `/api/models/<repo>[/revision/<rev>]`, `…/tree/<rev>` in pages, and HEAD and GET (also of
+a range) of `/<repo>/resolve/<rev>/<file>`. LFS files are redirected to a second server, as the real
+Hub redirects to its CDN; that server must never see tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     token: str = ""
     gated: bool = False
-    xet: dict[str, str] = field(default_factory=dict)
-    """File -> its name in Xet storage, for those that are offered so."""
-    cas: str = ""
-    """URL of that storage."""
 
     def commit(self, files: dict[str, bytes], *, branch: str = "main") -> str:
         text = repr(sorted(files.items())) + branch
@@ -191,10 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "RevisionNotFound")
         commit, files = found
         if tail == "tree":
-            return self._tree(repo, files)
-        if tail == "xet-read-token":
-            body = {"accessToken": "xet-token", "exp": int(time.time()) + 3600, "casUrl": repo.cas}
-            return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            return self._tree(files)
         if path.startswith("/api/"):
             known = {"id": repo_id, "sha": commit}
             body = known if bad.info is None else bad.info
@@ -203,13 +196,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "EntryNotFound")
         return self._file(commit, name, files[name])
 
-    def _tree(self, repo: Repo, files: dict[str, bytes]) -> None:
+    def _tree(self, files: dict[str, bytes]) -> None:
         bad = self.hub.bad
         query = parse_qs(urlsplit(self.path).query)
         first = int(query.get("cursor", ["0"])[0])
         page = list(files.items())[first : first + bad.page]
         entries: list[dict[str, Any]] = [{"type": "directory", "oid": "0" * 40, "path": "a-folder"}]
-        entries += [_entry(name, data, repo.xet.get(name, "")) for name, data in page]
+        entries += [_entry(name, data) for name, data in page]
         entries += bad.more
         entries[1:] = [entry | bad.entry for entry in entries[1:]]
         headers = {"Content-Type": "application/json"}
@@ -307,12 +300,12 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
 
-def _entry(name: str, data: bytes, xet: str) -> dict[str, Any]:
+def _entry(name: str, data: bytes) -> dict[str, Any]:
     entry = {"type": "file", "path": name, "size": len(data), "oid": _git_id(data)}
     if name.endswith(LFS):
         sha256 = hashlib.sha256(data).hexdigest()
         entry["lfs"] = {"oid": sha256, "size": len(data), "pointerSize": 134}
-    return entry | ({"xetHash": xet} if xet else {})
+    return entry
 
 
 def _git_id(data: bytes) -> str:

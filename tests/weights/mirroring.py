@@ -12,14 +12,12 @@ from pathlib import Path
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights import MirrorProgress, NodeCache, mirror, mirror_source
+from prefect_bt.weights import NodeCache, Progress, mirror, mirror_source
 from prefect_bt.weights.download import engine
-from prefect_bt.weights.sources import hub
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     engine.RETRY_DELAYS = mirror.LISTING_RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
-    hub.XET_MIN_BYTES = given.get("xet_from", hub.XET_MIN_BYTES)  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
         given["source"],
@@ -31,7 +29,7 @@ if __name__ == "__main__":
     notes: list[str] = []
     stop = threading.Event()
 
-    def tell(progress: MirrorProgress) -> None:
+    def tell(progress: Progress) -> None:
         notes.append(progress.note)
         if progress.bytes_done > given.get("stop_after", float("inf")):
             stop.set()

@@ -15,7 +15,7 @@ import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
-from prefect_bt.weights import MirrorProgress, NodeCache
+from prefect_bt.weights import NodeCache, Progress
 from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.engine import BLOCK_BYTES
@@ -238,7 +238,7 @@ def test_servers_without_ranges(
         mirrored(tmp_path)
     cut_off_at(source_here, -1)
     source_here.ranges = False
-    told: list[MirrorProgress] = []
+    told: list[Progress] = []
     done = mirrored(tmp_path, on_progress=told.append)
     assert tree(done.folder) == source_here.files
     assert max(one.bytes_done for one in told) <= size

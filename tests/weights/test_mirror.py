@@ -14,7 +14,7 @@ from prefect_bt.host.job_lock import lock_job
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights import MirrorPhase, MirrorProgress, NodeCache, mirror_source
+from prefect_bt.weights import NodeCache, Phase, Progress, mirror_source
 from prefect_bt.weights.store_copy.copies import StoreMirror
 
 from .conftest import Place, mirror, tree
@@ -282,13 +282,13 @@ def test_a_store_on_the_same_disk_does_not_keep_what_was_evicted(tmp_path: Path)
 
 
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
-    told: list[MirrorProgress] = []
+    told: list[Progress] = []
     source = make(tmp_path / "source", FILES)
     mirror(plan(source), tmp_path / "state", on_progress=told.append)
     last, size = told[-1], sum(map(len, FILES.values()))
-    assert (last.phase, last.percent) == (MirrorPhase.DONE, 100.0)
+    assert (last.phase, last.percent) == (Phase.DONE, 100.0)
     assert (last.bytes_done, last.bytes_total) == (size, size)
-    assert (last.files_done, last.files_total) == (3, 3)
+    assert (last.items_done, last.items_total) == (3, 3)
     assert all(one.bytes_done <= size for one in told)
     done = [one.bytes_done for one in told]
     assert done == sorted(done)

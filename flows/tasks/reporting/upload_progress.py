@@ -1,7 +1,6 @@
-"""Uploads as people see them on a Prefect run: a bar while bytes move, a line for every commit.
+"""Show an attempt's uploads on its Prefect run: a progress artifact, and a line for every commit.
 
-What is shown is what the uploaders announce through the store, so that it is right wherever nodes
-run. Prefect is told of commits and of every tenth of the way, never by the clock alone.
+The values come from the uploaders through the store, so that they are right wherever nodes run.
 """
 
 from __future__ import annotations
@@ -12,24 +11,25 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, cast
-from uuid import UUID
+from typing import Any, Final
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from prefect_bt.attempts.grace_period import find_save_estimate
 from prefect_bt.attempts.job_context import JobContext
-from prefect_bt.checkpoints.upload.progress_text import format_upload, format_uploads
+from prefect_bt.checkpoints.upload.progress_text import (
+    format_upload,
+    format_uploads,
+    summarize_uploads,
+)
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
 from prefect_bt.errors import PrefectBtError, StoreError
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, publish_job_card, report_commit
+from prefect_bt.flows.tasks.reporting.run_progress import ProgressArtifact
 from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL: Final = 3.0
-"""Seconds between two looks at the store."""
-_PERCENT_STEP: Final = 10.0
-"""Per cent of the way between two words to Prefect."""
+"""Seconds between two reads of the store."""
 _CARD_INTERVAL: Final = 10.0
 """Seconds from the first refresh of the card for a commit to the second; doubled with each one.
 
@@ -46,7 +46,7 @@ def report_upload_progress(site: JobContext, attempt: int) -> Generator[None]:
         return
     over = threading.Event()
     show = UploadProgressReporter(site, attempt)
-    # The run's context: artifacts and log lines belong to it.
+    # The thread needs the context of the run: artifacts and log lines belong to it.
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(show.run, over), daemon=True)
     thread.start()
@@ -58,16 +58,14 @@ def report_upload_progress(site: JobContext, attempt: int) -> Generator[None]:
 
 
 class UploadProgressReporter:
-    """One attempt's uploads. Only for show: no fault of store or API goes further than here."""
+    """Progress of one attempt's uploads. Errors of the store and of the API are not raised."""
 
     def __init__(self, site: JobContext, attempt: int) -> None:
         record = site.record
         self._site, self._warned = site, False
         self._attempt = attempt
         self._uploads = UploadStatusReader(site.ledger.store, record.project_id, record.id, attempt)
-        self._key = f"uploads-{record.id}-{attempt}"
-        self._artifact: UUID | None = None
-        self._reported_percent = -_PERCENT_STEP
+        self._artifact = ProgressArtifact(f"uploads-{record.id}-{attempt}")
         self._committed: dict[int, int] = {}
         self._card_interval, self._card_due = _CARD_INTERVAL, 0.0
         self._card_stale = False
@@ -87,7 +85,9 @@ class UploadProgressReporter:
         try:
             self._log_commits(ranks)
             self._refresh_card()
-            self._update_artifact(ranks)
+            progress = summarize_uploads(ranks)
+            if progress.bytes_total:
+                self._artifact.show(progress, format_uploads(ranks))
         except PrefectBtError:
             return
         except API_ERRORS as error:
@@ -130,22 +130,3 @@ class UploadProgressReporter:
         if found and found.warning and not self._warned:
             self._warned = True
             self._logger.warning("%s", found.warning)
-
-    def _update_artifact(self, ranks: Sequence[RankUpload]) -> None:
-        total = sum(one.status.bytes_total for one in ranks)
-        if not total:
-            return
-        percent = 100.0 * sum(one.status.bytes_done for one in ranks) / total
-        if self._artifact is None:
-            made = create_progress_artifact(
-                percent, key=self._key, description=format_uploads(ranks)
-            )
-            # In a thread without a loop it answers at once, whatever its type says.
-            self._artifact = cast("UUID", made)
-        elif abs(percent - self._reported_percent) >= _PERCENT_STEP or (
-            percent == 100.0 != self._reported_percent
-        ):
-            update_progress_artifact(self._artifact, percent, description=format_uploads(ranks))
-        else:
-            return
-        self._reported_percent = percent

@@ -1,4 +1,4 @@
-"""An upload in words: bytes, rate, time left, and the lag from written to committed. Pure."""
+"""Text of uploads: bytes, rate, time left, and the lag from the last write to the commit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from prefect_bt.checkpoints.upload.upload_status import RankUpload
 from prefect_bt.text.control_characters import escape_controls
-from prefect_bt.text.quantities import format_duration, format_size
+from prefect_bt.text.progress import Progress, format_bytes_done
 
 
 def format_upload(upload: RankUpload) -> str:
     """`checkpoint-240: 1.2 GB of 4.0 GB (30 %), 310.0 MB/s, 9 s left; 3 committed, …`"""
     status, parts = upload.status, list[str]()
     if status.current:
-        parts.append(f"{status.current}: {_format_transfer(upload)}")
+        parts.append(f"{status.current}: {format_bytes_done(upload.progress)}")
     if status.committed:
         parts.append(_format_committed(upload))
     if status.trouble:
@@ -23,22 +23,20 @@ def format_upload(upload: RankUpload) -> str:
 
 
 def format_uploads(ranks: Sequence[RankUpload]) -> str:
-    """Every rank that has something to say, a line each."""
+    """Return a line for each rank."""
     return "\n".join(f"rank {one.rank}: {format_upload(one)}" for one in ranks)
 
 
-def _format_transfer(one: RankUpload) -> str:
-    status, left = one.status, one.seconds_left
-    share = f" ({status.bytes_done / status.bytes_total:.0%})" if status.bytes_total else ""
-    rate = f", {format_size(status.rate)}/s" if status.rate else ""
-    time_left = f", {format_duration(left)} left" if left is not None else ""
-    done, total = format_size(status.bytes_done), format_size(status.bytes_total)
-    return f"{done} of {total}{share}{rate}{time_left}"
+def summarize_uploads(ranks: Sequence[RankUpload]) -> Progress:
+    """Return the progress of all ranks together."""
+    return Progress(
+        "checkpoints",
+        bytes_done=sum(one.status.bytes_done for one in ranks),
+        bytes_total=sum(one.status.bytes_total for one in ranks),
+    )
 
 
 def _format_committed(one: RankUpload) -> str:
     status = one.status
-    lag = (
-        f", the last one {status.lag:.1f} s after it was written" if status.lag is not None else ""
-    )
+    lag = "" if status.lag is None else f", the last one {status.lag:.1f} s after its last write"
     return f"{len(status.committed)} committed{lag}"

@@ -20,6 +20,7 @@ from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import UploadStatus
 from prefect_bt.object_keys import uploads_prefix
 from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
+from prefect_bt.text.progress import Progress
 
 PUBLISH_INTERVAL: Final = 5.0
 """Seconds between two words of one rank, while bytes move."""
@@ -88,16 +89,14 @@ class RankUpload:
     status: UploadStatus
 
     @property
-    def bytes_remaining(self) -> int:
-        """Bytes still to go of what is on its way."""
-        return max(0, self.status.bytes_total - self.status.bytes_done)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """None while nothing moves, or nobody can tell."""
-        if not self.status.current or not self.status.rate:
-            return None
-        return self.bytes_remaining / self.status.rate
+    def progress(self) -> Progress:
+        status = self.status
+        return Progress(
+            status.current,
+            bytes_done=status.bytes_done,
+            bytes_total=status.bytes_total,
+            rate=status.rate if status.current else 0.0,
+        )
 
 
 class UploadStatusReader:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter
+from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import NotFoundError, PrefectBtError, WorkspaceError
 
@@ -53,11 +54,11 @@ def download_checkpoints(
             path=str(target),
         )
     here = {path: entry for path, entry in wanted.items() if (target / path).exists()}
-    with terminal.progress_bar("Comparing", sum(entry.size for entry in here.values())) as tick:
+    with byte_progress(terminal, "Comparing", sum(entry.size for entry in here.values())) as tick:
         right = download.find_matching(target, here, on_bytes=tick)
     missing = {path: entry for path, entry in wanted.items() if path not in right}
-    with terminal.progress_bar(
-        "Downloading", sum(entry.size for entry in missing.values())
+    with byte_progress(
+        terminal, "Downloading", sum(entry.size for entry in missing.values())
     ) as tick:
         download.download_files(ledger.store, missing, root=target, on_bytes=tick)
     download.set_folder_times(target, wanted)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output
+from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def verify_checkpoints(
     record = select_job(ledger, which, beside)
     names = _resolve_names(ledger, record, checkpoint_name)
     promises = ExpectedObjects(ledger.store, record.project_id, record.id, names=names)
-    with beside.progress_bar("Verifying", promises.size) as tick:
+    with byte_progress(beside, "Verifying", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if output == "json":
         beside.print_json(_document(record.id, report))

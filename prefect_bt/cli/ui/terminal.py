@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,8 +28,6 @@ INTERRUPTED: Final = 130
 
 _PLAIN_WIDTH: Final = 10_000
 """Columns of output that goes to a file or a pipe: nothing is cut or wrapped there."""
-_WIDE_TERMINAL: Final = 100
-"""Columns from which on a bar may be long."""
 
 
 @dataclass(frozen=True)
@@ -96,28 +94,6 @@ class Terminal:
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     @contextmanager
-    def progress_bar(self, text: str, total: int) -> Generator[Callable[[int], None]]:
-        """A bar for work on `total` bytes on a terminal, nothing elsewhere; yields its tick.
-
-        Shows bytes, rate and time left. The tick may come from any thread.
-        """
-        if not sys.stderr.isatty() or not total:
-            yield _ignore_progress
-            return
-        from rich import progress
-
-        columns = (
-            progress.TextColumn(text, markup=False),
-            progress.BarColumn(bar_width=24 if self.err.width >= _WIDE_TERMINAL else 8),
-            progress.DownloadColumn(binary_units=True),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(compact=True),
-        )
-        with progress.Progress(*columns, console=self.err, transient=True) as bar:
-            task = bar.add_task("", total=total)
-            yield lambda size: bar.advance(task, size)
-
-    @contextmanager
     def spinner(self, text: str) -> Generator[None]:
         """A spinner on a terminal, nothing elsewhere."""
         if not sys.stderr.isatty():
@@ -142,10 +118,6 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def csv_cell(value: object) -> str:
     """Return a csv cell: exact for a program, without control characters on a terminal."""
     return escape_controls(str(value)) if sys.stdout.isatty() else str(value)
-
-
-def _ignore_progress(size: int) -> None:
-    _ = size
 
 
 def write_stdout(text: str, *, flush: bool = False) -> None:

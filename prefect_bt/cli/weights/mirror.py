@@ -1,16 +1,19 @@
-"""`prefect-bt weights mirror`: fetch sources before a job needs them."""
+"""`prefect-bt weights mirror`: download sources before a job needs them."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal
-from prefect_bt.cli.weights.progress_bars import ProgressCallback, progress_callbacks
+from prefect_bt.cli.ui.progress_bars import progress_callbacks
+from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import (
     NO_SOURCES,
     ConfigPath,
@@ -25,10 +28,12 @@ from prefect_bt.errors import PrefectBtError
 if TYPE_CHECKING:
     from prefect_bt.planning.plan import WeightsPlan
     from prefect_bt.settings import Settings
+    from prefect_bt.text.progress import ProgressCallback
     from prefect_bt.weights import MirrorResult
+    from prefect_bt.weights.dry_run import MirrorPlan
 
 MAX_CONCURRENT: Final = 2
-"""One source alone fills a line; a second one fills the pauses of the first."""
+"""Sources at once: one uses the whole bandwidth, a second one the pauses of the first."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +42,46 @@ class _FailedMirror:
     error: PrefectBtError
 
 
+_Outcome: TypeAlias = "MirrorResult | MirrorPlan | _FailedMirror"
+
+
 def mirror_weights(
     config: ConfigPath = None,
     /,
     *,
     given: SourceOptions = NO_SOURCES,
+    dry_run: Annotated[bool, Parameter(help="Only show what would be downloaded.")] = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
     """Mirror the sources of a config file, or those given, before a job needs them.
 
-    What is here already is not fetched again; what was interrupted goes on where it ended. Ctrl-C
-    keeps what has come.
+    Files that are here are not downloaded again, and an interrupted download continues. Ctrl-C
+    keeps the bytes that arrived.
 
     `prefect-bt weights mirror config.py`
 
     `prefect-bt weights mirror --source hf://owner/repo@main --allow "*.safetensors"`
     """
     from prefect_bt.settings import Settings
+    from prefect_bt.weights.url_redaction import redact_url
 
     settings, beside = Settings(), terminal.for_output(output)
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
     stop, interrupted = threading.Event(), False
-    with progress_callbacks(beside, plans, quiet=output == "json") as tellers:
-        team = _MirrorPool(plans, settings, tellers, stop)
+    names = [redact_url(plan.source) for plan in plans]
+    with (
+        beside.spinner("Asking the sources") if dry_run else nullcontext(),
+        progress_callbacks(beside, names, quiet=dry_run or output == "json") as callbacks,
+    ):
+        pool = _MirrorPool(plans, settings, callbacks, stop, dry_run=dry_run)
         try:
-            team.run()
+            pool.run()
         except KeyboardInterrupt:
             interrupted = True
-    outcomes = team.outcomes
+    outcomes = pool.outcomes
     if interrupted:
-        terminal.error(f"Stopped. {_format_unfinished(settings)}")
+        terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished(settings)}")
         return INTERRUPTED
     if output == "json":
         beside.print_json({"weights": [_row(one) for one in outcomes]})
@@ -77,81 +91,107 @@ def mirror_weights(
 
 
 class _MirrorPool:
-    """Mirrors that share a stop."""
+    """Mirrors of several sources, or their dry runs, with one stop signal."""
 
     def __init__(
         self,
         plans: Sequence[WeightsPlan],
         settings: Settings,
-        tellers: dict[str, ProgressCallback | None],
+        callbacks: Sequence[ProgressCallback | None],
         stop: threading.Event,
+        *,
+        dry_run: bool,
     ) -> None:
         self._plans, self._settings = plans, settings
-        self._callbacks, self._stop = tellers, stop
-        self._waiting = deque(plans)
-        self._done: dict[str, MirrorResult | _FailedMirror] = {}
+        self._stop = stop
+        self._run = self._plan if dry_run else self._mirror
+        self._waiting = deque(zip(plans, callbacks, strict=True))
+        self._done: dict[str, _Outcome] = {}
 
     @property
-    def outcomes(self) -> list[MirrorResult | _FailedMirror]:
-        """In the order of the plans; those that are over."""
+    def outcomes(self) -> list[_Outcome]:
+        """The finished ones, in the order of the plans."""
         return [self._done[plan.key] for plan in self._plans if plan.key in self._done]
 
     def run(self) -> None:
-        """Until all are over; on Ctrl-C, until those at work have put away what they hold."""
+        """Run all. After Ctrl-C, wait a moment for the running ones to save their bytes."""
         from prefect_bt.weights.threads import run_workers
 
         run_workers(min(MAX_CONCURRENT, len(self._plans)), self._mirror_next, self._stop)
 
     def _mirror_next(self) -> bool:
         try:
-            plan = self._waiting.popleft()
+            plan, on_progress = self._waiting.popleft()
         except IndexError:
             return False
-        self._done[plan.key] = self._mirror(plan)
+        try:
+            self._done[plan.key] = self._run(plan, on_progress)
+        except PrefectBtError as error:
+            self._done[plan.key] = _FailedMirror(plan, error)
         return True
 
-    def _mirror(self, plan: WeightsPlan) -> MirrorResult | _FailedMirror:
+    def _mirror(self, plan: WeightsPlan, on_progress: ProgressCallback | None) -> MirrorResult:
         from prefect_bt.weights import mirror_source
 
         settings = self._settings
-        try:
-            return mirror_source(
-                plan,
-                cache=open_cache(settings),
-                secret=resolve_secret(plan),
-                store=open_weights_store(settings),
-                upload_to_store=settings.mirror_to_store,
-                stall_timeout=settings.stall_seconds,
-                on_progress=self._callbacks[plan.key],
-                stop=self._stop,
-            )
-        except PrefectBtError as error:
-            return _FailedMirror(plan, error)
+        return mirror_source(
+            plan,
+            cache=open_cache(settings),
+            secret=resolve_secret(plan),
+            store=open_weights_store(settings),
+            upload_to_store=settings.mirror_to_store,
+            stall_timeout=settings.stall_seconds,
+            on_progress=on_progress,
+            stop=self._stop,
+        )
+
+    def _plan(self, plan: WeightsPlan, _: ProgressCallback | None) -> MirrorPlan:
+        from prefect_bt.weights.dry_run import plan_mirror
+        from prefect_bt.weights.sources.protocol import SourceRequest
+
+        settings = self._settings
+        request = SourceRequest(
+            plan, resolve_secret(plan), open_weights_store(settings), settings.stall_seconds
+        )
+        return plan_mirror(request, open_cache(settings), use_copy=settings.mirror_to_store)
 
 
 def _format_unfinished(settings: Settings) -> str:
     from prefect_bt.text.quantities import format_size
     from prefect_bt.weights.inventory import list_unfinished_downloads
 
-    begun = sum(one.bytes for one in list_unfinished_downloads(open_cache(settings)))
-    return (
-        f"{format_size(begun)} of what is unfinished are kept: the same command goes on from there."
-    )
+    kept = sum(one.bytes for one in list_unfinished_downloads(open_cache(settings)))
+    return f"{format_size(kept)} of unfinished files are kept: the same command continues there."
 
 
-def _print_outcomes(terminal: Terminal, outcomes: Sequence[MirrorResult | _FailedMirror]) -> None:
-    from prefect_bt.weights.progress_text import format_result
+def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
+    from prefect_bt.weights.dry_run import MirrorPlan
+    from prefect_bt.weights.result import format_result
     from prefect_bt.weights.url_redaction import redact_url
 
     for one in outcomes:
         if isinstance(one, _FailedMirror):
             terminal.error(str(one.error))
+        elif isinstance(one, MirrorPlan):
+            terminal.echo(f"{redact_url(one.plan.source)}: revision {one.revision}")
+            terminal.echo(f"  here already: {_format_files(one.here)}")
+            terminal.echo(
+                f"  missing: {_format_files(one.from_store)} from the store, "
+                f"{_format_files(one.from_source)} from the source"
+            )
         else:
             terminal.echo(f"{redact_url(one.source)}: {format_result(one)}", style="green")
             terminal.echo(f"  revision {one.revision} in {one.folder}")
 
 
-def _row(one: MirrorResult | _FailedMirror) -> dict[str, Any]:
+def _format_files(count: tuple[int, int]) -> str:
+    from prefect_bt.text.quantities import format_size
+
+    return f"{format_count(count[0], 'file')} ({format_size(count[1])})"
+
+
+def _row(one: _Outcome) -> dict[str, Any]:
+    from prefect_bt.weights.dry_run import MirrorPlan
     from prefect_bt.weights.url_redaction import redact_url
 
     if isinstance(one, _FailedMirror):
@@ -160,6 +200,17 @@ def _row(one: MirrorResult | _FailedMirror) -> dict[str, Any]:
             "key": one.plan.key,
             "error": one.error.message,
             "next_step": one.error.next_step,
+        }
+    if isinstance(one, MirrorPlan):
+        names = ("here", "from_store", "from_source")
+        counts = zip(names, (one.here, one.from_store, one.from_source), strict=True)
+        return {
+            "source": redact_url(one.plan.source),
+            "key": one.plan.key,
+            "revision": one.revision,
+            **{name: {"files": files, "bytes": size} for name, (files, size) in counts},
+            "error": None,
+            "next_step": None,
         }
     return {
         "source": redact_url(one.source),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,25 +43,11 @@ class SourceOptions:
 NO_SOURCES = SourceOptions()
 
 
-@dataclass(frozen=True)
-class RequestedSource:
-    """A source that a command is about. `problems`: why no job could have it, in sentences."""
-
-    plan: WeightsPlan
-    problems: Sequence[str] = ()
-
-
 def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
-    """The sources that were asked for; PrefectBtError when there are none, or a job is refused."""
-    asked = resolve_sources(config, given)
-    problems = [problem for one in asked for problem in one.problems]
-    if problems:
-        raise PlanError(problems)
-    return [one.plan for one in asked]
+    """Return the sources of the config file or of the options.
 
-
-def resolve_sources(config: Path | None, given: SourceOptions) -> list[RequestedSource]:
-    """As find_plans, with those that would be refused."""
+    Raise PrefectBtError when there are none, and PlanError when `push` would refuse one.
+    """
     if (config is None) == (not given.source):
         raise PrefectBtError(
             "Name either a config file or sources.",
@@ -74,11 +59,11 @@ def resolve_sources(config: Path | None, given: SourceOptions) -> list[Requested
                 "--allow, --ignore and --auth-secret-name belong to --source.",
                 next_step="The config file says them for each of its sources.",
             )
-        return _sources_from_config(config)
-    return [RequestedSource(plan) for plan in _plans_from_options(given)]
+        return _plans_from_config(config)
+    return _plans_from_options(given)
 
 
-def _sources_from_config(config: Path) -> list[RequestedSource]:
+def _plans_from_config(config: Path) -> list[WeightsPlan]:
     from prefect_bt.definitions import load_training_project
     from prefect_bt.planning.planner import plan_weights
     from prefect_bt.planning.validation import validate_weights
@@ -89,17 +74,20 @@ def _sources_from_config(config: Path) -> list[RequestedSource]:
             f"The job of {str(config)!r} has no weights.",
             next_step="Add WeightsSource(...) to its `weights`, or give --source.",
         )
-    return list(map(RequestedSource, plan_weights(job), validate_weights(job)))
+    problems = [problem for found in validate_weights(job) for problem in found]
+    if problems:
+        raise PlanError(problems)
+    return list(plan_weights(job))
 
 
-def _plans_from_options(given: SourceOptions) -> tuple[WeightsPlan, ...]:
+def _plans_from_options(given: SourceOptions) -> list[WeightsPlan]:
     from prefect_bt.planning.planner import plan_weights_sources
     from prefect_bt.planning.validation import validate_weights_source
 
     documents = [_document(one, given) for one in given.source]
     for document in documents:
         validate_weights_source(document)
-    return plan_weights_sources(documents)
+    return list(plan_weights_sources(documents))
 
 
 def _document(source: str, sources: SourceOptions) -> dict[str, object]:

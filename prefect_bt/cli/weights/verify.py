@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import open_cache, open_weights_store
 from prefect_bt.errors import PrefectBtError, StoreError
@@ -51,7 +52,7 @@ def verify_weights(
     cache = open_cache(settings)
     trees = _select_trees(cache, names)
     promises = ExpectedFiles(cache, trees, include_unreferenced=not names)
-    with beside.progress_bar("Verifying", promises.size) as tick:
+    with byte_progress(beside, "Verifying", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     mended = RepairResult((), {}) if dry_run else _repair(beside, settings, cache, report)
     stored = _verify_store(beside, settings, names, dry_run=dry_run) if store else None
@@ -116,7 +117,7 @@ def _verify_store(
     from prefect_bt.weights.store_copy.verify_copies import ExpectedBlobs
 
     promises = ExpectedBlobs(open_weights_store(settings), names)
-    with terminal.progress_bar("Verifying the store", promises.size) as tick:
+    with byte_progress(terminal, "Verifying the store", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if not dry_run:
         promises.repair(report)

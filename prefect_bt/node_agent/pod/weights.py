@@ -21,12 +21,10 @@ from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import VolumeKind, WeightsPlan
 from prefect_bt.settings import Settings
-from prefect_bt.weights import MirrorProgress, NodeCache, mirror_source
-from prefect_bt.weights.progress_text import format_progress, format_result
+from prefect_bt.text.progress import Progress, StepFilter, format_progress
+from prefect_bt.weights import NodeCache, mirror_source
+from prefect_bt.weights.result import format_result
 from prefect_bt.weights.url_redaction import redact_url
-
-PERCENT_STEP = 10.0
-"""Progress between two lines of the log, in percent."""
 
 
 def mirror_weights(pod: PodFiles) -> int:
@@ -109,15 +107,12 @@ class _Staging:
         return False
 
     def _mirror(self, source: WeightsPlan, revision: str) -> None:
-        settings, name = Settings(), redact_url(source.source)
-        shown = -PERCENT_STEP
+        settings, steps = Settings(), StepFilter()
 
-        def show(progress: MirrorProgress) -> None:
-            nonlocal shown
-            if progress.files_total and progress.percent - shown >= PERCENT_STEP:
-                shown = progress.percent
+        def show(progress: Progress) -> None:
+            if progress.items_total and steps.is_step(progress):
                 with suppress(OSError):
-                    self._log.write_platform(f"{name}: {format_progress(progress)}")
+                    self._log.write_platform(f"{progress.name}: {format_progress(progress)}")
 
         mirrored = mirror_source(
             source,
@@ -130,4 +125,4 @@ class _Staging:
             on_progress=show,
             stop=self._stop,
         )
-        self._log.write_platform(f"{name}: {format_result(mirrored)}")
+        self._log.write_platform(f"{redact_url(source.source)}: {format_result(mirrored)}")

@@ -31,7 +31,7 @@ from prefect_bt.host.processes import read_start_time
 from prefect_bt.host.state_folder import JobFolder, NodeRecord
 from prefect_bt.ledger.records import Cause
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
-from prefect_bt.registries import ProgressCallback, pull_image
+from prefect_bt.registries.pull import pull_image
 from prefect_bt.substrates.docker.container import (
     ContainerSpec,
     host_name,
@@ -47,6 +47,7 @@ from prefect_bt.substrates.docker.node_handle import (
     find_container_address,
 )
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
+from prefect_bt.text.progress import ProgressCallback
 
 
 class DockerContainerSubstrate:

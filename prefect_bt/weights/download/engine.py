@@ -56,7 +56,7 @@ def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> li
         path = context.reader.find_local_path(file)
         if path is None or not context.staging.link_verified(file, path):
             return False
-        context.meter.add_present(file.size or 0, files=1)
+        context.meter.add_present(file.size or 0, items=1)
         return True
 
     return _filter_out(files, link, context)
@@ -76,7 +76,7 @@ def clone_from_source(context: DownloadContext, files: Sequence[ListedFile]) -> 
             return False
         context.staging.move_in(file, path, found, size)
         context.meter.add_transferred(size)
-        context.meter.add_files()
+        context.meter.add_items()
         return True
 
     return _filter_out(files, clone, context)
@@ -225,7 +225,7 @@ class _Queue:
         if not context.staging.link_cached(listed):
             return part
         self.discard(part)
-        context.meter.add_present(part.size, files=1)
+        context.meter.add_present(part.size, items=1)
         return None
 
     def _collect_unlocked(self) -> None:

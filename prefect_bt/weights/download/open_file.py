@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.errors import stopped_error
 from prefect_bt.weights.download.ordered_digest import OrderedDigest
 from prefect_bt.weights.download.readers import FallbackReader
-from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.sources.file_listing import ListedFile, create_digests, describe_mismatch
 from prefect_bt.weights.threads import StopSignal
 from prefect_bt.weights.url_redaction import redact_url
@@ -115,4 +115,4 @@ class OpenFile:
         else:
             one = len(self._pieces) == 1
             staging.write(self.listed, self._pieces[0] if one else b"".join(self._pieces), sha256)
-        self._context.meter.add_files()
+        self._context.meter.add_items()

@@ -1,7 +1,7 @@
-"""Objects below a prefix of a bucket as a weights source: s3, r2, cw, gs, azure.
+"""A folder of a bucket as a weights source: s3, r2, cw, gs, azure.
 
 `s3://bucket/models/llama` is every object below `models/llama/`, or the one object of that name.
-What is read is pinned by its ETag: an object that is replaced meanwhile is an error.
+Reads are pinned by ETag: an object that is replaced meanwhile is an error.
 """
 
 from __future__ import annotations
@@ -11,62 +11,86 @@ import time
 import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from prefect_bt.errors import WeightsError
-from prefect_bt.weights.sources.bucket_auth import AccessMethod, list_access_methods, parse_location
+from prefect_bt.credentials import cloud_identity
+from prefect_bt.errors import IdentityError, StoreError, WeightsError
+from prefect_bt.object_store import connect
+from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
+from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits
+from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
 from prefect_bt.weights.sources.protocol import (
     CONNECT_TIMEOUT,
+    READ_BYTES,
     RangesUnsupported,
     SourceRequest,
     TransientError,
 )
 
+_MAX_REQUEST_BYTES: Final = 8 << 20
+_MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _MD5: Final = re.compile(r'"([0-9a-f]{32})"')
 _PRESIGN_DURATION: Final = timedelta(minutes=5)
-_ACCESS_DENIED_CODES: Final = frozenset(
-    {
-        *("AccessDenied", "ExpiredToken", "Forbidden", "InvalidAccessKeyId", "InvalidToken"),
-        *("AuthenticationFailed", "AuthorizationFailure", "SignatureDoesNotMatch"),
-        *("AuthorizationPermissionMismatch", "NoAuthenticationInformation"),
-        *("PublicAccessNotPermitted", "InvalidAuthenticationInfo"),
-    }
-)
-_CHUNK_BYTES: Final = 256 << 10
-"""Bytes that are handed on at once: they stay in the processor's cache on their way to the disk."""
-_NOT_PARTIAL: Final = "non-partial response"
-"""obstore's words for an answer to a range that is not one."""
-_NOT_FOUND_CODES: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchKey"})
-_WRONG_REGION_CODES: Final = frozenset(
-    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-)
-
-
-class _AccessDenied(Exception):
-    """These credentials may not read it."""
+_ROLES: Final = {
+    "AWS_ASSUME_ROLE": "the assumed role",
+    "AWS_OIDC": "the web identity's role",
+    "GCP_OIDC": "the workload identity",
+}
+_SENTENCES: Final = {
+    FaultKind.DENIED: (
+        "lists {path}, but it may not be read",
+        "Give auth that may read the objects, not only list them.",
+    ),
+    FaultKind.CHANGED: (
+        "changed while it was read: {path} is another object now",
+        "Push again when nothing writes there.",
+    ),
+    FaultKind.NO_BUCKET: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
+    FaultKind.INVALID_NAME: (
+        "holds an object whose name could not lie below the mount",
+        "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
+    ),
+    FaultKind.WRONG_REGION: (
+        "is a bucket of another region",
+        "Give aws_region in the secret, or set AWS_REGION.",
+    ),
+    FaultKind.NO_RANGES: (
+        "is on a server that sends whole objects only",
+        "Ask who runs it for support of the Range header.",
+    ),
+}
+"""Kind -> message after the source's URL, next step."""
 
 
 class BucketSource:
-    """Implements weights.sources.protocol.Source and TellsTags."""
+    """Implements Source and SupportsTagCheck."""
 
     pinned_revision = ""
     detects_changes = True
 
     def __init__(self, request: SourceRequest) -> None:
         self._plan = request.plan
-        self._place = parse_location(request.plan)
-        self._stall = request.stall_timeout
-        self._ways = list_access_methods(
-            request.plan, self._place, request.secret, stall_timeout=request.stall_timeout
-        )
+        stall = request.stall_timeout
+        # The caller retries. A request has minutes at most, however slowly its bytes arrive.
+        self._limits = Limits(CONNECT_TIMEOUT, stall, max(300.0, 10 * stall), retries=0)
+        try:
+            self._address = parse_bucket_url(request.plan.source)
+            self._accesses = list_accesses(request.plan, self._address, request.secret)
+        except StoreError as error:
+            raise _with_source(request.plan, error) from None
+        self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
         self._sdk: Any = import_module("obstore")
-        self._faults: Any = import_module("obstore.exceptions")
+        self._errors: Any = import_module("obstore.exceptions")
 
     @classmethod
     def open(cls, request: SourceRequest) -> BucketSource:
@@ -75,50 +99,54 @@ class BucketSource:
     # -- listing ------------------------------------------------------------------------------
 
     def list_files(self) -> Listing:
-        """By the first way in that is not refused; it is kept for reading."""
+        """List with the first credentials that the server accepts, and keep them for reads."""
         tried: list[str] = []
-        for way in self._ways:
+        for access in self._accesses:
+            tried.append(access.name)
             try:
-                return self._list_with(way)
-            except _AccessDenied:
-                tried.append(way.name)
+                return self._list_with(access)
+            except PermissionError:
+                continue
             except TransientError:
-                if way.has_credentials:
+                if access.has_credentials:
                     raise
-                tried.append(way.name)
-        raise self._access_denied_error(tried) from None
+        plan = self._plan
+        raise WeightsError(
+            f"{plan.source} may not be read with {' or with '.join(tried)}.",
+            source=plan.source,
+            next_step="Check that it is valid, and that it may list and read there."
+            if plan.auth.method
+            else "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket.",
+        )
 
-    def _list_with(self, method: AccessMethod) -> Listing:
-        store = self._open(method)
+    def _list_with(self, access: Access) -> Listing:
+        store = self._connect(access, self._limits)
         with self._translate_errors():
             files, base = self._list_prefix(store)
-        self._store, self._base = store, base
+        self._access, self._store, self._base = access, store, base
         plan = self._plan
-        chosen = set(
-            filter_paths(
-                (file.path for file in files),
-                allow=plan.allow_patterns,
-                ignore=plan.ignore_patterns,
-            )
-        )
-        # What is not wanted may change without a new mirror.
+        paths = [file.path for file in files]
+        chosen = set(filter_paths(paths, allow=plan.allow_patterns, ignore=plan.ignore_patterns))
+        # A change of a file that is not selected is no new revision.
         revision = compute_revision(file for file in files if file.path in chosen)
         return Listing(plan.source, revision, tuple(files))
 
-    def _open(self, method: AccessMethod) -> Any:
+    def _connect(self, access: Access, limits: Limits) -> Any:
         try:
-            return method.open()
-        except (self._faults.BaseError, ValueError, TypeError):
-            # Its text may hold a part of what could not be read.
+            return connect.create_bucket_store(self._address, access, limits=limits)
+        except StoreError as error:
+            raise _with_source(self._plan, error) from None
+        except (self._errors.BaseError, ValueError, TypeError):
+            # The text of the error may hold a part of the secret.
             raise WeightsError(
-                f"{self._plan.source} cannot be opened with {method.name}.",
+                f"{self._plan.source} cannot be opened with {access.name}.",
                 source=self._plan.source,
                 next_step="Check the form of the secret and of the address.",
             ) from None
 
     def _list_prefix(self, store: Any) -> tuple[list[ListedFile], str]:
-        """What lies below the prefix, and what its paths begin with in the bucket."""
-        prefix = self._place.prefix
+        """Return the files below the prefix, and the start of their keys in the bucket."""
+        prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         batches = self._sdk.list(store, prefix or None, chunk_size=1000)
         found = [item for batch in batches for item in batch]
@@ -126,7 +154,7 @@ class BucketSource:
         files = [
             _listed_file(str(item["path"]).removeprefix(base), item)
             for item in found
-            # Consoles make empty objects to show a folder.
+            # Consoles create empty objects as folders.
             if item["size"] or str(item["path"]) not in folders
         ]
         if files or not prefix:
@@ -140,26 +168,34 @@ class BucketSource:
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
-        end = (file.size or 0) if length < 0 else start + length
-        if end <= start:
-            return
+        size = file.size or 0
+        end = size if length < 0 else start + length
         with self._translate_errors(file):
-            # Not every server of buckets knows ranges; all of it can be had from any.
-            part = start > 0 or end < (file.size or 0)
-            options: dict[str, Any] = {"range": (start, end)} if part else {}
-            if file.version_tag.startswith('"'):
-                options["if_match"] = file.version_tag
-            answer = self._sdk.get(self._store, self._base + file.path, options=options)
-            if _tag(answer.meta) != file.version_tag:
-                self._raise_changed(file)
-            for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
-                yield memoryview(piece)
+            if start == 0 and end == size > _MAX_REQUEST_BYTES:
+                # Works on a server without ranges, too.
+                store = self._connect(
+                    self._access, replace(self._limits, total=_MAX_STREAM_SECONDS)
+                )
+                for piece in self._get(store, file, {}).stream(min_chunk_size=READ_BYTES):
+                    yield memoryview(piece)
+                return
+            for at in range(start, end, _MAX_REQUEST_BYTES):
+                until = min(end, at + _MAX_REQUEST_BYTES)
+                options = {"range": (at, until)} if until - at < size else {}
+                yield memoryview(self._get(self._store, file, options).bytes())
+
+    def _get(self, store: Any, file: ListedFile, options: dict[str, Any]) -> Any:
+        if file.version_tag.startswith('"'):
+            options["if_match"] = file.version_tag
+        answer = self._sdk.get(store, self._base + file.path, options=options)
+        if _tag(answer.meta) != file.version_tag:
+            raise self._error(FaultKind.CHANGED, file)
+        return answer
 
     def has_md5_tag(self, file: ListedFile) -> bool:
-        """Whether the object is not encrypted in a way that makes its tag something else.
+        """Return False if the object is encrypted in a way that makes its tag another digest.
 
-        Asked with a signed URL, because obstore keeps the headers that tell to itself. Who cannot
-        be asked is believed.
+        A signed HEAD tells, because obstore does not return these headers. Without an answer, True.
         """
         try:
             signed = self._sdk.sign(self._store, "HEAD", self._base + file.path, _PRESIGN_DURATION)
@@ -168,95 +204,113 @@ class BucketSource:
                 kind = answer.headers.get("x-amz-server-side-encryption", "AES256")
                 own = answer.headers.get("x-amz-server-side-encryption-customer-algorithm")
                 return kind == "AES256" and not own
-        except (self._faults.BaseError, OSError, ValueError):
+        except (self._errors.BaseError, OSError, ValueError):
             return True
 
     # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
     def _translate_errors(self, file: ListedFile | None = None) -> Generator[None]:
-        """The libraries' exceptions in, ours out: without their texts, which may hold a URL."""
         began = time.monotonic()
-        faults = self._faults
         try:
             yield
-        except (faults.PermissionDeniedError, faults.UnauthenticatedError, PermissionError):
-            self._raise_denied(file)
-        except (faults.PreconditionError, FileNotFoundError):
-            if file is None:
-                self._raise_bucket_not_found()
-            self._raise_changed(file)
-        except faults.InvalidPathError:
-            raise self._error(
-                "holds an object whose name could not lie below the mount",
-                "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
-            ) from None
-        except (faults.BaseError, OSError) as error:
-            self._raise_unclassified(error, file, time.monotonic() - began)
+        except Exception as error:
+            if not is_transfer_error(error):
+                raise
+            raise self._translate(error, file, time.monotonic() - began) from None
 
-    def _raise_unclassified(
-        self, error: Exception, file: ListedFile | None, seconds: float
-    ) -> NoReturn:
-        code = _code_in(error)
-        if code in _ACCESS_DENIED_CODES:
-            self._raise_denied(file)
-        if code in _NOT_FOUND_CODES:
-            self._raise_bucket_not_found()
-        if code in _WRONG_REGION_CODES or "redirect without LOCATION" in str(error):
-            raise self._error(
-                "is a bucket of another region",
-                "Give aws_region in the secret, or set AWS_REGION.",
-            ) from None
-        if _NOT_PARTIAL in str(error):
-            raise RangesUnsupported(
-                f"{self._plan.source}: the server sends whole objects only.",
-                source=self._plan.source,
-                next_step="Ask who runs it for support of the Range header.",
-            ) from None
-        where = f"{file.path} " if file else ""
-        unanswered = (
+    def _translate(self, error: Exception, file: ListedFile | None, seconds: float) -> Exception:
+        fault = classify_fault(error)
+        kind = fault.kind
+        if kind in (FaultKind.NOT_FOUND, FaultKind.CHANGED):
+            kind = FaultKind.CHANGED if file else FaultKind.NO_BUCKET
+        if kind is FaultKind.DENIED and file is None:
+            return PermissionError()
+        if kind in _SENTENCES:
+            return self._error(kind, file)
+        reason = fault.reason or (
             f"no usable answer in {seconds:.0f} s; a connection without a byte for "
-            f"{self._stall:g} s is given up"
+            f"{self._limits.read:g} s is given up"
         )
-        why = code or _describe_transport_error(error) or unanswered
-        raise TransientError(
-            f"{self._plan.source}: {where}could not be read ({why}).",
+        return TransientError(
+            f"{self._plan.source}: {f'{file.path} ' if file else ''}could not be read ({reason}).",
             source=self._plan.source,
             next_step="Check the network, and push again: what is here already is kept.",
-        ) from None
+        )
 
-    def _raise_denied(self, file: ListedFile | None) -> NoReturn:
-        if file is None:
-            raise _AccessDenied from None
-        raise self._error(
-            f"lists {file.path}, but it may not be read",
-            "Give auth that may read the objects, not only list them.",
-        ) from None
-
-    def _raise_bucket_not_found(self) -> NoReturn:
-        raise self._error(
-            f"does not exist: there is no bucket {self._place.bucket!r}", "Check its name."
-        ) from None
-
-    def _raise_changed(self, file: ListedFile) -> NoReturn:
-        raise self._error(
-            f"changed while it was read: {file.path} is another object now",
-            "Push again when nothing writes there.",
-        ) from None
-
-    def _access_denied_error(self, tried: list[str]) -> WeightsError:
-        plan = self._plan
-        if plan.auth.method:
-            what = f"may not be read with {tried[0]}"
-            step = "Check that it is valid, and that it may list and read there."
-        else:
-            what = f"may not be read with {' or with '.join(tried)}"
-            step = "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket."
-        return self._error(what, step)
-
-    def _error(self, message: str, next_step: str) -> WeightsError:
+    def _error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
+        message, next_step = _SENTENCES[kind]
+        path = file.path if file else ""
+        text = message.format(path=path, bucket=self._address.bucket)
         source = self._plan.source
-        return WeightsError(f"{source} {message}.", source=source, next_step=next_step)
+        error = RangesUnsupported if kind is FaultKind.NO_RANGES else WeightsError
+        return error(f"{source} {text}.", source=source, next_step=next_step)
+
+
+# -- credentials ------------------------------------------------------------------------------
+
+
+def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
+    """Return the credentials to try, in order.
+
+    With auth, only those that it names; else those of this machine, then none, for public buckets.
+    WeightsError for a malformed secret, StoreError for unusable AWS settings.
+    """
+    if name := _ROLES.get(plan.auth.method):
+        request = partial(_request_credentials, plan)
+        return [connect.create_access(name, request, region=plan.auth.region)]
+    if secret is not None:
+        return [_secret_access(plan, address, secret)]
+    machine = connect.find_machine_access(address)
+    return [machine, ANONYMOUS] if machine else [ANONYMOUS]
+
+
+def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access:
+    name, region = f"the secret {plan.secret!r}", ""
+    if address.scheme == "gs":
+        key = secret_fields.parse_google_secret(plan, secret)
+        return Access(name, lambda: {"service_account_key": key})
+    if address.scheme == "azure":
+        found = secret_fields.parse_azure_secret(plan, secret)
+        # obstore calls an account key an access key.
+        credentials = {name.replace("account_", "access_"): text for name, text in found.items()}
+    else:
+        keys = secret_fields.parse_s3_secret(plan, secret)
+        credentials, region = _aws_credentials(keys), keys.region
+    return connect.create_access(name, lambda: {**credentials, "expires_at": None}, region=region)
+
+
+def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
+    """Request temporary credentials of the plan's role or service account. WeightsError."""
+    auth = plan.auth
+    try:
+        if auth.method == "GCP_OIDC":
+            account, provider = auth.service_account, auth.identity_provider
+            return asdict(cloud_identity.exchange_google_token(account, provider))
+        if auth.method == "AWS_OIDC":
+            keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
+        else:
+            keys = cloud_identity.assume_role(auth.role_arn, auth.region)
+    except IdentityError as error:
+        raise _with_source(plan, error) from None
+    return {**_aws_credentials(keys), "expires_at": keys.expires_at}
+
+
+def _aws_credentials(keys: secret_fields.S3Secret | cloud_identity.AwsKeys) -> dict[str, Any]:
+    return {
+        "access_key_id": keys.access_key_id,
+        "secret_access_key": keys.secret_access_key,
+        "token": keys.session_token or None,
+    }
+
+
+def _with_source(plan: WeightsPlan, error: StoreError | IdentityError) -> WeightsError:
+    message = error.message
+    if message[:2] in ("Th", "To"):
+        message = message[0].lower() + message[1:]
+    if plan.source not in message:
+        message = f"{plan.source}: {message}"
+    return WeightsError(message, source=plan.source, next_step=error.next_step)
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:
@@ -266,7 +320,7 @@ def _listed_file(path: str, item: Any) -> ListedFile:
 
 
 def _tag(item: Any) -> str:
-    """Some servers quote an ETag where they send the object and not where they list it."""
+    """Return an object's version. Some servers quote an ETag in an object, but not in a list."""
     tag = str(item.get("e_tag") or "")
     if tag:
         return tag if tag.startswith(('"', "W/")) else f'"{tag}"'
@@ -276,21 +330,3 @@ def _tag(item: Any) -> str:
 def _parents(path: str) -> Iterator[str]:
     while path := path.rpartition("/")[0]:
         yield path
-
-
-def _describe_transport_error(error: BaseException) -> str:
-    """What obstore's text says of the way to the server; its URLs stay where they are."""
-    text = str(error)
-    known = {
-        "dns error": "no address is known for its host",
-        "Connection refused": "the connection was refused",
-        "Connection reset": "the connection was reset",
-        "invalid peer certificate": "its certificate is not trusted",
-    }
-    return next((words for sign, words in known.items() if sign in text), "")
-
-
-def _code_in(error: BaseException) -> str:
-    """The code of an error document, which obstore hands on as text."""
-    found = re.search(r"<Code>(\w+)</Code>", str(error))
-    return found[1] if found else ""

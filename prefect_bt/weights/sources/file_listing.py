@@ -38,8 +38,6 @@ class ListedFile:
     """What else pins it upstream: ETag, version, time of the last write. Another: another file."""
     md5: str = ""
     """Where the tag looks like one. Encrypted buckets have tags that only look so."""
-    xet_hash: str = ""
-    """Its name in the Hub's chunked storage, where it lies there."""
     sequential_only: bool = False
     """It can only be read from the beginning to the end: the server knows no ranges."""
 

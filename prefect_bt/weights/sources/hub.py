@@ -1,16 +1,12 @@
-"""The Hugging Face Hub as a weights source: revision to commit, listing, ranges, Xet.
+"""The Hugging Face Hub as a weights source: revision to commit, listing, ranges over plain HTTP.
 
-Large files come over Xet where the Hub offers it (`HF_HUB_DISABLE_XET` turns that off), until Xet
-fails once; everything else, and then these too, by plain HTTP. The token goes to the Hub alone, and
-no token of the environment is ever used.
+The token is sent to the Hub alone. No token of the environment is used.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import quote
 
@@ -33,10 +29,7 @@ from prefect_bt.weights.sources.hub_responses import (
 )
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT, SourceRequest, TransientError
 from prefect_bt.weights.sources.secret_fields import parse_token
-from prefect_bt.weights.sources.xet import XetDownload, XetError, is_xet_installed
 
-XET_MIN_BYTES: Final = 16 * 1024**2
-"""Bytes; smaller files are here before Xet has been asked where they lie."""
 REDIRECT_CACHE_TTL: Final = 300.0
 """For so long a redirect's target is asked without asking the Hub; CDNs sign for an hour."""
 _RESUME_HINT: Final = "push again: what is here already is kept."
@@ -49,20 +42,19 @@ def parse_source(source: str) -> tuple[str, str]:
 
 
 class HubSource:
-    """Implements weights.sources.protocol.Source and Fetches."""
+    """Implements weights.sources.protocol.Source."""
 
     detects_changes = True
 
     def __init__(
         self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
     ) -> None:
-        self._source, self._token, self._stall = source, token, stall_timeout
+        self._source, self._token = source, token
         self._repo_id, self._revision = parse_source(source)
         self._commit = self.pinned_revision
         self._connections = HttpClient(stall_timeout=stall_timeout)
         self._targets: dict[str, tuple[str, float]] = {}
         """Path -> where its redirect led, and until when that is believed."""
-        self._without_xet = threading.Event()
         self._given: dict[str, str] = {}
 
     @classmethod
@@ -167,43 +159,8 @@ class HubSource:
             self._given = build_hf_headers(token=self._token or False)
         return self._given
 
-    # -- Xet ----------------------------------------------------------------------------------
-
-    def download_file(
-        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
-    ) -> bool:
-        from huggingface_hub import constants
-
-        if not file.xet_hash or file.size is None or file.size <= XET_MIN_BYTES:
-            return False
-        off = constants.HF_HUB_DISABLE_XET or constants.is_offline_mode()
-        if off or self._without_xet.is_set() or not is_xet_installed():
-            return False
-        commit = quote(self._commit, safe="")
-        download = XetDownload(
-            url=f"{self._api()}/xet-read-token/{commit}",
-            headers=self._headers(),
-            file=file.xet_hash,
-            size=file.size,
-            target=target,
-        )
-        try:
-            download.run(self._stall, on_bytes or _ignore_bytes, self._without_xet)
-        except XetError as error:
-            self._without_xet.set()
-            raise TransientError(
-                f"{self._source}: {file.path}: {error.reason}; going on over plain HTTP.",
-                source=self._source,
-                next_step="Set HF_HUB_DISABLE_XET=1 to do without Xet from the beginning.",
-            ) from None
-        return True
-
 
 _NO_COMPRESSION: Final = {"Accept-Encoding": "identity"}
-
-
-def _ignore_bytes(_: int) -> None:
-    """Nobody wants to know."""
 
 
 def _code(response: Response) -> str:

@@ -95,7 +95,7 @@ def _parse_entry(entry: object) -> ListedFile | None:
     found = cast("dict[str, object]", entry)
     if found.get("type") != "file":
         return None
-    path, lfs, xet = found.get("path"), found.get("lfs"), found.get("xetHash")
+    path, lfs = found.get("path"), found.get("lfs")
     if not isinstance(path, str) or len(path) > _MAX_PATH_BYTES:
         raise MalformedResponse(f"gives as a path {quote(path)}")
     of = f"of {quote(path)}"
@@ -110,8 +110,7 @@ def _parse_entry(entry: object) -> ListedFile | None:
         raise MalformedResponse(f"gives as LFS pointer {of} {quote(lfs)}")
     if type(size) is not int or not 0 <= size < 2**63:
         raise MalformedResponse(f"gives as size {of} {quote(size)}, which is no number of bytes")
-    xet = "" if xet is None else _match(SHA256, xet, f"gives as Xet hash {of}")
-    return ListedFile(path, size, sha256=sha256, git_sha1=git_sha1, xet_hash=xet)
+    return ListedFile(path, size, sha256=sha256, git_sha1=git_sha1)
 
 
 def _match(form: re.Pattern[str], found: object, description: str) -> str:

@@ -1,4 +1,4 @@
-"""Select the files of a source by patterns. Pure.
+"""Select the files of a source by patterns.
 
 Patterns are Unix shell globs where `*` stays within one folder: `*.safetensors` matches the top
 level only, `**/` recurses. `allow_patterns` selects, then `ignore_patterns` removes.
@@ -9,6 +9,40 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from prefect_bt.errors import WeightsError
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing, quote, validate_paths
+from prefect_bt.weights.url_redaction import redact_url
+
+
+def select_files(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
+    """Return the files that the plan's patterns select, in the listing's order.
+
+    Raise WeightsError for an empty selection, for a path that is listed twice with different
+    contents, and for a path that cannot be mounted.
+    """
+    source = redact_url(plan.source)
+    files = {file.path: file for file in listing.files}
+    for file in listing.files:
+        if files[file.path] != file:
+            raise WeightsError(
+                f"{source} lists {quote(file.path)} twice, and not the same file.",
+                source=plan.source,
+                next_step="Nothing was fetched. Report the listing to the owner of the source.",
+            )
+    selected = filter_paths(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+    if not selected:
+        reason = f"the patterns match none of its {len(files)} files" if files else "it is empty"
+        raise WeightsError(
+            f"{source}: {reason}.",
+            source=plan.source,
+            next_step="`*` matches the top level only; `**/*` matches every folder."
+            if files
+            else "Check the source.",
+        )
+    validate_paths(source, selected)
+    return [files[path] for path in selected]
+
 
 def filter_paths(
     paths: Iterable[str],
@@ -16,7 +50,7 @@ def filter_paths(
     allow: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
 ) -> list[str]:
-    """The wanted paths, in the order given.
+    """Return the selected paths, in the order given.
 
     >>> filter_paths(["a.bin", "sub/b.bin"], allow=["*.bin"])
     ['a.bin']

@@ -96,7 +96,7 @@ class SupportsRevision(Protocol):
 
 @runtime_checkable
 class SupportsFileDownload(Protocol):
-    """A source with a way of its own to bring whole files: Xet, blocks shared on one disk."""
+    """A source that can download whole files by itself, as by sharing blocks on one disk."""
 
     def download_file(
         self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None

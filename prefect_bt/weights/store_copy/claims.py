@@ -25,7 +25,7 @@ from typing import Any, Final
 from prefect_bt import codec
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.object_store.protocols import ObjectInfo, Store
-from prefect_bt.weights.progress import MirrorProgress
+from prefect_bt.text.progress import Progress
 from prefect_bt.weights.store_copy.claim_holders import Holder, get_current_holder
 from prefect_bt.weights.store_copy.copies import claims_prefix
 
@@ -70,7 +70,7 @@ class Claim:
         store: Store,
         key: str,
         record: ClaimRecord,
-        get_progress: Callable[[], MirrorProgress],
+        get_progress: Callable[[], Progress],
         renew_interval: float,
     ) -> None:
         self._store, self._key, self._standing = store, key, record
@@ -117,8 +117,8 @@ class Claim:
         self._standing = replace(
             self._standing,
             beats=self._standing.beats + 1,
-            files_done=now.files_done,
-            files_total=now.files_total,
+            files_done=now.items_done,
+            files_total=now.items_total,
             bytes_done=now.bytes_done,
             bytes_total=now.bytes_total,
             released=released,
@@ -145,7 +145,7 @@ class Claimant:
         store: Store,
         name: str,
         *,
-        get_progress: Callable[[], MirrorProgress],
+        get_progress: Callable[[], Progress],
         timings: ClaimTimings = DEFAULT_TIMINGS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 from prefect_bt.errors import StoreError
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.text.progress import Phase, ProgressMeter
 from prefect_bt.weights.manifest import WeightsManifest
-from prefect_bt.weights.progress import MirrorPhase, ProgressMeter
 from prefect_bt.weights.store_copy.claims import (
     DEFAULT_TIMINGS,
     Claimant,
@@ -82,9 +82,9 @@ class _WaitReporter:
     def wait_once(self, present: ClaimRecord | None) -> None:
         if not self._waited:
             self._waited = True
-            self._meter.enter_phase(MirrorPhase.WAITING)
+            self._meter.enter_phase(Phase.WAITING)
         if present is not None:
-            self._meter.set_done(files=present.files_done, size=present.bytes_done)
+            self._meter.set_done(items=present.files_done, size=present.bytes_done)
             if (note := _format_record(present)) != self._note:
                 self._note = note
                 self._meter.set_note(note)
@@ -94,7 +94,7 @@ class _WaitReporter:
     def finish(self) -> None:
         """What another one did is not what we have done."""
         if self._waited:
-            self._meter.set_done(files=0, size=0)
+            self._meter.set_done(items=0, size=0)
             self._meter.set_note("")
 
 

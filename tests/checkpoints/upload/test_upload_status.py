@@ -110,12 +110,12 @@ def rank(**status):
         (rank(), "nothing to upload yet"),
         (
             rank(current="c-1", bytes_done=1_200_000_000, bytes_total=4_000_000_000, rate=3.1e8),
-            "c-1: 1.2 GB of 4.0 GB (30%), 310.0 MB/s, 9 s left",
+            "c-1: 1.2 GB of 4.0 GB (30 %), 310.0 MB/s, 9 s left",
         ),
-        (rank(current="c-1", bytes_total=10), "c-1: 0 B of 10 B (0%)"),
+        (rank(current="c-1", bytes_total=10), "c-1: 0 B of 10 B (0 %)"),
         (
             rank(committed=("a", "b"), lag=1.94),
-            "2 committed, the last one 1.9 s after it was written",
+            "2 committed, the last one 1.9 s after its last write",
         ),
         (rank(trouble="503"), "the store has trouble, tried again: 503"),
         (rank(waiting=("c: no index",)), "not committed: c: no index"),

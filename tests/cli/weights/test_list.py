@@ -62,7 +62,8 @@ def test_listing_imports_nothing_heavy_and_needs_no_store(cli: Cli, model: str) 
 
 def test_json_is_all_there_is(cli: Cli, model: str) -> None:
     mirrored(cli, model)
-    for verb in (["list"], ["verify"], ["prune", "--all", "--dry-run"], ["why", "--source", model]):
+    dry_runs = (["prune", "--all", "--dry-run"], ["mirror", "--dry-run", "--source", model])
+    for verb in (["list"], ["verify"], *dry_runs):
         done = cli("weights", *verb, "-o", "json")
         assert done.err == ""
         assert isinstance(done.json, dict)

@@ -26,14 +26,14 @@ def test_mirrored_once(cli: Cli, model: str) -> None:
     assert "5.0 KB from the source" in done.out
     folder = Path(re.findall(r"in (/\S+/files)$", done.out, re.MULTILINE)[0])
     assert (folder / "weights.bin").stat().st_size == 5000
-    assert "here already" in cli("weights", "mirror", "--source", model).out
+    assert "already on this machine" in cli("weights", "mirror", "--source", model).out
     [again] = mirrored(cli, model)
     assert (again["hit"], again["fetched"], again["folder"]) == (True, 0, str(folder))
 
 
 def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
     hub.bad.hold_at = 8 << 20
-    cli.env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    cli.env |= {"HF_ENDPOINT": hub.url}
     process = cli.start("weights", "mirror", "--source", "hf://o/base")
     deadline = time.monotonic() + 200
     parts = cache_of(cli).root / "parts"
@@ -45,17 +45,13 @@ def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (130, ""), err
     assert "Stopped. " in err.splitlines()[-1]
-    assert "the same command goes on from there" in err.splitlines()[-1]
+    assert "the same command continues there" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert cache_of(cli).list_trees() == []
 
     hub.bad.hold_at = inf
     listed = cli("weights", "list", "-o", "json").json
     assert listed["unfinished_bytes"] > 1 << 20
-    [answer] = cli("weights", "why", "--source", "hf://o/base", "-o", "json").json["weights"]
-    assert answer["status"] == "partial"
-    assert answer["partial_bytes"] > 1 << 20
-    assert answer["disk"]["needed"] == answer["upstream"]["bytes"] - answer["partial_bytes"]
     before = hub.settled_sent("model.safetensors")
     [done] = mirrored(cli, "hf://o/base")
     assert done["bytes"] == LARGE + 2
@@ -63,9 +59,46 @@ def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
     assert hub.settled_sent("model.safetensors") - before < LARGE
 
 
+def test_a_dry_run_downloads_nothing(cli: Cli, hub: Hub) -> None:
+    cli.env |= {"HF_ENDPOINT": hub.url}
+    given = ("--source", "hf://o/base", "--allow", "*.safetensors", "--dry-run")
+    done = cli("weights", "mirror", *given)
+    commit = hub.repos["o/base"].branches["main"]
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        f"hf://o/base: revision {commit}",
+        "  here already: 0 files (0 B)",
+        "  missing: 0 files (0 B) from the store, 1 file (41.9 MB) from the source",
+    ]
+    assert hub.bodies() == 0
+    assert not Path(cli.env["PREFECT_BT_STATE_DIR"]).exists()
+
+
+def test_a_dry_run_after_the_branch_moved(cli: Cli, hub: Hub) -> None:
+    cli.env |= {"HF_ENDPOINT": hub.url}
+    [old] = mirrored(cli, "hf://o/base")
+    files = {**hub.repos["o/base"].commits[old["revision"]], "config.json": b"[]", "new": b"n"}
+    new = hub.repos["o/base"].commit(files)
+    given = ("--source", "hf://o/base", "--source", "file:///no/such", "--dry-run")
+    done = cli("weights", "mirror", *given, "-o", "json")
+    assert (done.code, done.err) == (1, "")
+    found, refused = done.json["weights"]
+    assert found == {
+        "source": "hf://o/base",
+        "key": old["key"],
+        "revision": new,
+        "here": {"files": 1, "bytes": LARGE},
+        "from_store": {"files": 0, "bytes": 0},
+        "from_source": {"files": 2, "bytes": 3},
+        "error": None,
+        "next_step": None,
+    }
+    assert "is not a folder" in refused["error"]
+
+
 def test_bars_on_a_terminal(cli: Cli, hub: Hub) -> None:
     hub.bad.seconds_a_chunk = 0.01
-    cli.env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    cli.env |= {"HF_ENDPOINT": hub.url}
     command = [*COMMAND, "weights", "mirror", "--source", "hf://o/base"]
     screen = Screen(command, env=cli.env, folder=cli.folder)
     try:
@@ -92,7 +125,7 @@ def test_trouble_is_told_where_it_happened(cli: Cli, hub: Hub) -> None:
     done = cli("weights", "mirror", "--source", "hf://o/base", HF_ENDPOINT=hub.url)
     assert (done.code, done.out) == (1, "")
     asking, again, *_, last = done.err.splitlines()
-    assert asking == "hf://o/base: asking what there is"
+    assert asking == "hf://o/base: listing files"
     assert again.startswith("hf://o/base: tried again: hf://o/base could not be read")
     assert last.startswith("error: hf://o/base could not be read")
     assert "answered 503" in last

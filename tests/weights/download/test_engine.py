@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights import MirrorProgress
+from prefect_bt.weights import Progress
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import engine
 from prefect_bt.weights.download.engine import BLOCK_BYTES
@@ -71,7 +71,7 @@ def test_more_than_was_asked_for_is_left_out(
     recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recording, "answer", lambda data: iter([data + b"more", b"and more"]))
-    told: list[MirrorProgress] = []
+    told: list[Progress] = []
     done = mirrored(tmp_path, on_progress=told.append)
     assert tree(done.folder) == recording.files
     assert told[-1].bytes_done == sum(map(len, recording.files.values()))

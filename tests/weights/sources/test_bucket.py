@@ -15,7 +15,7 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.download import engine
-from prefect_bt.weights.sources import bucket, bucket_auth
+from prefect_bt.weights.sources import bucket
 from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
 from tests.checkpoints.buckets import Bucket, use
@@ -47,7 +47,6 @@ def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultySer
     """The environment points at it; nothing waits for long."""
     monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01, 0.01))
     monkeypatch.setattr("prefect_bt.weights.mirror.LISTING_RETRY_DELAYS", (0.01,))
-    monkeypatch.setattr(bucket_auth, "MAX_RETRIES", 0)
     with FaultyServer(upstream) as faulty:
         use(monkeypatch, faulty.url)
         yield faulty

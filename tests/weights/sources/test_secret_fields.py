@@ -9,10 +9,13 @@ import pytest
 
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import PlanError, WeightsError
+from prefect_bt.object_store.address import parse_bucket_url
+from prefect_bt.object_store.connect import create_bucket_store
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.planning.planner import plan_gang, plan_weights
 from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.weights.sources.bucket import list_accesses
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
 from prefect_bt.weights.sources.secret_fields import (
     parse_azure_secret,
@@ -102,9 +105,9 @@ def test_tokens_fit_a_header() -> None:
     ],
 )
 def test_every_bucket_opens(source: str, secret: str) -> None:
-    opened = open_source(SourceRequest(plan(source), secret))
-    [way] = opened._ways
-    assert way.open() is not None
+    address = parse_bucket_url(source)
+    [access] = list_accesses(plan(source), address, secret)
+    assert create_bucket_store(address, access) is not None
 
 
 def test_a_key_of_google_that_is_no_key_is_a_sentence() -> None:

@@ -27,10 +27,10 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger, Revision
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights import mirror_source
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest
-from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.store_copy.claims import Claimant
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
 from tests.weights.store_copy.publishing import Blobs, digest

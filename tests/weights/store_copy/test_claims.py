@@ -55,13 +55,13 @@ def test_one_of_many_takers_wins(store):
 
 def test_what_a_holder_says_is_heard(store):
     counts = meter()
-    counts.set_totals(files=3, size=100)
+    counts.set_totals(items=3, size=100)
     with taken(Claimant(store, NAME, get_progress=counts.snapshot, timings=PATIENT)):
         waiter = claims(store)
         assert waiter.try_acquire() is None
         assert waiter.current_record.holder == get_current_holder()
         counts.add_transferred(40)
-        counts.add_files()
+        counts.add_items()
         until(lambda: waiter.try_acquire() is None and waiter.current_record.bytes_done == 40)
         found = waiter.current_record
         assert (found.files_done, found.files_total, found.bytes_total) == (1, 3, 100)

@@ -10,8 +10,8 @@ import pytest
 from prefect_bt.errors import ObjectExists, StoreError
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.text.progress import Phase
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest
-from prefect_bt.weights.progress import MirrorPhase
 from prefect_bt.weights.store_copy.claims import ClaimTimings
 from prefect_bt.weights.store_copy.copies import StoreMirror, manifest_key
 from prefect_bt.weights.store_copy.single_flight import single_flight
@@ -28,7 +28,7 @@ from prefect_bt.object_store import open_store
 from prefect_bt.weights.store_copy.single_flight import (single_flight)
 from prefect_bt.weights.store_copy.claims import (ClaimTimings)
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest
-from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.store_copy.copies import StoreMirror, manifest_key
 url, flights, last = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 store = open_store(url)
@@ -124,7 +124,7 @@ def test_who_waits_shows_how_far_the_other_is(url, start):
     leader = start(HOLDER, url, "elsewhere")
     assert leader.stdout.readline() == "held\n"
     store, counts, seen = open_store(url), meter(), []
-    counts.set_totals(files=2, size=9_900_000_000)
+    counts.set_totals(items=2, size=9_900_000_000)
     looks = iter([None, None, None, MANIFEST])
 
     def asked():
@@ -133,11 +133,11 @@ def test_who_waits_shows_how_far_the_other_is(url, start):
 
     with single_flight(store, NAME, counts, asked, timings=PATIENT) as found:
         assert found == MANIFEST
-    assert seen[-1].phase is MirrorPhase.WAITING
+    assert seen[-1].phase is Phase.WAITING
     assert seen[-1].note == "host far fetches it: 3.1 of 9.9 GB"
     assert seen[-1].bytes_done == 3_100_000_000
     after = counts.snapshot()
-    assert (after.note, after.bytes_done, after.files_done) == ("", 0, 0)
+    assert (after.note, after.bytes_done, after.items_done) == ("", 0, 0)
 
 
 def test_what_is_published_needs_no_claim(store):

@@ -13,12 +13,14 @@ from urllib.parse import parse_qs
 import pytest
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.object_store.address import parse_bucket_url
+from prefect_bt.object_store.connect import create_bucket_store
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
-from prefect_bt.weights.sources.obstore_identity import exchange_google_token
-from prefect_bt.weights.sources.protocol import SourceRequest, open_source
+from prefect_bt.weights.sources.bucket import list_accesses
 
 AUTH = WeightsAuthPlan("GCP_OIDC", service_account="a@b", identity_provider="projects/1/x")
 PLAN = WeightsPlan("gs://bucket/models", "/w", "k1", auth=AUTH)
+ADDRESS = parse_bucket_url(PLAN.source)
 
 
 class Google:
@@ -35,6 +37,12 @@ class Google:
         if path == "/token":
             return {"access_token": "federated-token"}
         return {"accessToken": "token-of-the-account", "expireTime": self.expires}
+
+
+def exchange() -> Any:
+    """Return the provider of tokens, which has asked for the first one."""
+    [access] = list_accesses(PLAN, ADDRESS, None)
+    return access.options()["credential_provider"]
 
 
 @pytest.fixture
@@ -73,27 +81,26 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 
 def test_exchanged_once_until_it_expires(google: Google) -> None:
-    provide = exchange_google_token(PLAN)
+    provide = exchange()
     assert provide()["token"] == provide()["token"] == "token-of-the-account"
-    [exchange, account] = google.asked
-    form = parse_qs(exchange[2].decode())
+    [first, account] = google.asked
+    form = parse_qs(first[2].decode())
     assert form["subject_token"] == ["planted.jwt.of-the-machine"]
     assert form["audience"] == ["//iam.googleapis.com/projects/1/x"]
     assert account[:2] == ("/accounts/a@b:generate", "Bearer federated-token")
     google.expires = "2020-01-01T00:00:00.123456789Z"
-    provide = exchange_google_token(PLAN)
+    provide = exchange()
     provide()
     assert len(google.asked) == 6, "one that is about to expire is asked for again"
-    [way] = open_source(SourceRequest(PLAN))._ways
-    google.expires = "2100-01-01T00:00:00Z"
-    assert way.open() is not None
+    [access] = list_accesses(PLAN, ADDRESS, None)
+    assert create_bucket_store(ADDRESS, access) is not None
 
 
 @pytest.mark.parametrize("status", [400, 403])
 def test_a_refusal_is_a_sentence(google: Google, status: int) -> None:
     google.status = status
     with pytest.raises(WeightsError) as caught:
-        exchange_google_token(PLAN)
+        exchange()
     assert f"Google gave no token of a@b ({status})" in str(caught.value)
     assert "planted" not in str(caught.value)
 
@@ -101,4 +108,4 @@ def test_a_refusal_is_a_sentence(google: Google, status: int) -> None:
 def test_no_token_file(google: Google, tmp_path: Path) -> None:
     (tmp_path / "subject").unlink()
     with pytest.raises(WeightsError, match="with a token file here"):
-        exchange_google_token(PLAN)
+        exchange()

@@ -1,0 +1,126 @@
+"""Progress of a transfer on a Prefect run: a progress artifact, and log lines for notes.
+
+A slow or failing API never delays or fails the transfer.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, cast
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.logging import get_run_logger
+
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
+from prefect_bt.text.progress import Phase, Progress, StepFilter, format_progress
+
+CLOSE_TIMEOUT: Final = 20.0
+"""Seconds in which the last values are sent to Prefect."""
+
+
+class ProgressArtifact:
+    """A progress artifact of the current run; Prefect gets a request for every tenth."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._steps = key, StepFilter()
+        self._artifact: UUID | None = None
+
+    def show(self, progress: Progress, description: str) -> None:
+        """Create or update the artifact if the progress is a step. API_ERRORS."""
+        if not self._steps.is_step(progress):
+            return
+        if self._artifact is None:
+            made = create_progress_artifact(
+                progress.percent, key=self._key, description=description
+            )
+            # In a thread without an event loop this call is synchronous, whatever its type says.
+            self._artifact = cast("UUID", made)
+        else:
+            update_progress_artifact(self._artifact, progress.percent, description=description)
+
+
+class RunProgress:
+    """Show one transfer on the current run. `update` never blocks and is safe in any thread."""
+
+    def __init__(self, key: str) -> None:
+        self._artifact, self._steps = ProgressArtifact(key), StepFilter()
+        self._condition = threading.Condition()
+        self._progress: Progress | None = None
+        self._notes: deque[str] = deque()
+        self._closed = self._started = False
+        self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
+
+    def update(self, progress: Progress) -> None:
+        with self._condition:
+            if note := self._steps.new_note(progress):
+                self._notes.append(note)
+            self._progress = progress
+            self._condition.notify()
+
+    def finish(self) -> None:
+        """Show the end of a transfer whose last callback was not the end."""
+        with self._condition:
+            last = self._progress
+        if last is not None:
+            self.update(
+                replace(
+                    last,
+                    phase=Phase.DONE,
+                    items_done=last.items_total,
+                    bytes_done=last.bytes_total,
+                    rate=0.0,
+                )
+            )
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+
+    def run(self) -> None:
+        """Report until `close`."""
+        closed = False
+        while not closed:
+            with self._condition:
+                if not self._closed:
+                    self._condition.wait()
+                closed, progress = self._closed, self._progress
+                notes, self._notes = list(self._notes), deque()
+            if progress is not None:
+                for note in notes:
+                    self._logger.warning("%s: %s", progress.name, note)
+                self._report(progress)
+
+    def _report(self, progress: Progress) -> None:
+        text = f"{progress.name}: {format_progress(progress)}"
+        if progress.phase is Phase.TRANSFERRING and progress.items_total and not self._started:
+            self._started = True
+            self._logger.info("%s", text)
+        if not progress.items_total:
+            return
+        try:
+            self._artifact.show(progress, text)
+        except API_ERRORS as error:
+            self._logger.debug("The progress cannot be shown: %s", error)
+
+
+@contextmanager
+def report_progress(key: str) -> Generator[RunProgress]:
+    """Show a transfer's progress on the current run until the block ends."""
+    progress = RunProgress(key)
+    # The thread needs the context of the run: artifacts and log lines belong to it.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(progress.run,), daemon=True)
+    thread.start()
+    try:
+        yield progress
+    finally:
+        progress.close()
+        thread.join(CLOSE_TIMEOUT)

@@ -1,0 +1,210 @@
+"""Create clients of buckets and of HTTP servers, with their credentials and time limits.
+
+Machine credentials: boto3's chain for s3, r2 and cw (variables, profiles, SSO, roles), Google's for
+gs (GOOGLE_APPLICATION_CREDENTIALS), the AZURE_STORAGE_… variables for azure. Proxies are those of
+HTTP_PROXY, HTTPS_PROXY and NO_PROXY; SSL_CERT_FILE replaces the system's certificate authorities,
+AWS_CA_BUNDLE adds some for S3-like buckets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prefect_bt.errors import StoreError
+from prefect_bt.object_store.address import BucketUrl, endpoint_options
+
+if TYPE_CHECKING:
+    from obstore.store import HTTPStore, ObjectStore
+
+_REFRESH_MARGIN: Final = timedelta(minutes=5)
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Variables that obstore reads."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits in seconds, and retries, of a store's HTTP client."""
+
+    connect: float = 10.0
+    read: float = 30.0
+    """Seconds without a byte after which a request fails."""
+    total: float = 300.0
+    """Seconds that a request may take, its body included."""
+    retries: int = 6
+    retry_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Access:
+    """Credentials for a bucket."""
+
+    name: str
+    """As in "may not be read with {name}"."""
+    options: Callable[[], Mapping[str, Any]]
+    """Returns arguments of obstore's store class; may ask a token service."""
+    has_credentials: bool = True
+    """Whether credentials are known to exist; if not, the search for them can fail or time out."""
+
+
+DEFAULT_LIMITS: Final = Limits()
+ANONYMOUS: Final = Access("no credentials", lambda: {"skip_signature": True})
+
+
+def create_bucket_store(
+    address: BucketUrl,
+    access: Access,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    prefix: str = "",
+    checksums: bool = False,
+) -> ObjectStore:
+    """Create obstore's store for a bucket. No request is sent, except by `access`.
+
+    `checksums`: send the SHA-256 of uploaded bytes to S3-like servers. ValueError or obstore's
+    BaseError for options that it cannot parse.
+    """
+    from obstore import store
+
+    given = {"prefix": prefix, **endpoint_options(address), **access.options()}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value}
+    options |= _client_arguments(limits, _bucket_client_options(address))
+    if address.scheme == "gs":
+        return store.GCSStore(address.bucket, **options)
+    if address.scheme == "azure":
+        return store.AzureStore(address.bucket, account_name=address.account, **options)
+    if address.scheme == "r2":
+        options["region"] = address.region
+    if checksums:
+        options["checksum_algorithm"] = "SHA256"
+    return store.S3Store(address.bucket, **options)
+
+
+def create_http_store(
+    url: str, *, token: str = "", limits: Limits = DEFAULT_LIMITS, allow_http: bool = False
+) -> HTTPStore:
+    """Create obstore's store below `url`. The token is sent to the host of `url` only.
+
+    Without `allow_http`, requests and redirects to plain HTTP fail. ValueError for a malformed URL.
+    """
+    from obstore.store import HTTPStore
+
+    headers = {"Accept-Encoding": "identity"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    client = {"allow_http": allow_http, "default_headers": headers}
+    return HTTPStore(url, **_client_arguments(limits, client))
+
+
+def find_machine_access(address: BucketUrl) -> Access | None:
+    """Return the credentials that this machine has for the bucket; None when there are none.
+
+    StoreError for AWS settings that boto3 cannot use.
+    """
+    name = "the credentials of this machine"
+    if not address.is_s3_like:
+        return Access(name, dict, has_credentials=False)
+    session: Any = import_module("boto3.session")
+    errors: Any = import_module("botocore.exceptions")
+    try:
+        found = session.Session()
+        known = found.get_credentials()
+    except errors.BotoCoreError as error:
+        raise StoreError(
+            f"The AWS settings of this machine cannot be used ({type(error).__name__}).",
+            url=f"{address.scheme}://{address.bucket}",
+            next_step="Check AWS_PROFILE and the files in ~/.aws.",
+        ) from None
+    if known is None:
+        return None
+    providers: Any = import_module("obstore.auth.boto3")
+    # boto3 renews temporary credentials at least ten minutes before they expire.
+    provider = providers.Boto3CredentialProvider(found, ttl=timedelta(minutes=9))
+    options = {"credential_provider": provider, "region": address.region or found.region_name}
+    return Access(name, lambda: options)
+
+
+def create_access(
+    name: str, request: Callable[[], Mapping[str, Any]], *, region: str = ""
+) -> Access:
+    """Create an access from requested credentials, which hide those of the environment.
+
+    `request` is called when a store is created, so that its error reaches the caller, and again
+    five minutes before `expires_at`, unless that is None.
+    """
+
+    def options() -> dict[str, Any]:
+        last = request()
+
+        def provide() -> Mapping[str, Any]:
+            nonlocal last
+            expires_at: datetime | None = last["expires_at"]
+            if expires_at is not None and expires_at - datetime.now(UTC) < _REFRESH_MARGIN:
+                last = request()
+            return last
+
+        return {"credential_provider": provide, "region": region}
+
+    return Access(name, options)
+
+
+def create_s3_client(address: BucketUrl, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """Create boto3's client. A new session reads the credentials that the machine has now."""
+    # Neither module has types.
+    session: Any = import_module("boto3.session").Session()
+    config: Any = import_module("botocore.config").Config(
+        max_pool_connections=16,
+        connect_timeout=limits.connect,
+        read_timeout=limits.read,
+        retries={"mode": "standard", "max_attempts": limits.retries},
+        # Each part is sent with its SHA-256, which is signed; boto3 need not hash it again.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={
+            "payload_signing_enabled": False,
+            **({"addressing_style": "virtual"} if address.virtual_hosted else {}),
+        },
+        signature_version="s3v4",
+    )
+    place: dict[str, Any] = {}
+    if address.endpoint:
+        place = {"endpoint_url": address.endpoint, "region_name": address.region}
+    return session.client("s3", config=config, **place)
+
+
+def _client_arguments(limits: Limits, client_options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "client_options": {
+            "connect_timeout": timedelta(seconds=limits.connect),
+            "read_timeout": timedelta(seconds=limits.read),
+            "timeout": timedelta(seconds=limits.total),
+            **client_options,
+        },
+        "retry_config": {
+            "max_retries": limits.retries,
+            "retry_timeout": timedelta(seconds=limits.retry_seconds),
+        },
+    }
+
+
+def _bucket_client_options(address: BucketUrl) -> dict[str, Any]:
+    if not address.is_s3_like:
+        return {"allow_http": True}  # emulators, metadata services
+    named = (os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)
+    endpoints = [address.endpoint] if address.endpoint else named
+    options: dict[str, Any] = {"allow_http": any(url.startswith("http://") for url in endpoints)}
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):
+        try:
+            options["root_certificate"] = Path(bundle).read_bytes()
+        except OSError as error:
+            raise StoreError(
+                f"AWS_CA_BUNDLE cannot be read: {error.strerror}.",
+                url=f"{address.scheme}://{address.bucket}",
+                next_step="Point it at a file of PEM certificates, or unset it.",
+            ) from None
+    return options

@@ -1,0 +1,135 @@
+"""Classify errors of obstore and botocore.
+
+A result never contains the text of an error, which may hold a signed URL.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Any, Final
+
+
+class FaultKind(StrEnum):
+    """What is wrong with a request."""
+
+    DENIED = auto()
+    NOT_FOUND = auto()
+    """No such object; HTTP servers, and some that speak S3, mean the bucket as well."""
+    NO_BUCKET = auto()
+    EXISTS = auto()
+    """A create-only write found an object."""
+    WRONG_REGION = auto()
+    CHANGED = auto()
+    """The object or file is not the version that was asked for."""
+    NO_RANGES = auto()
+    """The server answered a range with the whole object."""
+    PAST_END = auto()
+    """A range that begins after the end of the object."""
+    INVALID_NAME = auto()
+    CHECKSUM = auto()
+    """The server received other bytes than were sent."""
+    THROTTLED = auto()
+    CERTIFICATE = auto()
+    INSECURE = auto()
+    """An address or a redirect without https, where https is required."""
+    UNREACHABLE = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A classified error."""
+
+    kind: FaultKind
+    code: str = ""
+    """The server's code, such as `SlowDown`, else the HTTP status; empty without an answer."""
+    reason: str = ""
+    """A part of a sentence without URLs; empty when nothing is known, as after a timeout."""
+
+
+def _codes(kind: FaultKind, names: str) -> dict[str, FaultKind]:
+    return dict.fromkeys(names.split(), kind)
+
+
+_KINDS_BY_CODE: Final = {
+    **_codes(FaultKind.CHECKSUM, "BadDigest InvalidDigest XAmzContentChecksumMismatch"),
+    **_codes(
+        FaultKind.DENIED,
+        "AccessDenied ExpiredToken Forbidden InvalidAccessKeyId InvalidToken SignatureDoesNotMatch"
+        " TokenRefreshRequired AuthenticationFailed AuthorizationFailure InvalidAuthenticationInfo"
+        " AuthorizationPermissionMismatch NoAuthenticationInformation PublicAccessNotPermitted"
+        " 401 403",
+    ),
+    **_codes(FaultKind.NO_BUCKET, "NoSuchBucket ContainerNotFound"),
+    **_codes(FaultKind.NOT_FOUND, "NoSuchKey 404"),
+    **_codes(
+        FaultKind.WRONG_REGION,
+        "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException",
+    ),
+    **_codes(FaultKind.PAST_END, "InvalidRange 416"),
+    **_codes(FaultKind.THROTTLED, "SlowDown 429 503"),
+}
+_KINDS_BY_CLASS: Final = {
+    "PermissionDeniedError": FaultKind.DENIED,
+    "UnauthenticatedError": FaultKind.DENIED,
+    "PermissionError": FaultKind.DENIED,
+    "NoCredentialsError": FaultKind.DENIED,
+    "PartialCredentialsError": FaultKind.DENIED,
+    "CredentialRetrievalError": FaultKind.DENIED,
+    "FileNotFoundError": FaultKind.NOT_FOUND,
+    "AlreadyExistsError": FaultKind.EXISTS,
+    "PreconditionError": FaultKind.CHANGED,
+    "DigestMismatch": FaultKind.CHANGED,
+    "CorruptUpload": FaultKind.CHECKSUM,
+    "InvalidPathError": FaultKind.INVALID_NAME,
+    "NotSupportedError": FaultKind.NO_RANGES,
+}
+_KINDS_BY_TEXT: Final = (
+    ("redirect without LOCATION", FaultKind.WRONG_REGION, ""),
+    ("non-partial response", FaultKind.NO_RANGES, ""),
+    ("StartTooLarge", FaultKind.PAST_END, ""),
+    ("InvalidCertificate", FaultKind.CERTIFICATE, "its certificate is not trusted"),
+    ("BadScheme", FaultKind.INSECURE, "it leads to an address without https"),
+    ("TooManyRedirects", FaultKind.OTHER, "it redirects too often"),
+    ("dns error", FaultKind.UNREACHABLE, "no address is known for its host"),
+    ("Connection refused", FaultKind.UNREACHABLE, "the connection was refused"),
+    ("Connection reset", FaultKind.UNREACHABLE, "the connection was reset"),
+    ("Could not connect", FaultKind.UNREACHABLE, "there is no connection to the server"),
+    ("kind: Timeout", FaultKind.UNREACHABLE, ""),
+    ("kind: Interrupted", FaultKind.UNREACHABLE, "the body ended early"),
+)
+"""Parts of the libraries' texts, for errors without a class of their own."""
+
+
+def is_transfer_error(error: Exception) -> bool:
+    """Return whether an error comes from obstore, botocore, multipart.py or the system."""
+    origins = ("obstore", "botocore", "boto3", "prefect_bt.object_store.multipart")
+    return isinstance(error, OSError) or type(error).__module__.startswith(origins)
+
+
+def classify_fault(error: Exception) -> Fault:
+    """Return the kind of an error, its code or status, and a short reason without URLs."""
+    answer: Any = getattr(error, "response", None) or {}
+    text = str(error)
+    code = str(answer.get("Error", {}).get("Code") or _search(r"<Code>(\w+)</Code>", text))
+    kind = _KINDS_BY_CODE.get(code) or _KINDS_BY_CLASS.get(type(error).__name__)
+    if kind or code:
+        return Fault(kind or FaultKind.OTHER, code, code or _system_reason(error))
+    if status := _search(r"\bstatus(?: code)?: (\d{3})\b", text):
+        kind = _KINDS_BY_CODE.get(status, FaultKind.OTHER)
+        return Fault(kind, status, f"the server answered {status}")
+    for sign, kind, reason in _KINDS_BY_TEXT:
+        if sign in text:
+            return Fault(kind, reason=reason)
+    return Fault(FaultKind.OTHER, reason=_system_reason(error))
+
+
+def _search(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[1] if found else ""
+
+
+def _system_reason(error: Exception) -> str:
+    return (error.strerror or "") if isinstance(error, OSError) else ""

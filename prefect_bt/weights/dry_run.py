@@ -1,0 +1,75 @@
+"""The files that a mirror would transfer now: the answer of `weights mirror --dry-run`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from prefect_bt.errors import StoreError
+from prefect_bt.object_keys import weights_tree_name
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
+from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.patterns import select_files
+from prefect_bt.weights.sources.protocol import SourceRequest, open_source
+from prefect_bt.weights.store_copy.copies import StoreMirror
+
+
+class MirrorPlan(NamedTuple):
+    """Number and bytes of the files at each place.
+
+    A file that an interrupted mirror left may count as missing; the mirror continues it.
+    """
+
+    plan: WeightsPlan
+    revision: str
+    here: tuple[int, int] = (0, 0)
+    from_store: tuple[int, int] = (0, 0)
+    from_source: tuple[int, int] = (0, 0)
+
+
+def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = True) -> MirrorPlan:
+    """Return what a mirror would transfer. Write nothing; raise the errors of a mirror."""
+    plan, source = request.plan, open_source(request)
+    ask = partial(call_with_retries, source.list_files, LISTING_RETRY_DELAYS, threading.Event())
+    listing = None if source.pinned_revision else ask()
+    revision = listing.revision if listing else source.pinned_revision
+    name = weights_tree_name(plan.key, revision)
+    if tree := cache.find_tree(name):
+        return MirrorPlan(plan, revision, here=(tree.summary.files, tree.summary.bytes))
+    copy = _list_copy(request, name) if use_copy else []
+    files = copy or select_files(plan, listing or ask())
+    total, here = _count(files), _count(_iter_here(plan, cache, files))
+    rest = (total[0] - here[0], total[1] - here[1])
+    if copy:
+        return MirrorPlan(plan, revision, here, from_store=rest)
+    return MirrorPlan(plan, revision, here, from_source=rest)
+
+
+def _list_copy(request: SourceRequest, name: str) -> list[ListedFile]:
+    """Return the files of the store's copy; none when the store cannot be read."""
+    if request.store is not None and not request.plan.source.startswith("bt://"):
+        with suppress(StoreError):
+            if found := StoreMirror(request.store).find_manifest(name):
+                return [ListedFile(entry.path, entry.size, entry.sha256) for entry in found.entries]
+    return []
+
+
+def _iter_here(
+    plan: WeightsPlan, cache: NodeCache, files: list[ListedFile]
+) -> Iterator[ListedFile]:
+    index = DigestIndex(cache.index_path(source_id(plan.source)))
+    for file in files:
+        sha256 = file.sha256 or index.get(file_identity(plan.source, file))
+        if sha256 and cache.has_blob(sha256, file.size or 0):
+            yield file
+
+
+def _count(files: Iterable[ListedFile]) -> tuple[int, int]:
+    sizes = [file.size or 0 for file in files]
+    return len(sizes), sum(sizes)
