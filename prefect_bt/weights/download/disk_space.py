@@ -11,8 +11,7 @@ from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.weights.cache.lru_eviction import EvictionCandidate, choose_evictions
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-from prefect_bt.weights.download.engine import get_partial_folder
-from prefect_bt.weights.download.open_file import DownloadContext
+from prefect_bt.weights.download.open_file import DownloadContext, get_partial_folder
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror
 
