@@ -5,16 +5,14 @@ The token is sent to the Hub only. No token of the environment is used.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.sources.http_faults import HttpFault
-from prefect_bt.weights.sources.http_source import HttpSource
+from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
 from prefect_bt.weights.sources.hub_responses import (
     COMMIT,
     MalformedResponse,
@@ -25,10 +23,7 @@ from prefect_bt.weights.sources.hub_responses import (
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
 if TYPE_CHECKING:
-    from obstore import GetResult
     from obstore.store import HTTPStore
-
-_MAX_TARGETS: Final = 8
 
 
 def parse_source(source: str) -> tuple[str, str]:
@@ -49,9 +44,6 @@ class HubSource(HttpSource):
         self._repo_id, self._revision = parse_source(source)
         self._commit = self.pinned_revision
         self._store: HTTPStore | None = None
-        self._targets: dict[str, HTTPStore] = {}
-        """File -> store of the URL to which the Hub redirected."""
-        self._lock = threading.Lock()
 
     @property
     def pinned_revision(self) -> str:
@@ -74,38 +66,13 @@ class HubSource(HttpSource):
             files = tuple(iter_files(self._get_document, url))
         return Listing(self._source, commit, files)
 
-    def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
-        """Request a block. Redirects are remembered, because the Hub limits requests."""
-        if end - start == file.size:
-            store, path = self._open_repo(), f"resolve/{self._commit}/{file.path}"
-        else:
-            store, path = self._open_target(file), ""
-        try:
-            return self._client.get_block(store, path, start, end, file.size)
-        except HttpFault as fault:
-            if not fault.status:
-                raise
-        # Its URL has expired, or the Hub's answer has the reason: obstore returns no headers.
-        if self._targets.get(file.path) is store:
-            self._targets.pop(file.path, None)
-        target = self._open_target(file)
-        return self._client.get_block(target, "", start, end, file.size)
-
-    def _open_repo(self) -> HTTPStore:
+    def _locate(self, file: ListedFile, *, whole: bool) -> tuple[HTTPStore, str]:
+        """Small files need no request for a redirect; the Hub limits requests for the others."""
+        if not whole:
+            return super()._locate(file, whole=whole)
         with self._lock:
-            self._store = self._store or self._client.open_store(self._repo_url())
-            return self._store
-
-    def _open_target(self, file: ListedFile) -> HTTPStore:
-        """Open a store of the URL to which the Hub redirects. HttpFault."""
-        with self._lock:
-            store = self._targets.get(file.path)
-            if store is None:
-                store = self._client.open_redirected(self._file_url(file))
-                if len(self._targets) >= _MAX_TARGETS:
-                    self._targets.clear()
-                self._targets[file.path] = store
-            return store
+            self._store = self._store or self._open_store(self._repo_url(), self._token)
+            return self._store, f"resolve/{self._commit}/{file.path}"
 
     def _file_url(self, file: ListedFile) -> str:
         return f"{self._repo_url()}/resolve/{self._commit}/{quote(file.path)}"
@@ -126,7 +93,7 @@ class HubSource(HttpSource):
 
     def _get_document(self, url: str) -> tuple[Any, Mapping[str, str]]:
         """Return the JSON of an answer, and its headers."""
-        with self._client.get(url) as answer:
+        with self._get(url) as answer:
             return read_document(answer.iter_raw()), answer.headers
 
     @contextmanager
@@ -141,15 +108,14 @@ class HubSource(HttpSource):
             ) from None
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
-        self._targets.pop(path, None)
         match _error_code(fault):
             case "GatedRepo":
-                return self._error("is gated", f"Accept its terms on the Hub. {self._access}")
+                return self._error("is gated", f"Accept its terms on the Hub. {self._access_step}")
             case "RevisionNotFound":
                 return self._error("has no such revision", "Check what follows the @.")
             case "RepoNotFound":
                 what = f"does not exist at {_endpoint()}, or is private"
-                return self._error(what, f"Check its name. {self._access}")
+                return self._error(what, f"Check its name. {self._access_step}")
             case _:
                 return super()._explain(fault, path)
 

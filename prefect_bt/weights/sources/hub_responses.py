@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from prefect_bt.object_store.faults import FaultKind
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, quote
-from prefect_bt.weights.sources.http_faults import HttpFault
+from prefect_bt.weights.sources.http_source import HttpFault
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, and the id of git's blob object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert b"".join(pool.map(read, spans)) == DATA
-    assert len(served.asked) == len(spans) + 1
+    assert len(served.asked) == len(spans) + 2, "and twice for the first byte"
     assert served.connections < len(spans) / 2
     served.files[PATH] = DATA[:-1] + b"x"
     with pytest.raises(WeightsError, match="changed while it was read"):
@@ -205,8 +206,9 @@ def test_a_connection_that_the_server_closed_meanwhile(served: Files) -> None:
     [file] = source.list_files().files
     assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
     served.drop = True
-    with pytest.raises(TransientError):
-        list(source.read(file, start=0, length=10))
+    while not served.dropped:  # a request may take a new connection
+        with suppress(TransientError):
+            list(source.read(file, start=0, length=10))
     assert b"".join(source.read(file, start=5, length=10)) == DATA[5:15]
     assert served.dropped == 1
 
