@@ -157,7 +157,7 @@ class SubstrateError(PrefectBtError):
 
 
 class ImageError(SubstrateError):
-    """`reference` as the definition spells it; `fault` a registries.pull_errors.Fault, by value."""
+    """`reference` as in the definition; `fault` is the value of a registries PullErrorKind."""
 
     def __init__(
         self,

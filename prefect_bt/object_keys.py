@@ -17,7 +17,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
                                               who answers it in this life of the parent; create-only
     weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
-    weights/claims/<key>-<revision>/<n>.json  who fetches it, for all hosts
+    weights/sharing/<key>-<revision>/<batch>  division of a download among hosts
     deployments/<quoted name>/                what serves under a name
                                               (serving/deployment_records.py)
     training_projects/<project id>/
@@ -34,6 +34,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
             max_run_time.json                 what a retry gave instead of the job's limit, seconds
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
+            mirroring/<key>                   progress of a mirror as text, replaced at each tenth
             image.json                        the image that its nodes run in, by digest;
                                               that of its first attempt; create-only
             holds/<holder>.json               who needs which manifests to stay where they are
@@ -168,6 +169,10 @@ def job_calls_prefix(project_id: str, job_id: str) -> str:
 def job_objects_prefix(project_id: str, job_id: str) -> str:
     """The folder over the objects of every attempt."""
     return f"{job_prefix(project_id, job_id)}/objects"
+
+
+def mirroring_prefix(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/mirroring"
 
 
 def weights_tree_name(key: str, revision: str) -> str:

@@ -36,6 +36,7 @@ from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
@@ -146,7 +147,12 @@ def mirror_weights(
     """
     pin = site.ledger.read_pinned_weights(site.job_id).get(source.key)
     wanted = [source.secret] if source.secret else []
-    where = MirrorContext(site.settings, site.ledger.store, site.job_id)
+    where = MirrorContext(
+        site.settings,
+        site.ledger.store,
+        site.job_id,
+        mirroring_prefix(site.record.project_id, site.job_id),
+    )
     values = resolve_secrets(wanted, site.secret_sources, team=site.team)
     secret = next(iter(values.values()), None)
     mirrored = mirror_with_progress(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -18,11 +20,13 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
-from prefect_bt.errors import WeightsError
+from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.flows.tasks.reporting.run_progress import report_progress
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings
+from prefect_bt.text.progress import Progress
+from prefect_bt.text.quantities import format_size
 from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
 from prefect_bt.weights.result import format_result
 from prefect_bt.weights.url_redaction import redact_url
@@ -46,6 +50,15 @@ class MirrorContext:
     settings: Settings
     store: Store
     holder: str = ""
+    progress_prefix: str = ""
+    """Prefix of the objects that have the job's progress for its log; empty without a job."""
+
+    def publish_progress(self, plan: WeightsPlan, progress: Progress) -> None:
+        """Write the progress to the store. Errors of the store are ignored."""
+        if self.progress_prefix:
+            text = f"{progress.percent:.0f} % of {format_size(progress.bytes_total)}"
+            with suppress(StoreError):
+                self.store.put(f"{self.progress_prefix}/{plan.key}", text.encode())
 
     def artifact_key(self, plan: WeightsPlan) -> str:
         """Return the key of the progress artifact: one for each job and source."""
@@ -71,7 +84,9 @@ def mirror_with_progress(
     """
     settings = site.settings
     try:
-        with report_progress(site.artifact_key(plan)) as progress:
+        with report_progress(
+            site.artifact_key(plan), on_step=partial(site.publish_progress, plan)
+        ) as progress:
             mirrored = mirror_source(
                 plan,
                 cache=NodeCache(settings.weights_dir, settings.weights_bytes),

@@ -61,6 +61,20 @@ def find_files(folder: Path) -> Iterator[Path]:
         yield from files
 
 
+def measure_folder(folder: Path) -> tuple[int, float]:
+    """Return the bytes that deleting the folder frees, and when it changed last (epoch seconds).
+
+    Raise FileNotFoundError when the folder is missing.
+    """
+    size, modified_at = 0, folder.lstat().st_mtime
+    for file in find_files(folder):
+        with suppress(FileNotFoundError):
+            facts = file.lstat()
+            size += facts.st_blocks * 512 if facts.st_nlink == 1 else 0
+            modified_at = max(modified_at, facts.st_mtime)
+    return size, modified_at
+
+
 def _list_folder(place: Path, expected: os.stat_result | None) -> list[tuple[str, os.stat_result]]:
     """Return names and facts; none if `place` is no longer the folder that was `expected`."""
     found: list[tuple[str, os.stat_result]] = []

@@ -14,7 +14,7 @@ from prefect_bt.gc.liveness import JobStores
 from prefect_bt.gc.processes import ProcessScanner
 from prefect_bt.gc.routers import RouterScanner
 from prefect_bt.gc.store_objects import UploadScanner, scan_holds
-from prefect_bt.gc.weights import WeightsScanner, scan_claims
+from prefect_bt.gc.weights import WeightsScanner, scan_shared_downloads
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.docker.endpoints import list_used_engines
@@ -51,7 +51,9 @@ def scan_for_orphans(
             Scan("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
             Scan("Uploads into the store", UploadScanner(stores, older_than).scan),
             Scan("Holds in the store", lambda: scan_holds(stores)),
-            Scan("Claims in the store", lambda: scan_claims(stores)),
+            Scan(
+                "Shared downloads in the store", lambda: scan_shared_downloads(stores, older_than)
+            ),
         ]
     )
     return replace(found, notes=tuple(dict.fromkeys([*found.notes, *stores.notes])))

@@ -26,7 +26,7 @@ class OrphanKind(StrEnum):
     WEIGHTS = "unfinished weights"
     UPLOAD = "unfinished upload"
     HOLD = "checkpoint hold"
-    CLAIM = "weights claim"
+    SHARED_DOWNLOAD = "shared download"
 
 
 @dataclass(frozen=True)

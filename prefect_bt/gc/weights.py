@@ -10,14 +10,14 @@ from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.job_folders import list_stores
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.cache.orphans import (
+from prefect_bt.weights.cache.leftovers import (
     delete_stale_item,
     delete_stale_lease,
     iter_stale_items,
     iter_stale_leases,
 )
-from prefect_bt.weights.store_copy.claims import delete_stale_claim, iter_stale_claims
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.store_copy.copies import sharing_prefix
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class WeightsScanner:
                 "nobody works on it",
                 lambda left=left: delete_stale_item(self.cache, left, older_than=self.older_than),
                 bytes=left.bytes,
-                since=left.last_modified,
+                since=left.modified_at,
             )
 
     def _is_old(self, since: float) -> bool:
@@ -62,15 +62,16 @@ class WeightsScanner:
         return time.time() - since > self.older_than
 
 
-def scan_claims(stores: JobStores) -> Iterator[Orphan]:
-    """In our own store, as far as can be told from here."""
+def scan_shared_downloads(stores: JobStores, older_than: float) -> Iterator[Orphan]:
+    """Yield objects of downloads that hosts shared, `older_than` seconds after the last change."""
     store = stores.get_ledger(stores.default_url).store
-    for claim in iter_stale_claims(store):
-        yield Orphan(
-            OrphanKind.CLAIM,
-            claim.key,
-            claim.reason,
-            lambda claim=claim: delete_stale_claim(store, claim),
-            bytes=claim.bytes,
-            since=claim.modified_at,
-        )
+    for info in store.list(sharing_prefix("").rstrip("/")):
+        if time.time() - info.modified > older_than:
+            yield Orphan(
+                OrphanKind.SHARED_DOWNLOAD,
+                info.key,
+                "the download is over",
+                lambda key=info.key: store.delete(key),
+                bytes=info.size,
+                since=info.modified,
+            )

@@ -1,7 +1,7 @@
-"""Which of the store's copies of weights are needed, and by what: those are not pruned.
+"""Find the store's copies of weights that are needed. They are not pruned.
 
-Needed by a job that is not over, or that ended badly lately and may be taken up again; by a server
-of a deployment; by a host that mirrors the source now; by a living job of this machine.
+A copy is needed by a job that has not ended, or that failed lately and may be retried, by a server
+of a deployment, and by a running job of this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.store_copy.claims import list_active_claims
 
 RESUMABLE_SECONDS: Final = 7 * 86400.0
 """After its end a job that did not complete is expected to be taken up again for so long."""
@@ -35,13 +34,10 @@ def find_needed_copies(
         for name in names:
             if name == f"{key}-{revision}" if revision else name.startswith(f"{key}-"):
                 found.setdefault(name, why)
-    held = list_active_claims(ledger.store, now=now)
     for name in names:
         tree = cache.find_tree(name)
         if tree and tree.leases:
             found.setdefault(name, f"job {', '.join(tree.leases)} uses it")
-        elif name in held:
-            found.setdefault(name, f"host {held[name].holder.host} mirrors it")
     return found
 
 

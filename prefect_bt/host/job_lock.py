@@ -167,15 +167,15 @@ class JobLock:
 
 
 def is_owned(state_dir: Path, job_id: str) -> bool:
-    """Whether a living process on this machine runs the job. Never blocks, creates nothing."""
-    try:
-        descriptor = os.open(lock_path(state_dir, job_id), OPEN_FLAGS)
-    except OSError:
-        return False
-    try:
-        return not try_lock(descriptor, shared=True)
-    finally:
-        os.close(descriptor)
+    """Return whether a living process on this machine runs the job."""
+    return not is_free(lock_path(state_dir, job_id))
+
+
+def is_job_alive(state_dir: Path, job_id: str) -> bool:
+    """Return whether a process of the job lives on this machine: its owner or a node."""
+    folder = lock_path(state_dir, job_id).parent
+    locks = find_paths(folder, "attempt-*/rank-*/lock")
+    return is_owned(state_dir, job_id) or not all(map(is_free, locks))
 
 
 def has_lock_file(state_dir: Path, job_id: str) -> bool:
@@ -249,6 +249,18 @@ def remove_unowned_lock(state_dir: Path, job_id: str) -> None:
     try:
         if try_lock(descriptor):
             remove_job_lock(state_dir, job_id, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_free(path: Path) -> bool:
+    """Return whether no process holds the flock of a file. Never block, create nothing."""
+    try:
+        descriptor = os.open(path, OPEN_FLAGS)
+    except OSError:
+        return True
+    try:
+        return try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
 

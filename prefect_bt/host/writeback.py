@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
@@ -29,14 +32,31 @@ def start_writeback(fd: int, offset: int, size: int) -> None:
         )
 
 
-def sync_file_system(fd: int) -> None:
-    """Return when all that was written to the open file's file system is on the disk. OSError."""
+def sync_file_system(folder: Path) -> None:
+    """Wait until all data of the folder's file system is on the disk. Raise OSError."""
     call = _find_function("syncfs")
     if call is None:
         os.sync()
-    elif call(ctypes.c_int(fd)) == -1:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        return
+    with _open_folder(folder) as fd:
+        if call(ctypes.c_int(fd)) == -1:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in the folder are on the disk. Raise OSError."""
+    with _open_folder(folder) as fd:
+        os.fsync(fd)
+
+
+@contextmanager
+def _open_folder(folder: Path) -> Generator[int]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
+from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
@@ -17,9 +18,8 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.job_reader import JobLine
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_format import PLATFORM_RANK, LogLine
+from prefect_bt.object_keys import mirroring_prefix
 
-_PERCENT_STEP: Final = 10
-"""Per cent of a mirror between two lines."""
 _LEVELS: Final = {JobState.FAILED: LogLevel.ERROR, JobState.DEPLOY_FAILED: LogLevel.ERROR}
 _END_MESSAGES: Final = {
     JobState.COMPLETED: "Job completed",
@@ -143,17 +143,20 @@ class JobHistory:
     def _format_mirroring(self) -> str:
         if not self._weights:
             return ""
-        from prefect_bt.weights.store_copy.claims import find_active_claim
-
         pins = self._ledger.read_pinned_weights(self._record.id)
-        missing = [(source, key) for source, key in self._list_sources() if key not in pins]
-        said: list[str] = []
-        for source, key in missing:
-            found = find_active_claim(self._ledger.store, key)
-            far = f" {_format_percent(found.bytes_done, found.bytes_total)}" if found else ""
-            who = f" by host {found.holder.host}" if found else ""
-            said.append(f"{source}{far}{who}")
-        return f"Mirroring weights: {'; '.join(said)}." if said else ""
+        missing = [
+            f"{source}{self._read_mirror_progress(key)}"
+            for source, key in self._list_sources()
+            if key not in pins
+        ]
+        return f"Mirroring weights: {'; '.join(missing)}." if missing else ""
+
+    def _read_mirror_progress(self, key: str) -> str:
+        prefix = mirroring_prefix(self._record.project_id, self._record.id)
+        try:
+            return f" {self._ledger.store.get(f'{prefix}/{key}').decode()}"
+        except ObjectNotFound:
+            return ""
 
     def _list_sources(self) -> list[tuple[str, str]]:
         """Return (source as it may be shown, key) of each."""
@@ -190,14 +193,6 @@ def _to_job_line(at: float, message: str, level: LogLevel, started: list[Attempt
     attempt = max((one.attempt for one in started if one.at <= at), default=None)
     line = LogLine(int(at * 1e9), message.replace("\n", " "), PLATFORM_RANK)
     return JobLine(attempt, line, level)
-
-
-def _format_percent(done: int, total: int) -> str:
-    """Return the share in steps of ten percent, so that a followed line changes seldom."""
-    if not total:
-        return "(size not known yet)"
-    percent = 100 * min(done, total) // total // _PERCENT_STEP * _PERCENT_STEP
-    return f"{percent} % of {_format_size(total)}"
 
 
 def _format_size(count: int) -> str:

@@ -18,12 +18,10 @@ from urllib.parse import urlsplit
 
 from prefect_bt.errors import StoreError
 
-_URL_PATTERNS: Final = {
-    "s3": r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
-    "r2": r"(?P<account>[^./]+)(?P<place>\.eu)?\.(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
-    "cw": r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
-    "gs": r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
-    "azure": r"(?P<account>[^/]+)/(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
+_BUCKET_PATTERN: Final = r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?"
+_ACCOUNT_PATTERNS: Final = {
+    "r2": r"(?P<account>[^./]+)(?P<place>\.eu)?\.",
+    "azure": r"(?P<account>[^/]+)/",
 }
 _EXAMPLES: Final = {
     "s3": "s3://bucket/prefix",
@@ -60,7 +58,8 @@ class BucketUrl:
 def parse_bucket_url(url: str) -> BucketUrl:
     """Parse a bucket's URL. StoreError with an example for a URL without a bucket."""
     scheme = urlsplit(url).scheme
-    match = re.fullmatch(f"{scheme}://{_URL_PATTERNS[scheme]}", url)
+    account = _ACCOUNT_PATTERNS.get(scheme, "")
+    match = re.fullmatch(f"{scheme}://{account}{_BUCKET_PATTERN}", url)
     if match is None:
         what = f"{url!r} names no bucket."
         raise StoreError(what, url=url, next_step=f"It reads: {_EXAMPLES[scheme]}")

@@ -58,28 +58,31 @@ _MAX_SEND_ATTEMPTS: Final = 3
 _OWN_PREFIXES: Final = ("training_projects", "weights")
 """Folders of our objects; other folders of a shared bucket are never read."""
 _MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
-_ERRORS: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}
-_SENTENCES: Final = {
-    FaultKind.NOT_FOUND: ("No {key} in {url}.", ""),
-    FaultKind.EXISTS: ("{key} is already in {url}.", ""),
+_ERRORS: Final = {
+    FaultKind.NOT_FOUND: (ObjectNotFound, "No {key} in {url}.", ""),
+    FaultKind.EXISTS: (ObjectExists, "{key} is already in {url}.", ""),
     FaultKind.NO_BUCKET: (
+        StoreError,
         "The bucket of {url} does not exist.",
         "Create it, or name another one in PREFECT_BT_STORE.",
     ),
     FaultKind.DENIED: (
+        StoreError,
         "{url} refuses access to {key}.",
         "Check the credentials (expired?) and their rights on this bucket.",
     ),
     FaultKind.CHANGED: (
+        StoreError,
         "The bytes for {key} are not the ones announced: the file changed meanwhile.",
         "",
     ),
     FaultKind.CHECKSUM: (
+        StoreError,
         "{url} received other bytes for {key} than were sent to it.",
         "Something between here and the store changes or loses bytes: a proxy, a disk.",
     ),
 }
-"""Kind -> message, next step."""
+_OTHER_ERROR: Final = (StoreError, "{url} failed for {key}: {reason}.", "")
 
 
 class BucketStore:
@@ -107,12 +110,15 @@ class BucketStore:
             return bytes(obstore.get(self._inner, key).bytes())
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        end = start + max(length, 1)  # an empty range is invalid
         with self._translate_errors(key):
-            # Servers answer a range past the end with different errors: ask for the size first.
-            length = min(length, self._size(key) - start)
-            if length <= 0:
+            try:
+                answer = obstore.get(self._inner, key, options={"range": (start, end)})
+                return bytes(answer.bytes())[:length]
+            except exceptions.BaseError as error:
+                if classify_fault(error).kind is not FaultKind.PAST_END:
+                    raise
                 return b""
-            return bytes(obstore.get_range(self._inner, key, start=start, length=length))
 
     def put(self, key: str, data: bytes) -> None:
         with self._translate_errors(key):
@@ -307,9 +313,7 @@ class BucketStore:
                 # The next operation uses the credentials that the machine has then.
                 self._parts = None
                 self._inner = _connect(self._address)
-        default = ("{url} failed for {key}: {reason}.", "")
-        message, next_step = _SENTENCES.get(fault.kind, default)
-        error = _ERRORS.get(fault.kind, StoreError)
+        error, message, next_step = _ERRORS.get(fault.kind, _OTHER_ERROR)
         reason = fault.reason or "no usable answer"
         text = message.format(url=self._url, key=key, reason=reason)
         return error(text, url=self._url, key=key, next_step=next_step)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from obstore.store import HTTPStore, ObjectStore
 
 _REFRESH_MARGIN: Final = timedelta(minutes=5)
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Variables that obstore reads."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +129,13 @@ def find_machine_access(address: BucketUrl) -> Access | None:
     return Access(name, lambda: options)
 
 
-def create_secret_access(name: str, credentials: Mapping[str, Any], *, region: str = "") -> Access:
-    """Create an access with fixed credentials.
-
-    A provider passes them to obstore, which then takes no credentials from the environment.
-    """
-    found = {**credentials, "expires_at": None}
-    return Access(name, lambda: {"credential_provider": lambda: found, "region": region})
-
-
-def create_role_access(
+def create_access(
     name: str, request: Callable[[], Mapping[str, Any]], *, region: str = ""
 ) -> Access:
-    """Create an access with temporary credentials.
+    """Create an access from requested credentials, which hide those of the environment.
 
     `request` is called when a store is created, so that its error reaches the caller, and again
-    five minutes before `expires_at`.
+    five minutes before `expires_at`, unless that is None.
     """
 
     def options() -> dict[str, Any]:
@@ -150,7 +143,8 @@ def create_role_access(
 
         def provide() -> Mapping[str, Any]:
             nonlocal last
-            if last["expires_at"] - datetime.now(UTC) < _REFRESH_MARGIN:
+            expires_at: datetime | None = last["expires_at"]
+            if expires_at is not None and expires_at - datetime.now(UTC) < _REFRESH_MARGIN:
                 last = request()
             return last
 
@@ -199,14 +193,12 @@ def _client_arguments(limits: Limits, client_options: dict[str, Any]) -> dict[st
 
 
 def _bucket_client_options(address: BucketUrl) -> dict[str, Any]:
-    """Allow plain HTTP unless the endpoint is known to be https; add AWS_CA_BUNDLE."""
-    endpoint = address.endpoint
-    bundle = ""
-    if address.is_s3_like:
-        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
-        bundle = os.environ.get("AWS_CA_BUNDLE", "")
-    options: dict[str, Any] = {"allow_http": not endpoint.startswith("https://")}
-    if bundle:
+    if not address.is_s3_like:
+        return {"allow_http": True}  # emulators, metadata services
+    named = (os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)
+    endpoints = [address.endpoint] if address.endpoint else named
+    options: dict[str, Any] = {"allow_http": any(url.startswith("http://") for url in endpoints)}
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):
         try:
             options["root_certificate"] = Path(bundle).read_bytes()
         except OSError as error:

@@ -155,7 +155,7 @@ class DiskStore:
         return ""
 
     def download(self, key: str, target: Path) -> None:
-        temporary = _temp_path(target)
+        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             with (
                 self._translate_errors(key),
@@ -260,10 +260,6 @@ class DiskStore:
                 key=key,
                 next_step=_NEXT_STEPS.get(error.errno or 0, ""),
             ) from error
-
-
-def _temp_path(target: Path) -> Path:
-    return target.with_name(f".{uuid.uuid4().hex}.tmp")
 
 
 def _remove_if_empty(folder: Path) -> bool:

@@ -1,24 +1,22 @@
-"""One file's bytes into another, at the speed of the disk: by reference where the file system can,
-else by the kernel, with the hash computed beside it.
+"""Copy a file at the speed of the disk: by reference, else in the kernel, with the hash beside it.
 
-Two threads take turns on one target: this one has the kernel copy the next step, the other hashes
-what the last one wrote, while it is in memory, and then asks for it to be written out, so that the
-sync at the end has little left to do. What is hashed is the copy, not the source: what was written
-is what has to be right.
+While the kernel copies the next step, another thread hashes the last one from memory and starts its
+writeback, so that the sync at the end has little left to do. The hash is that of the copy.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
-import threading
-from collections.abc import Generator
-from typing import Final
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from prefect_bt.host.writeback import start_writeback
 from prefect_bt.object_store.protocols import ByteCallback
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _STEP: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -29,7 +27,7 @@ _UNSUPPORTED_ERRNOS: Final = frozenset(
 
 
 def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback | None = None) -> None:
-    """From begin to end; both are open files, the target empty."""
+    """Copy an open file into an empty one."""
     if _try_reflink(source, target):
         _report(on_bytes, os.fstat(target).st_size)
         return
@@ -42,7 +40,7 @@ def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback | None = None
                 raise
             copied = 0
         if not copied:
-            # The kernel sees an end at once in files that it makes up (/proc) and some others.
+            # For files of /proc, among others, the kernel reports an end at once.
             if at or step is _copy_in_user_space:
                 return
             step = _copy_in_user_space
@@ -52,70 +50,40 @@ def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback | None = None
 
 
 def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback | None = None) -> str:
-    """As `copy_bytes`; the sha256 of the target, in hex."""
+    """Copy as `copy_bytes`. Return the SHA-256 of the target, in hex."""
     size = os.fstat(source).st_size
+    hashed = _FileHash(target, size)
     if size <= _STEP:
         copy_bytes(source, target, on_bytes=on_bytes)
-        return _BackgroundHash(target, size).hexdigest()
-    behind = _BackgroundHash(target, size)
+        return hashed.hexdigest()
+    from concurrent.futures import ThreadPoolExecutor
+
+    end, running = 0, deque["Future[None]"]()
 
     def follow(copied: int) -> None:
+        nonlocal end
         _report(on_bytes, copied)
-        behind.advance(copied)
+        end += copied
+        running.append(pool.submit(hashed.advance, end))
+        while running and running[0].done():
+            running.popleft().result()
 
-    with behind.run_in_background():
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
         copy_bytes(source, target, on_bytes=follow)
-    return behind.hexdigest()
+    for one in running:
+        one.result()
+    return hashed.hexdigest()
 
 
-class _BackgroundHash:
-    """Of a file that grows, from a thread of its own. It stays behind what it was told of."""
+class _FileHash:
+    """The SHA-256 of a file that grows. `size` is the expected size."""
 
     def __init__(self, fd: int, size: int) -> None:
-        """`size` is what may be expected."""
         self._fd, self._digest, self._at = fd, hashlib.sha256(), 0
         self._buffer = memoryview(bytearray(min(_READ_BYTES, max(size, 1))))
-        self._grown, self._end, self._over = threading.Condition(), 0, False
-        self._error: OSError | None = None
 
-    def advance(self, size: int) -> None:
-        with self._grown:
-            self._end += size
-            self._grown.notify()
-
-    @contextlib.contextmanager
-    def run_in_background(self) -> Generator[None]:
-        thread = threading.Thread(target=self._run, name="hash", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            with self._grown:
-                self._over = True
-                self._grown.notify()
-            thread.join()
-
-    def hexdigest(self) -> str:
-        """The rest as well."""
-        if self._error:
-            raise self._error
-        self._read(os.fstat(self._fd).st_size)
-        return self._digest.hexdigest()
-
-    def _run(self) -> None:
-        while True:
-            with self._grown:
-                self._grown.wait_for(lambda: self._end > self._at or self._over)
-                end = self._end
-            if end <= self._at:
-                return
-            try:
-                self._read(end)
-            except OSError as error:
-                self._error = error
-                return
-
-    def _read(self, end: int) -> None:
+    def advance(self, end: int) -> None:
+        """Hash the bytes up to `end`, and start writing them to the disk."""
         begin = self._at
         while self._at < end:
             most = min(len(self._buffer), end - self._at)
@@ -126,9 +94,13 @@ class _BackgroundHash:
             self._at += count
         start_writeback(self._fd, begin, self._at - begin)
 
+    def hexdigest(self) -> str:
+        self.advance(os.fstat(self._fd).st_size)
+        return self._digest.hexdigest()
+
 
 def _try_reflink(source: int, target: int) -> bool:
-    """A reflink: shares the bytes, copies on write; instant where the file system can."""
+    """Make the target a reflink, which shares the bytes of the source until one is written."""
     try:
         import fcntl
 

@@ -25,6 +25,8 @@ class FaultKind(StrEnum):
     """The object or file is not the version that was asked for."""
     NO_RANGES = auto()
     """The server answered a range with the whole object."""
+    PAST_END = auto()
+    """A range that begins after the end of the object."""
     INVALID_NAME = auto()
     CHECKSUM = auto()
     """The server received other bytes than were sent."""
@@ -66,6 +68,7 @@ _KINDS_BY_CODE: Final = {
         FaultKind.WRONG_REGION,
         "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException",
     ),
+    **_codes(FaultKind.PAST_END, "InvalidRange 416"),
     **_codes(FaultKind.THROTTLED, "SlowDown 429 503"),
 }
 _KINDS_BY_CLASS: Final = {
@@ -86,6 +89,7 @@ _KINDS_BY_CLASS: Final = {
 _KINDS_BY_TEXT: Final = (
     ("redirect without LOCATION", FaultKind.WRONG_REGION, ""),
     ("non-partial response", FaultKind.NO_RANGES, ""),
+    ("StartTooLarge", FaultKind.PAST_END, ""),
     ("InvalidCertificate", FaultKind.CERTIFICATE, "its certificate is not trusted"),
     ("BadScheme", FaultKind.INSECURE, "it leads to an address without https"),
     ("TooManyRedirects", FaultKind.OTHER, "it redirects too often"),

@@ -1,8 +1,7 @@
-"""Large files into an S3-like bucket in parts: resumed where they were, verified one by one.
+"""Resumable multipart uploads of large files to S3-like buckets; every part is verified.
 
-boto3's plain calls, because they let a later process list the parts that are there, go on after
-them, and give up what will not be finished; no other library that we know offers all three. Its own
-transfer manager is not used: it hashes on one thread and starts over after a kill.
+boto3's plain calls let a later process list the stored parts, continue after them, and abort the
+upload. boto3's transfer manager hashes on one thread and starts again after a kill.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,15 +21,15 @@ from prefect_bt.object_store.protocols import ByteCallback, UnfinishedUpload
 
 MIN_PART_BYTES: Final = 8 * 1024 * 1024
 _MAX_PARTS: Final = 9_000
-_IN_FLIGHT: Final = 3
-_IN_MEMORY: Final = 8 * 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
+_MAX_SENDERS: Final = 3
+_MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
+"""Bytes of parts larger than usual, which files above 70 GB have, that are sent at a time."""
 _MAX_SEND_ATTEMPTS: Final = 3
 _LIST_UNSUPPORTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
 
 
 class DigestMismatch(Exception):
-    """The source's bytes are not those announced."""
+    """The file has other bytes than announced."""
 
 
 class CorruptUpload(Exception):
@@ -40,7 +38,7 @@ class CorruptUpload(Exception):
 
 @dataclass(frozen=True)
 class _Part:
-    """What is to lie in a part, `start` and `length` in bytes of the file."""
+    """A part of the file, in bytes."""
 
     number: int
     start: int
@@ -49,7 +47,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _StoredPart:
-    """A part that the store has, as it tells."""
+    """A part that the store has, by its own answer."""
 
     size: int
     etag: str
@@ -58,22 +56,20 @@ class _StoredPart:
 
 @dataclass(frozen=True)
 class _MultipartUpload:
-    """`has_checksums`: the store verifies and keeps the SHA-256 of parts; else only MD5 tells."""
+    """`has_checksums`: the store verifies and keeps the SHA-256 of parts, not only their MD5."""
 
     id: str
     stored_parts: dict[int, _StoredPart]
     has_checksums: bool = True
 
     def has_part_size(self, part: int) -> bool:
-        """Whether its parts are of this length."""
-        return (
-            bool(self.stored_parts)
-            and self.stored_parts.get(1, _StoredPart(part, "", "")).size == part
-        )
+        """Return whether it has parts, and they have this length."""
+        first = self.stored_parts.get(1)
+        return bool(self.stored_parts) and (first is None or first.size == part)
 
 
 class MultipartUploader:
-    """The uploads of one bucket. `client`: boto3's for S3; `prefix` ends with / or is empty."""
+    """The uploads to one bucket. `client` is boto3's; `prefix` ends with / or is empty."""
 
     def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
@@ -83,21 +79,21 @@ class MultipartUploader:
     def upload(
         self, key: str, stream: BinaryIO, *, sha256: str, on_bytes: ByteCallback | None
     ) -> str:
-        """The file's bytes under `key`, visible when the last part is acknowledged; their digest.
+        """Upload a file. Return its digest; the object appears with the last part.
 
-        Parts of an earlier, unfinished upload of the same key count if they hold the same bytes.
-        Raises Mismatch where the file's digest is not `sha256` (unless that is empty), Corrupted,
+        Parts of an earlier, unfinished upload of the same key are kept if they have the same bytes.
+        DigestMismatch if the file's digest is not `sha256` (unless that is empty), CorruptUpload,
         botocore's errors, and OSError of the file.
         """
         with self._lock_key(key):
             size = stream.seek(0, io.SEEK_END)
             if on_bytes is not None:
-                on_bytes(0)  # the caller may know that the file has grown since
+                on_bytes(0)  # raises if the caller sees that the file has grown since
             length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
             begun = self._begin(key, length if length < size else size)
-            run = _PartSender(self, key, begun, on_bytes or _ignore_bytes)
+            sender = _PartSender(self, key, begun, on_bytes or _ignore_bytes, length)
             try:
-                parts, digest = run.send(stream, _cut(size, length), sha256=sha256)
+                parts, digest = sender.send(stream, _cut(size, length), sha256=sha256)
             except (DigestMismatch, CorruptUpload):
                 self._abort(key, begun.id)
                 raise
@@ -105,14 +101,14 @@ class MultipartUploader:
         return digest
 
     def abort_uploads(self, prefix: str) -> int:
-        """Give up every unfinished upload below the folder `prefix`."""
+        """Abort every unfinished upload below the folder `prefix`. Return their number."""
         found = [(one["Key"], one["UploadId"]) for one in self._iter_uploads(f"{prefix}/")]
         for key, upload in found:
             self._abort(key.removeprefix(self._prefix), upload)
         return len(found)
 
     def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
-        """Every unfinished upload below `folder`."""
+        """Yield every unfinished upload below `folder`."""
         for one in self._iter_uploads(f"{folder}/"):
             key, upload = one["Key"].removeprefix(self._prefix), str(one["UploadId"])
             parts = self._list_parts(key, upload)
@@ -125,7 +121,7 @@ class MultipartUploader:
 
     @contextmanager
     def _lock_key(self, key: str) -> Generator[None]:
-        """One thread a key: what another is sending is no unfinished upload to go on with."""
+        """Allow one thread per key: a running upload of another must not be continued."""
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
             self._busy.add(key)
@@ -142,7 +138,7 @@ class MultipartUploader:
         )
 
     def _begin(self, key: str, part: int) -> _MultipartUpload:
-        """An upload to go on with: the one with most parts of this length, else a new one."""
+        """Return the upload with most parts of this length, or a new one. Abort the others."""
         best: _MultipartUpload | None = None
         for one in self._iter_uploads(key):
             if one["Key"] != f"{self._prefix}{key}":
@@ -171,7 +167,7 @@ class MultipartUploader:
             for page in pages:
                 yield from page.get("Uploads", [])
         except self._client.exceptions.ClientError as error:
-            # Servers that cannot list them, or say so where there are none.
+            # Some servers cannot list uploads, some answer so when there are none.
             if error.response.get("Error", {}).get("Code") not in _LIST_UNSUPPORTED_CODES:
                 raise
 
@@ -184,7 +180,7 @@ class MultipartUploader:
         return found
 
     def _list_parts(self, key: str, upload: str) -> list[dict[str, Any]]:
-        """The parts as the server tells them; none of an upload that is gone."""
+        """Return the server's list of parts; empty for an upload that does not exist any more."""
         pages = self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=f"{self._prefix}{key}", UploadId=upload
         )
@@ -195,14 +191,10 @@ class MultipartUploader:
 
     def _complete(self, key: str, upload: str, parts: list[dict[str, Any]], size: int) -> None:
         try:
-            self.call(
-                "complete_multipart_upload",
-                key,
-                UploadId=upload,
-                MultipartUpload={"Parts": parts},
-            )
+            listed = {"Parts": parts}
+            self.call("complete_multipart_upload", key, UploadId=upload, MultipartUpload=listed)
         except self._client.exceptions.NoSuchUpload:
-            # Done already, if only the answer was lost.
+            # A retry after a lost answer: the upload may be complete.
             if self.call("head_object", key)["ContentLength"] != size:
                 raise
 
@@ -214,24 +206,31 @@ class MultipartUploader:
 
 
 class _PartSender:
-    """One upload on its way: this thread reads and hashes the whole, a few others send parts."""
+    """One running upload: this thread reads and hashes the file, a few others send parts."""
 
     def __init__(
-        self, owner: MultipartUploader, key: str, upload: _MultipartUpload, on_bytes: ByteCallback
+        self,
+        owner: MultipartUploader,
+        key: str,
+        upload: _MultipartUpload,
+        on_bytes: ByteCallback,
+        part_bytes: int,
     ) -> None:
-        self._owner, self._key, self._upload, self._tick = owner, key, upload, on_bytes
-        self._room = threading.Semaphore(_IN_FLIGHT)
+        self._owner, self._key, self._upload, self._on_bytes = owner, key, upload, on_bytes
+        self._senders = max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // part_bytes))
+        self._free_senders = threading.Semaphore(self._senders)
 
     def send(
         self, stream: BinaryIO, parts: Iterator[_Part], *, sha256: str
     ) -> tuple[list[dict[str, Any]], str]:
         whole, sent = hashlib.sha256(), list[Future[dict[str, Any]]]()
-        with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="part") as pool:
+        with ThreadPoolExecutor(self._senders, thread_name_prefix="part") as pool:
             try:
                 for part in parts:
-                    self._room.acquire()
-                    body = _read(stream, part, whole)
-                    sent.append(pool.submit(self._send, part, body))
+                    self._free_senders.acquire()
+                    data = _read(stream, part)
+                    whole.update(data)
+                    sent.append(pool.submit(self._send, part, data))
                     self._raise_failed(sent)
                 if sha256 not in {"", whole.hexdigest()}:
                     raise DigestMismatch
@@ -241,103 +240,51 @@ class _PartSender:
                     one.cancel()
 
     def _raise_failed(self, sent: list[Future[dict[str, Any]]]) -> None:
-        for one in sent[-2 * _IN_FLIGHT :]:
+        for one in sent[-2 * self._senders :]:
             if one.done():
                 one.result()
 
-    def _send(self, part: _Part, body: _Body) -> dict[str, Any]:
+    def _send(self, part: _Part, data: bytes) -> dict[str, Any]:
         try:
             digest = ""
             if self._upload.has_checksums:
-                digest = base64.b64encode(body.digest("sha256")).decode()
-            there = self._upload.stored_parts.get(part.number)
-            if there is None or not _is_intact(there, part, body, digest):
-                there = self._put_with_retries(part, body, digest)
-            self._tick(part.length)
-            checksum = {"ChecksumSHA256": there.sha256} if there.sha256 else {}
-            return {"PartNumber": part.number, "ETag": f'"{there.etag}"', **checksum}
+                digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
+            stored = self._upload.stored_parts.get(part.number)
+            if stored is None or not _is_intact(stored, data, digest):
+                stored = self._put_with_retries(part, data, digest)
+            self._on_bytes(part.length)
+            checksum = {"ChecksumSHA256": stored.sha256} if stored.sha256 else {}
+            return {"PartNumber": part.number, "ETag": f'"{stored.etag}"', **checksum}
         finally:
-            self._room.release()
+            self._free_senders.release()
 
-    def _put_with_retries(self, part: _Part, body: _Body, digest: str) -> _StoredPart:
-        """A part that did not arrive as it was is sent again."""
+    def _put_with_retries(self, part: _Part, data: bytes, digest: str) -> _StoredPart:
+        """Send a part, and again if other bytes arrived."""
         for _ in range(_MAX_SEND_ATTEMPTS - 1):
             try:
-                return self._put(part, body, digest)
+                return self._put(part, data, digest)
             except CorruptUpload:
                 continue
             except self._owner.client_error as error:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
-        return self._put(part, body, digest)
+        return self._put(part, data, digest)
 
-    def _put(self, part: _Part, body: _Body, digest: str) -> _StoredPart:
+    def _put(self, part: _Part, data: bytes, digest: str) -> _StoredPart:
         answer = self._owner.call(
             "upload_part",
             self._key,
             UploadId=self._upload.id,
             PartNumber=part.number,
-            Body=body.open_payload(),
+            Body=data,
             **({"ChecksumSHA256": digest} if digest else {}),
         )
-        there = _StoredPart(
-            part.length, str(answer["ETag"]).strip('"'), str(answer.get("ChecksumSHA256", ""))
-        )
+        etag, checksum = str(answer["ETag"]).strip('"'), str(answer.get("ChecksumSHA256", ""))
+        stored = _StoredPart(part.length, etag, checksum)
         encrypted = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms")
-        if not encrypted and not _is_intact(there, part, body, digest):
+        if not encrypted and not _is_intact(stored, data, digest):
             raise CorruptUpload
-        return there
-
-
-class _Body:
-    """A part's bytes: in memory, or left in the file where they would take too much of it."""
-
-    def __init__(self, stream: BinaryIO, part: _Part, data: bytes | None) -> None:
-        self._stream, self._part, self._data = stream, part, data
-
-    def digest(self, kind: str) -> bytes:
-        digest = hashlib.new(kind, usedforsecurity=False)
-        if self._data is not None:
-            digest.update(self._data)
-        else:
-            reader = self.open_payload()
-            while chunk := reader.read(_READ_BYTES):
-                digest.update(chunk)
-        return digest.digest()
-
-    def open_payload(self) -> Any:
-        return self._data if self._data is not None else _Slice(self._stream, self._part)
-
-
-class _Slice(io.RawIOBase):
-    """A part of a file as a file; several may be read at a time."""
-
-    def __init__(self, stream: BinaryIO, part: _Part) -> None:
-        super().__init__()
-        self._fd, self._start, self._length, self._at = stream.fileno(), part.start, part.length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def __len__(self) -> int:
-        return self._length
-
-    def read(self, size: int = -1, /) -> bytes:
-        left = self._length - self._at
-        data = os.pread(self._fd, left if size < 0 else min(size, left), self._start + self._at)
-        self._at += len(data)
-        return data
+        return stored
 
 
 def _cut(size: int, length: int) -> Iterator[_Part]:
@@ -345,32 +292,22 @@ def _cut(size: int, length: int) -> Iterator[_Part]:
         yield _Part(number, start, min(length, size - start))
 
 
-def _read(stream: BinaryIO, part: _Part, exact: Any) -> _Body:
-    """Feeds the part to `exact`. Mismatch where the file has become shorter."""
-    if part.length <= _IN_MEMORY:
-        stream.seek(part.start)
-        data = stream.read(part.length) or b""
-        exact.update(data)
-        if len(data) != part.length:
-            raise DigestMismatch
-        return _Body(stream, part, data)
-    body, left = _Body(stream, part, None), part.length
-    reader = body.open_payload()
-    while chunk := reader.read(_READ_BYTES):
-        exact.update(chunk)
-        left -= len(chunk)
-    if left:
+def _read(stream: BinaryIO, part: _Part) -> bytes:
+    """Read a part. DigestMismatch if the file has become shorter."""
+    stream.seek(part.start)
+    data = stream.read(part.length)
+    if len(data) != part.length:
         raise DigestMismatch
-    return body
+    return data
 
 
-def _is_intact(stored: _StoredPart, part: _Part, body: _Body, digest: str) -> bool:
-    """Whether the store has the part's bytes, by what it tells: its SHA-256, else its MD5."""
-    if stored.size != part.length:
+def _is_intact(stored: _StoredPart, data: bytes, digest: str) -> bool:
+    """Return whether the store has the part's bytes, by their SHA-256, else by their MD5."""
+    if stored.size != len(data):
         return False
     if stored.sha256 and digest:
         return stored.sha256 == digest
-    return stored.etag == body.digest("md5").hex()
+    return stored.etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _ignore_bytes(_: int) -> None:

@@ -1,83 +1,62 @@
-"""From a reference to an image that is on the Docker Engine, pinned to its digest.
+"""Bring an image onto the Docker Engine and pin it to its digest.
 
-    given                     here                    then
-    repository@digest         yes                     it is used; no registry is asked
-    sha256:<id>               yes                     the same
-    name:tag, no host, auth   built here              the same
-    name:tag                  whatever                the registry says which digest the tag is
-        answered              with that digest        it is used
-        answered              without it              pulled by that digest, then tagged
-        no answer             yes                     it is used, and a note says so
-        no such, or refused   yes, and no auth        the same, as docker run does
-        no such, or refused   otherwise               an error
-
-Built here is what has no digest of any registry: it was neither pulled nor pushed.
+docs/registries.md says which image is used when the Engine, the registry or both have one.
 """
 
 from __future__ import annotations
 
+import textwrap
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.errors import ImageError
 from prefect_bt.registries.credentials import (
+    ANONYMOUS,
     Login,
     find_docker_login,
-    list_login_secrets,
     resolve_login,
 )
-from prefect_bt.registries.docker_api import DockerApi, EngineClient
-from prefect_bt.registries.pull_errors import PullError, PullErrorContext, PullErrorKind
+from prefect_bt.registries.engine import EngineClient
+from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
 from prefect_bt.registries.pull_progress import LayerProgress
-from prefect_bt.registries.pull_stream import PullStream
 from prefect_bt.registries.reference import ImageReference, parse_reference
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import ProgressCallback
 
-MAX_ATTEMPTS: Final = 3
-"""How often what came to a halt is begun."""
-DIGEST_TIMEOUT: Final = 10.0
-"""How long a registry may take to say a digest when the tag is here already."""
-MAX_MESSAGE_CHARS: Final = 300
-"""Characters of the Engine's words in an error."""
+T = TypeVar("T")
 
-_UNREACHABLE_KINDS: Final = {
-    PullErrorKind.UNREACHABLE,
-    PullErrorKind.STALLED,
-    PullErrorKind.NO_TOKEN,
-    PullErrorKind.RATE_LIMITED,
-    PullErrorKind.REGISTRY_BROKEN,
-    PullErrorKind.PLAIN_HTTP,
-    PullErrorKind.CERTIFICATE,
-}
-_REFUSAL_REASONS: Final = {
-    PullErrorKind.NOT_FOUND: "does not have it",
-    PullErrorKind.LOGIN_REFUSED: "does not hand it out",
-    PullErrorKind.NOT_ALLOWED: "does not hand it out",
-}
-_REFUSED_KINDS: Final = frozenset(_REFUSAL_REASONS)
-_EMULATED_PLATFORMS: Final = {(("linux", "arm64"), ("linux", "amd64"))}
-"""(Engine's, image's): such Engines mostly run the other, on Apple's machines."""
+MAX_ATTEMPTS: Final = 3
+"""Attempts of a call that stalls."""
+DIGEST_TIMEOUT: Final = 10.0
+"""Seconds for a registry to answer when the Engine has an image of that tag."""
+MAX_MESSAGE_CHARS: Final = 300
+_REPORT_INTERVAL: Final = 1.0
+_REFUSALS: Final = {PullErrorKind.NOT_FOUND, PullErrorKind.REFUSED}
+_NO_ANSWERS: Final = {PullErrorKind.UNREACHABLE, PullErrorKind.STALLED, PullErrorKind.RATE_LIMITED}
+_EMULATED: Final = {("linux", "arm64"): ("linux", "amd64")}
+"""Engine's platform to another that most Engines of that kind run, as on Apple's machines."""
 
 
 @dataclass(frozen=True)
 class PulledImage:
-    """`reference` is what a record pins: `repository@sha256:…`, or `id` of an image built here."""
+    """An image on the Engine. A record pins `reference`: `repository@sha256:…`, or the id.
+
+    `digest` is empty if no registry has the image. `notes` are sentences for the job's log.
+    """
 
     reference: str
     digest: str
-    """Empty for an image that no registry knows."""
     id: str
     notes: tuple[str, ...] = ()
-    """What to tell whoever runs the job, a sentence each."""
 
 
-def pull_image(  # noqa: PLR0913 (what is pulled, with what, and who listens)
-    engine: DockerApi,
+def pull_image(  # noqa: PLR0913 (the image, its login, and callbacks)
+    engine: Any,
     reference: str,
     auth: Mapping[str, object] | None = None,
     *,
@@ -85,208 +64,142 @@ def pull_image(  # noqa: PLR0913 (what is pulled, with what, and who listens)
     on_progress: ProgressCallback | None = None,
     cancelled: threading.Event | None = None,
 ) -> PulledImage:
-    """Bring the image onto the Engine, unless it is there; blocks. ImageError, SecretError.
+    """Pull an image unless the Engine has it. Blocks; ImageError, SecretError.
 
-    `engine` is a docker.APIClient; `auth` is ImagePlan.auth; `secrets` holds the values that it
-    refers to. `on_progress` is called in this thread, once a second while bytes come. Once
-    `cancelled` is set, by any thread, ends within a second with ImageError, fault `stopped`.
+    `engine` is a docker.APIClient, `auth` is ImagePlan.auth, `secrets` has the values of its
+    references. `on_progress` is called in this thread once a second. Once `cancelled` is set, the
+    call ends within a second with ImageError, fault `stopped`.
     """
-    used = {name: secrets[name] for name in list_login_secrets(auth) if name in secrets}
-    pulling = _ImagePull(EngineClient(engine, cancelled), reference, auth, used, on_progress)
+    pull = _ImagePull(EngineClient(engine, cancelled), reference, auth, secrets, on_progress)
     try:
-        return pulling.run()
-    except PullError as trouble:
-        raise pulling.to_image_error(trouble) from None
+        return pull.run()
+    except PullError as error:
+        message = Redactor([*secrets.values(), *pull.login.secrets])(error.message)
+        error.message = textwrap.shorten(message, MAX_MESSAGE_CHARS, placeholder="…")
+        raise to_image_error(error, reference, pull.wanted.host, pull.login.identity) from None
 
 
+@dataclass
 class _ImagePull:
-    def __init__(
-        self,
-        client: EngineClient,
-        text: str,
-        auth: Mapping[str, object] | None,
-        secrets: Mapping[str, str],
-        on_progress: ProgressCallback | None,
-    ) -> None:
-        self._calls, self._text, self._auth = client, text, auth
-        self._secrets, self._tell = secrets, on_progress
-        self._stall = Settings().stall_seconds
-        self._reference: ImageReference | None = None
-        self._login: Login | None = None
-        self._notes: list[str] = []
+    client: EngineClient
+    text: str
+    auth: Mapping[str, object] | None
+    secrets: Mapping[str, str] = field(repr=False)
+    on_progress: ProgressCallback | None
+    stall_timeout: float = field(default_factory=lambda: Settings().stall_seconds)
+    wanted: ImageReference = field(default_factory=lambda: ImageReference(""))
+    login: Login = ANONYMOUS
+    notes: list[str] = field(default_factory=list[str])
 
     def run(self) -> PulledImage:
-        self._calls.raise_if_cancelled()
-        asked = self._reference = parse_reference(self._text)
-        here = self._calls.find_image(asked.pull_name)
-        if here is not None and (asked.digest or self._is_built_locally(asked, here)):
-            return self._result(asked, here)
-        if asked.is_id:
-            raise PullError(
-                PullErrorKind.NOT_FOUND,
-                next_step="An id is known to the Engine that built the image: name its tag.",
-            )
+        self.wanted = parse_reference(self.text)
+        local = self.client.find_image(self.wanted.pull_name)
+        if local is not None and (self.wanted.digest or self._is_built_locally(local)):
+            return self._result(local, "" if self.wanted.is_id else self.wanted.digest)
+        if self.wanted.is_id:
+            raise PullError(PullErrorKind.NOT_FOUND)
         try:
-            told = self._inspect_distribution(asked, here)
-        except PullError as trouble:
-            if (
-                trouble.kind is PullErrorKind.UNKNOWN
-            ):  # an Engine that cannot ask: as docker pull does it
-                return self._result(asked, self._pull_with_retries(asked.pull_name))
-            return self._use_local_image(asked, here, trouble)
-        return self._ensure_pulled(asked, told)
+            description = self._inspect_distribution(is_local=local is not None)
+        except PullError as error:
+            accepted = _NO_ANSWERS if self.auth else _NO_ANSWERS | _REFUSALS
+            if local is None or error.kind not in accepted:
+                raise
+            self.notes.append(
+                f"The registry {self.wanted.host} did not provide {self.text} "
+                f"({error.kind.value}): the image on this Docker Engine is used."
+            )
+            return self._result(local)
+        return self._ensure_pulled(description)
 
-    def to_image_error(self, error: PullError) -> ImageError:
-        asked = self._reference
-        host = "" if asked is None else "This Docker Engine" if asked.is_id else asked.host
-        scene = PullErrorContext(self._text, host, self._login.identity if self._login else "")
-        return scene.to_image_error(error, message=self._redact(error.message))
+    def _is_built_locally(self, local: Mapping[str, Any]) -> bool:
+        """Return whether the image was neither pulled nor pushed, and no registry is named.
 
-    def _redact(self, message: str) -> str:
-        """On one line, without a secret's value."""
-        hidden = (*self._secrets.values(), *(self._login.secrets if self._login else ()))
-        line = " ".join(Redactor(hidden)(message).split())
-        return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
-
-    def _is_built_locally(self, reference: ImageReference, local: Mapping[str, Any]) -> bool:
-        """A registry that nobody named is not asked: strangers may hold that name there."""
-        alone = (
-            not local.get("RepoDigests") and not reference.has_explicit_host and self._auth is None
+        Docker Hub is not asked for it, because a stranger may own that name there.
+        """
+        if local.get("RepoDigests") or self.wanted.has_explicit_host or self.auth is not None:
+            return False
+        self.notes.append(
+            f"{self.text} was built on this Docker Engine; no registry is asked for it."
         )
-        if alone:
-            self._notes.append(
-                f"{self._text} was built on this Docker Engine; no registry is asked for it."
-            )
-        return alone
+        return True
 
-    def _inspect_distribution(
-        self, reference: ImageReference, local: Mapping[str, Any] | None
-    ) -> Mapping[str, Any]:
-        """What the registry says of the tag or digest."""
-        self._log_in(reference)
-        header = self._login.header if self._login else ""
-        seconds = self._stall if local is None else min(self._stall, DIGEST_TIMEOUT)
-        for left in reversed(range(MAX_ATTEMPTS if local is None else 1)):
-            try:
-                return self._calls.inspect_distribution(
-                    reference.pull_name, header, seconds=seconds
-                )
-            except PullError as trouble:
-                if trouble.kind is not PullErrorKind.STALLED or not left:
-                    raise self._stalled_error(trouble, f"{reference.host} did not answer") from None
-        raise AssertionError("unreachable")
-
-    def _log_in(self, reference: ImageReference) -> None:
-        auth, secrets = self._auth, self._secrets
-        if auth is not None:
-            self._login = self._calls.run_interruptibly(
-                lambda: resolve_login(reference, auth, secrets)
-            )
+    def _inspect_distribution(self, *, is_local: bool) -> Mapping[str, Any]:
+        """Log in, and return the registry's description of the image."""
+        wanted, auth = self.wanted, self.auth
+        if auth is None:
+            self.login = self.client.call(lambda: find_docker_login(wanted.host))
         else:
-            self._login = self._calls.run_interruptibly(
-                lambda: find_docker_login(self._calls.engine, reference.host)
-            )
+            self.login = self.client.call(lambda: resolve_login(wanted, auth, self.secrets))
+        seconds = min(self.stall_timeout, DIGEST_TIMEOUT) if is_local else self.stall_timeout
+        return self._retry_stalled(
+            lambda _: self.client.inspect_distribution(
+                wanted.pull_name, self.login.header, seconds=seconds
+            ),
+            attempts=1 if is_local else MAX_ATTEMPTS,
+            problem=f"{wanted.host} did not answer",
+        )
 
-    def _use_local_image(
-        self, reference: ImageReference, local: Mapping[str, Any] | None, error: PullError
-    ) -> PulledImage:
-        """With what is here, if the registry's answer allows for it."""
-        unknown = error.kind in _REFUSED_KINDS
-        if local is not None and (
-            error.kind in _UNREACHABLE_KINDS or (unknown and self._auth is None)
-        ):
-            why = _REFUSAL_REASONS.get(error.kind, f"could not be asked ({error.kind.value})")
-            self._notes.append(
-                f"The registry {reference.host} {why}: "
-                f"the {self._text} that is on this Docker Engine is used."
-            )
-            return self._result(reference, local)
-        if local is not None and error.kind is PullErrorKind.NOT_FOUND:
-            digest = _get_digest(reference, local)
-            step = f"Push it, or name the image that is here: {reference.pinned(digest)}."
-            raise PullError(
-                PullErrorKind.NOT_FOUND, error.message, next_step=step if digest else ""
-            )
-        raise error
-
-    def _ensure_pulled(self, reference: ImageReference, told: Mapping[str, Any]) -> PulledImage:
-        digest = str(told.get("Descriptor", {}).get("digest") or "")
-        if not digest:
-            raise PullError(PullErrorKind.REGISTRY_BROKEN, "it told no digest")
-        name = reference.pinned(digest)
-        found = self._calls.find_image(name)
-        if found is None:
-            platforms = told.get("Platforms") or ()
-            self._check_platform({_get_platform(p) for p in platforms})
-            found = self._pull_with_retries(name)
-        known_as = found.get("RepoTags") or ()
-        if not reference.digest and f"{reference.name}:{reference.tag}" not in known_as:
-            self._calls.tag(str(found["Id"]), reference.name, reference.tag)
-        return self._result(reference, found, digest)
-
-    def _pull_with_retries(self, name: str) -> Mapping[str, Any]:
-        header = self._login.header if self._login else ""
-        note = ""
-        for left in reversed(range(MAX_ATTEMPTS)):
-            layers = LayerProgress(self._text, note)
+    def _retry_stalled(self, call: Callable[[int], T], *, attempts: int, problem: str) -> T:
+        """Call with the number of the attempt, from 0, until the call does not stall."""
+        for attempt in range(attempts):
             try:
-                PullStream(self._calls, name, header, layers, self._stall, self._tell).run()
-                break
-            except PullError as trouble:
-                if trouble.kind is not PullErrorKind.STALLED or not left:
-                    raise self._stalled_error(trouble, "no byte came and nothing changed") from None
-                note = f"It came to a halt for {self._stall:g} s, and was begun again."
-        if note:
-            self._notes.append(f"The pull of {self._text} came to a halt and was begun again.")
-        found = self._calls.find_image(name)
+                return call(attempt)
+            except PullError as error:
+                if error.kind is not PullErrorKind.STALLED:
+                    raise
+        message = f"{problem} for {self.stall_timeout:g} s, {attempts} times"
+        raise PullError(PullErrorKind.STALLED, message)
+
+    def _ensure_pulled(self, description: Mapping[str, Any]) -> PulledImage:
+        wanted = self.wanted
+        digest = str(description["Descriptor"]["digest"])
+        name = wanted.pinned(digest)
+        found = self.client.find_image(name)
         if found is None:
-            raise PullError(PullErrorKind.UNKNOWN, "it is not there after the pull")
-        return found
-
-    def _stalled_error(self, error: PullError, image: str) -> PullError:
-        if error.kind is not PullErrorKind.STALLED:
-            return error
-        return PullError(
-            PullErrorKind.STALLED, f"{image} for {self._stall:g} s, {MAX_ATTEMPTS} times"
-        )
-
-    def _check_platform(self, image_platform: set[tuple[str, str]]) -> None:
-        image_platform = {one for one in image_platform if all(one) and "unknown" not in one}
-        if not image_platform:
-            return
-        own = self._calls.platform()
-        if own in image_platform or not all(own):
-            return
-        theirs = ", ".join(sorted("/".join(one) for one in image_platform))
-        if any((own, one) in _EMULATED_PLATFORMS for one in image_platform):
-            self._notes.append(
-                f"{self._text} is for {theirs}; this Docker Engine ({'/'.join(own)}) emulates it, "
-                "slowly, if it can."
+            platforms = description.get("Platforms") or ()
+            self._check_platform({(p.get("os"), p.get("architecture")) for p in platforms})
+            self._retry_stalled(
+                lambda attempt: self._pull(name, is_retry=attempt > 0),
+                attempts=MAX_ATTEMPTS,
+                problem="nothing arrived and nothing changed",
             )
+            found = self.client.find_image(name)
+        if found is None:
+            raise PullError(PullErrorKind.FAILED, "it is not on the Engine after the pull")
+        is_tagged = f"{wanted.name}:{wanted.tag}" in (found.get("RepoTags") or ())
+        if not wanted.digest and not is_tagged:
+            self.client.call(lambda: self.client.api.tag(found["Id"], wanted.name, wanted.tag))
+        return self._result(found, digest)
+
+    def _pull(self, name: str, *, is_retry: bool) -> None:
+        note = f"The pull of {self.text} stalled and was started again." if is_retry else ""
+        self.notes += [note] if note else []
+        layers, reported = LayerProgress(self.text, note), 0.0
+        steps = self.client.pull(name, self.login.header, layers, self.stall_timeout)
+        with closing(steps):
+            for is_last in steps:
+                now = time.monotonic()
+                if self.on_progress and (is_last or now - reported >= _REPORT_INTERVAL):
+                    reported = now
+                    self.on_progress(layers.snapshot(now))
+
+    def _check_platform(self, platforms: set[tuple[Any, Any]]) -> None:
+        """Raise PullError PLATFORM if the Engine runs none of `platforms`, pairs of (OS, CPU)."""
+        known = {one for one in platforms if all(one) and "unknown" not in one}
+        if not known:
             return
-        raise PullError(
-            PullErrorKind.PLATFORM, f"it is for {theirs}, and the Engine runs {'/'.join(own)}"
-        )
+        engine = self.client.call(self.client.api.version)
+        own = (engine.get("Os"), engine.get("Arch"))
+        if all(own) and not known & {own, _EMULATED.get(own)}:
+            names = ", ".join(sorted(map("/".join, known)))
+            message = f"it is for {names}, and the Engine runs {'/'.join(own)}"
+            raise PullError(PullErrorKind.PLATFORM, message)
 
-    def _result(
-        self, reference: ImageReference, found: Mapping[str, Any], digest: str = ""
-    ) -> PulledImage:
-        self._check_platform({(str(found.get("Os") or ""), str(found.get("Architecture") or ""))})
-        digest = digest or _get_digest(reference, found)
-        image = str(found["Id"])
-        name = reference.pinned(digest) if digest else image
-        return PulledImage(name, digest, image, tuple(dict.fromkeys(self._notes)))
-
-
-def _get_platform(inspected: Mapping[str, Any]) -> tuple[str, str]:
-    return str(inspected.get("os") or ""), str(inspected.get("architecture") or "")
-
-
-def _get_digest(reference: ImageReference, found: Mapping[str, Any]) -> str:
-    """By which its repository knows an image that is here; empty when it does not."""
-    if reference.is_id:
-        return ""
-    if reference.digest:
-        return reference.digest
-    known = [str(one).rpartition("@") for one in found.get("RepoDigests") or ()]
-    return next((digest for name, _, digest in known if name == reference.name), "")
+    def _result(self, found: Mapping[str, Any], digest: str = "") -> PulledImage:
+        """Return the image by `digest`, or by the digest of its repository that the Engine has."""
+        self._check_platform({(found.get("Os"), found.get("Architecture"))})
+        prefix, image = self.wanted.pinned(""), str(found["Id"])
+        known = [one for one in found.get("RepoDigests") or () if one.startswith(prefix)]
+        digest = digest or (known[0].removeprefix(prefix) if known else "")
+        reference = self.wanted.pinned(digest) if digest else image
+        return PulledImage(reference, digest, image, tuple(dict.fromkeys(self.notes)))

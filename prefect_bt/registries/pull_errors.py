@@ -1,15 +1,10 @@
-"""Why an image did not come: each fault with its sentence, its cause and its cure.
-
-The Docker Engine answers with a status where it has one. What registries and disks say it passes
-on as text alone, so that TEXTS, in this one place, is the exception to never deciding by text:
-measured with Engine 20.10.24 and docker-registry 2.8.2, in November 2026.
-"""
+"""Kinds of pull errors, with the cause, message and remedy of each. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from prefect_bt.errors import ImageError
 from prefect_bt.ledger.records import Cause
@@ -17,240 +12,124 @@ from prefect_bt.ledger.records import Cause
 
 class PullErrorKind(StrEnum):
     REFERENCE = "reference"
-    """No name of an image."""
     CREDENTIALS = "credentials"
-    """A secret that holds something else, or an identity that nobody has."""
-    NO_TOKEN = "no_token"
-    """Who gives out tokens for the registry did not answer."""
     NOT_FOUND = "not_found"
-    LOGIN_MISSING = "login_missing"
-    LOGIN_REFUSED = "login_refused"
-    NOT_ALLOWED = "not_allowed"
+    REFUSED = "refused"
     RATE_LIMITED = "rate_limited"
     UNREACHABLE = "unreachable"
-    PLAIN_HTTP = "plain_http"
-    CERTIFICATE = "certificate"
-    REGISTRY_BROKEN = "registry_broken"
-    """It answers, and not as a registry does."""
-    DISK_FULL = "disk_full"
     PLATFORM = "platform"
-    ENGINE_UNREACHABLE = "engine_unreachable"
     STALLED = "stalled"
     STOPPED = "stopped"
-    """By who waited for it."""
-    UNKNOWN = "untold"
-    """The Engine says something that is not in TEXTS."""
+    FAILED = "failed"
+    ENGINE_UNREACHABLE = "engine_unreachable"
 
 
 class PullError(Exception):
-    """Inside this room: what went wrong, before it is known whose login and which host it was.
-
-    `message` is shown, with the secrets' values masked; `next_step` replaces the table's, if given.
-    """
+    """An error before the image and the login are known. `next_step` replaces the usual remedy."""
 
     def __init__(self, kind: PullErrorKind, message: str = "", *, next_step: str = "") -> None:
         self.kind, self.message, self.next_step = kind, message, next_step
         super().__init__(kind.value)
 
 
-MESSAGE_PATTERNS: Final[tuple[tuple[str, PullErrorKind], ...]] = (
-    ("no space left on device", PullErrorKind.DISK_FULL),
-    ("disk quota exceeded", PullErrorKind.DISK_FULL),
-    ("no matching manifest for", PullErrorKind.PLATFORM),
-    ("does not match the specified platform", PullErrorKind.PLATFORM),
-    ("server gave http response to https client", PullErrorKind.PLAIN_HTTP),
-    ("x509: ", PullErrorKind.CERTIFICATE),
-    ("tls: ", PullErrorKind.CERTIFICATE),
-    ("toomanyrequests", PullErrorKind.RATE_LIMITED),
-    ("no basic auth credentials", PullErrorKind.LOGIN_REFUSED),
-    ("incorrect username or password", PullErrorKind.LOGIN_REFUSED),
-    ("access to the resource is denied", PullErrorKind.NOT_ALLOWED),
-    ("pull access denied", PullErrorKind.NOT_ALLOWED),
-    ("unauthorized", PullErrorKind.LOGIN_REFUSED),
-    ("authentication required", PullErrorKind.LOGIN_REFUSED),
-    (": denied: ", PullErrorKind.NOT_ALLOWED),
-    ("parsing http 403 response", PullErrorKind.NOT_ALLOWED),
-    ("manifest unknown", PullErrorKind.NOT_FOUND),
-    ("name unknown", PullErrorKind.NOT_FOUND),
-    ("invalid reference format", PullErrorKind.REFERENCE),
-    ("no such host", PullErrorKind.UNREACHABLE),
-    ("server misbehaving", PullErrorKind.UNREACHABLE),
-    ("connection refused", PullErrorKind.UNREACHABLE),
-    ("connection reset", PullErrorKind.UNREACHABLE),
-    ("connection timed out", PullErrorKind.UNREACHABLE),
-    ("no route to host", PullErrorKind.UNREACHABLE),
-    ("network is unreachable", PullErrorKind.UNREACHABLE),
-    ("i/o timeout", PullErrorKind.UNREACHABLE),
-    ("tls handshake timeout", PullErrorKind.UNREACHABLE),
-    ("request canceled", PullErrorKind.UNREACHABLE),
-    ("context deadline exceeded", PullErrorKind.UNREACHABLE),
-    ("proxyconnect", PullErrorKind.UNREACHABLE),
-    ("unexpected http status", PullErrorKind.REGISTRY_BROKEN),
-    ("error parsing http", PullErrorKind.REGISTRY_BROKEN),
-    ("error unmarshalling content", PullErrorKind.REGISTRY_BROKEN),
-    (": eof", PullErrorKind.UNREACHABLE),
-    ("unexpected eof", PullErrorKind.UNREACHABLE),
-)
-"""What the Engine's sentence holds, in lower case; the first that fits. Not measured, but read in
-its sources: quota, server misbehaving, timed out, no route, network, timeouts, proxyconnect."""
-
-EXACT_MESSAGES: Final = {"denied": PullErrorKind.NOT_ALLOWED}
-"""What is a sentence's only word: "permission denied" is a disk's, not a registry's."""
-
-STATUS_KINDS: Final = {
+_STATUS_KINDS: Final = {
     400: PullErrorKind.REFERENCE,
-    401: PullErrorKind.LOGIN_REFUSED,
-    403: PullErrorKind.NOT_ALLOWED,
+    401: PullErrorKind.REFUSED,
+    403: PullErrorKind.REFUSED,
     404: PullErrorKind.NOT_FOUND,
     429: PullErrorKind.RATE_LIMITED,
 }
-"""The Engine's status. Text goes before: pulls answer 404 for what is denied, too, and an Engine
-that has no such verb says 404 `page not found`."""
-
-UNKNOWN_ENDPOINT: Final = "page not found"
-
-
-def classify_error(message: str, status: int = 200) -> PullError:
-    """What the Engine's answer or event means; UNTOLD when nothing fits."""
-    text = message.strip().lower()
-    if text in EXACT_MESSAGES:
-        return PullError(EXACT_MESSAGES[text], message)
-    for piece, fault in MESSAGE_PATTERNS:
-        if piece in text:
-            return PullError(fault, message)
-    if text == UNKNOWN_ENDPOINT:
-        return PullError(PullErrorKind.UNKNOWN, message)
-    return PullError(STATUS_KINDS.get(status, PullErrorKind.UNKNOWN), message)
+_REGISTRY_STATUSES: Final = {
+    "unauthorized": 401,
+    "no basic auth credentials": 401,
+    "denied": 403,
+    "manifest unknown": 404,
+    "name unknown": 404,
+    "toomanyrequests": 429,
+}
+"""Error codes of the OCI distribution specification, as the Engine quotes them. Its own status is
+often 500, and 404 for a pull that was denied (Engine 20.10)."""
+_CODE: Final = re.compile(rf"(?:^|: )({'|'.join(_REGISTRY_STATUSES)})(?=:|\s*$)", re.MULTILINE)
 
 
-class _ErrorTemplate(NamedTuple):
-    """`{image}`, `{host}` and `{whose}` stand for what they say."""
+def classify_response(status: int, message: str) -> PullError:
+    """Return the error of an Engine's response, by the registry's status or the Engine's."""
+    code = _CODE.search(message.lower())
+    status = _REGISTRY_STATUSES[code[1]] if code else status
+    return PullError(_STATUS_KINDS.get(status, PullErrorKind.FAILED), message)
 
-    cause: Cause
-    message: str
-    remedy: str
 
-
-_REFUSED, _CONFIGURATION = Cause.REGISTRY_REFUSED, Cause.CONFIGURATION
-_UNREACHABLE, _FAILED = Cause.REGISTRY_UNREACHABLE, Cause.IMAGE_PULL_FAILED
-
-ERROR_TEMPLATES: Final[dict[PullErrorKind, _ErrorTemplate]] = {
-    PullErrorKind.REFERENCE: _ErrorTemplate(
-        _CONFIGURATION,
-        "image.base_image is no reference of an image",
-        "Write it as docker pull takes it: [host[:port]/]repository[:tag], in lower case.",
+_TEMPLATES: Final = {
+    PullErrorKind.REFERENCE: (
+        Cause.CONFIGURATION,
+        "image.base_image is not an image reference",
+        "Write it as for docker pull, in lower case and without https://.",
     ),
-    PullErrorKind.CREDENTIALS: _ErrorTemplate(
-        _CONFIGURATION,
+    PullErrorKind.CREDENTIALS: (
+        Cause.CONFIGURATION,
         "image.docker_auth of {image} cannot be used",
-        "docs/registries.md says what each method needs.",
+        "docs/registries.md lists what each method needs.",
     ),
-    PullErrorKind.NO_TOKEN: _ErrorTemplate(
-        _UNREACHABLE,
-        "Nobody gave a token for {host}",
-        "See that the machine of the flow reaches who gives it; then retry the job.",
-    ),
-    PullErrorKind.NOT_FOUND: _ErrorTemplate(
+    PullErrorKind.NOT_FOUND: (
         Cause.IMAGE_NOT_FOUND,
         "{host} has no image {image}",
-        "Correct image.base_image, or push that tag.",
+        "Correct image.base_image, or push that tag. An id is valid only where it was built.",
     ),
-    PullErrorKind.LOGIN_MISSING: _ErrorTemplate(
-        _REFUSED,
-        "{host} does not give {image} to everybody, and no credentials were given",
-        "Give image.docker_auth, or run `docker login {host}` as the user of the flow. Check the "
-        "name, too: many registries say the same of what does not exist.",
+    PullErrorKind.REFUSED: (
+        Cause.REGISTRY_REFUSED,
+        "{host} refused {login} for {image}",
+        "Give a login that may pull it: image.docker_auth, or `docker login {host}` as the user of "
+        "the flow. Check the name too: many registries refuse images that do not exist.",
     ),
-    PullErrorKind.LOGIN_REFUSED: _ErrorTemplate(
-        _REFUSED, "{host} refused {whose}", "Check {whose}."
+    PullErrorKind.RATE_LIMITED: (
+        Cause.IMAGE_PULL_FAILED,
+        "{host} limits the rate of pulls",
+        "Wait, or give image.docker_auth: the limits of a login are higher.",
     ),
-    PullErrorKind.NOT_ALLOWED: _ErrorTemplate(
-        _REFUSED,
-        "{host} does not let {whose} read {image}",
-        "Allow it to pull from that repository. Check the name, too: many registries say the same "
-        "of what does not exist.",
+    PullErrorKind.UNREACHABLE: (
+        Cause.REGISTRY_UNREACHABLE,
+        "The registry {host} could not be asked",
+        "Check its name, and the Docker Engine's network, proxy and trusted certificates "
+        "(/etc/docker/certs.d/{host}/ca.crt). List a registry without TLS under "
+        "insecure-registries in the Engine's daemon.json.",
     ),
-    PullErrorKind.RATE_LIMITED: _ErrorTemplate(
-        _FAILED,
-        "{host} hands out no more for now: too many pulls",
-        "Wait, or give image.docker_auth: who is known may pull more.",
-    ),
-    PullErrorKind.UNREACHABLE: _ErrorTemplate(
-        _UNREACHABLE,
-        "The Docker Engine does not reach the registry {host}",
-        "Check the host's name and port, and the network and proxy of the Engine (its own, not "
-        "the shell's).",
-    ),
-    PullErrorKind.PLAIN_HTTP: _ErrorTemplate(
-        _REFUSED,
-        "The registry {host} speaks plain HTTP, and the Docker Engine expects TLS",
-        'Give it TLS, or add "{host}" to insecure-registries in the Engine\'s daemon.json and '
-        "restart the Engine.",
-    ),
-    PullErrorKind.CERTIFICATE: _ErrorTemplate(
-        _REFUSED,
-        "The Docker Engine does not trust the certificate of the registry {host}",
-        "Put the certificate of its authority into /etc/docker/certs.d/{host}/ca.crt on the "
-        "Engine's machine; one for another name or of the past has to be renewed.",
-    ),
-    PullErrorKind.REGISTRY_BROKEN: _ErrorTemplate(
-        _UNREACHABLE,
-        "{host} does not answer as a registry does",
-        "See that it is one, and well; then retry the job.",
-    ),
-    PullErrorKind.DISK_FULL: _ErrorTemplate(
-        _FAILED,
-        "The disk of the Docker Engine is full: {image} does not fit",
-        "`docker system df` tells what takes it, `docker image prune -a` removes images that no "
-        "container uses.",
-    ),
-    PullErrorKind.PLATFORM: _ErrorTemplate(
+    PullErrorKind.PLATFORM: (
         Cause.IMAGE_UNUSABLE,
-        "{image} is not made for this Docker Engine's processor",
-        "Build it for that one too (docker buildx build --platform), or use another image.",
+        "{image} is not built for the platform of this Docker Engine",
+        "Build it for that platform too (docker buildx build --platform), or use another image.",
     ),
-    PullErrorKind.ENGINE_UNREACHABLE: _ErrorTemplate(
+    PullErrorKind.STALLED: (
+        Cause.IMAGE_PULL_FAILED,
+        "The pull of {image} stalled",
+        "Check the network between the Engine and {host}. Complete layers are kept; "
+        "PREFECT_BT_STALL_SECONDS allows longer pauses.",
+    ),
+    PullErrorKind.STOPPED: (Cause.IMAGE_PULL_FAILED, "The pull of {image} was stopped", ""),
+    PullErrorKind.FAILED: (
+        Cause.IMAGE_PULL_FAILED,
+        "The Docker Engine could not pull {image}",
+        "`docker system df` shows what fills its disk; `docker pull {image}` on its machine may "
+        "show more.",
+    ),
+    PullErrorKind.ENGINE_UNREACHABLE: (
         Cause.LAUNCH_FAILED,
         "The Docker Engine does not answer",
-        "See that it runs (systemctl status docker), that DOCKER_HOST names it if it is set, and "
-        "that this user may use its socket (group docker).",
-    ),
-    PullErrorKind.STALLED: _ErrorTemplate(
-        _FAILED,
-        "The pull of {image} came to a halt",
-        "See what is between the Engine and {host}. Layers that are here stay; "
-        "PREFECT_BT_STALL_SECONDS allows for longer silences.",
-    ),
-    PullErrorKind.STOPPED: _ErrorTemplate(_FAILED, "The pull of {image} was stopped", ""),
-    PullErrorKind.UNKNOWN: _ErrorTemplate(
-        _FAILED,
-        "The Docker Engine could not pull {image}",
-        "Run `docker pull {image}` on its machine to see more.",
+        "Check that it runs (systemctl status docker), that DOCKER_HOST names it if set, and that "
+        "this user may use its socket (group docker).",
     ),
 }
 
 
-@dataclass(frozen=True)
-class PullErrorContext:
-    """Of what an error is told: the reference as written, the registry, and whose login it was."""
-
-    image: str
-    host: str = ""
-    identity: str = ""
-    """Empty when nobody's."""
-
-    def to_image_error(self, error: PullError, *, message: str) -> ImageError:
-        """`message` is the trouble's, without what must not be shown."""
-        fault = error.kind
-        if not self.identity and fault in (PullErrorKind.LOGIN_REFUSED, PullErrorKind.NOT_ALLOWED):
-            fault = PullErrorKind.LOGIN_MISSING
-        row = ERROR_TEMPLATES[fault]
-        facts = {"image": self.image, "host": self.host or "the registry", "whose": self.identity}
-        what = row.message.format(**facts)
-        return ImageError(
-            f"{what}: {message.rstrip('.')}." if message else f"{what}.",
-            reference=self.image,
-            fault=fault.value,
-            cause=row.cause.value,
-            next_step=error.next_step or row.remedy.format(**facts),
-        )
+def to_image_error(error: PullError, image: str, host: str, login: str) -> ImageError:
+    """Return the error for users. `host` is empty for an image's id, `login` if there is none."""
+    cause, summary, remedy = _TEMPLATES[error.kind]
+    login = login or "a pull without credentials"
+    facts = {"image": image, "host": host or "This Docker Engine", "login": login}
+    details = f": {error.message.rstrip('.')}." if error.message else "."
+    return ImageError(
+        summary.format(**facts) + details,
+        reference=image,
+        fault=error.kind.value,
+        cause=cause.value,
+        next_step=error.next_step or remedy.format(**facts),
+    )

@@ -141,12 +141,6 @@ class ProgressMeter:
         with self._lock:
             self._items += items
 
-    def set_done(self, *, items: int, size: int) -> None:
-        """Set the progress of another process that does the work."""
-        with self._lock:
-            self._transferred += max(0, size - self._bytes)
-            self._items, self._bytes = items, size
-
     def snapshot(self) -> Progress:
         with self._lock:
             return Progress(

@@ -6,9 +6,9 @@ Begin with `mirror`. From the outside in:
     mirror.py      one call: who downloads, what is here, the lease
     store_copy/    the copy that all hosts share; single_flight.py: one host at a time
     cache/         staged_tree.py: a tree until it is published by one rename;
-                   lru_eviction.py: which trees go; verify_cache.py: re-hash what is here
+                   eviction.py: room on the disk, and the budget; verify_cache.py: re-hash
     download/      download.py: small files whole, large ones in blocks; origins.py: the store's
-                   copy before upstream; disk_space.py: evict to make room and to keep a budget
+                   copy before upstream
     sources/       protocol.py: the protocol of a source, and the table of its adapters
     dry_run.py     what a mirror would transfer, without a transfer
 """

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 from prefect_bt.errors import StoreError, WeightsError
@@ -18,12 +18,17 @@ from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.text.progress import Phase, ProgressCallback, ProgressMeter
+from prefect_bt.weights.cache.eviction import enforce_budget, ensure_disk_space
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
-from prefect_bt.weights.download.context import DownloadContext, raise_if_stopped, stopped_error
-from prefect_bt.weights.download.disk_space import enforce_budget, ensure_disk_space
-from prefect_bt.weights.download.download import download_files, link_from_store, write_error
-from prefect_bt.weights.download.origins import FallbackReader
+from prefect_bt.weights.download.engine import (
+    clone_from_source,
+    download_files,
+    link_from_store,
+)
+from prefect_bt.weights.download.errors import stopped_error, write_error
+from prefect_bt.weights.download.open_file import DownloadContext
+from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.result import MirrorResult
@@ -38,7 +43,7 @@ from prefect_bt.weights.sources.protocol import (
     open_source,
 )
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.store_copy.single_flight import single_flight
+from prefect_bt.weights.store_copy.shared_download import SharedDownload
 from prefect_bt.weights.threads import StopSignal, run_interruptibly
 from prefect_bt.weights.url_redaction import redact_url
 
@@ -249,40 +254,57 @@ class _MirrorRun:
                 tree.mark_stored(self.mirror.store.url)
                 self._record_use(tree)
             return tree
-        with ExitStack() as held:
-            try:
-                manifest = held.enter_context(self._hold_claim(name))
-            except StoreError as error:
-                self._note_store_error(error)
-                manifest = None
-            origins.manifest = manifest
-            tree = self._stage_and_publish(
-                _listing_from_manifest(manifest) if manifest else listing, origins
-            )
-            self._ensure_in_store(tree)
-            return tree
+        tree = self._stage_and_publish(listing, origins)
+        self._ensure_in_store(tree)
+        return tree
 
-    def _hold_claim(self, name: str) -> AbstractContextManager[WeightsManifest | None]:
-        """One host at a time."""
-        assert self.mirror is not None
-        asked = self.mirror.find_manifest
-        return single_flight(
-            self.mirror.store, name, self.meter, lambda: asked(name), stop=self.stop
-        )
-
-    def _stage_and_publish(self, listing: Listing, origins: FallbackReader) -> CachedTree:
-        fill = StagingTree(self.cache, self.plan.source, self.plan.key, listing)
+    def _stage_and_publish(self, listing: Listing, reader: FallbackReader) -> CachedTree:
+        staging = StagingTree(self.cache, self.plan.source, self.plan.key, listing)
         try:
-            fetching = DownloadContext(fill, origins, self.meter, StopSignal(self.stop))
-            missing = self._link_cached_files(fetching, listing.files)
-            ensure_disk_space(fetching, missing, self.mirror)
-            self.meter.enter_phase(Phase.TRANSFERRING)
-            download_files(fetching, missing)
-            self._check_unchanged(fetching)
+            with self._share(staging, reader) as share:
+                context = self._fill(staging, reader, share)
+            self._check_unchanged(context)
             self.meter.enter_phase(Phase.PUBLISHING)
-            return fill.publish(listing.files, holder=self.lease_holder)
+            return staging.publish(listing.files, holder=self.lease_holder)
         finally:
-            fill.close()
+            staging.close()
+
+    def _share(
+        self, staging: StagingTree, reader: FallbackReader
+    ) -> AbstractContextManager[SharedDownload | None]:
+        """Divide the download among hosts, if the store has no copy yet."""
+        if self.mirror is None or reader.manifest or not self.source.detects_changes:
+            return nullcontext()
+        share = SharedDownload(
+            self.mirror,
+            staging.name,
+            staging.listing.files,
+            file_path=lambda path: staging.files / path,
+            stop=self.stop,
+            on_note=self.meter.set_note,
+        )
+        reader.stored_digests = share.stored
+        return share
+
+    def _fill(
+        self, staging: StagingTree, reader: FallbackReader, share: SharedDownload | None
+    ) -> DownloadContext:
+        context = DownloadContext(
+            staging,
+            reader,
+            self.meter,
+            StopSignal(self.stop),
+            share.add_finished if share else lambda _path, _sha256: None,
+        )
+        if share:
+            share.find_stored()
+        missing = self._link_cached_files(context, staging.listing.files)
+        ensure_disk_space(staging, missing, self.mirror, self.meter.set_note)
+        self.meter.enter_phase(Phase.TRANSFERRING)
+        missing = clone_from_source(context, missing)
+        batches = share.iter_batches(missing) if share else iter([missing])
+        download_files(context, (link_from_store(context, batch) for batch in batches))
+        return context
 
     def _link_cached_files(
         self, fetching: DownloadContext, files: Sequence[ListedFile]
@@ -292,7 +314,7 @@ class _MirrorRun:
         meter.set_totals(items=len(files), size=sum(file.size or 0 for file in files))
         missing: list[ListedFile] = []
         for file in files:
-            raise_if_stopped(fetching)
+            fetching.raise_if_stopped()
             if fill.has(file) or fill.link_cached(file):
                 meter.add_present(file.size or 0, items=1)
             else:

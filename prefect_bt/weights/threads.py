@@ -1,103 +1,51 @@
-"""Threads that take work until there is none: the first fault ends all of them.
+"""Daemon threads that take work until there is none. The first error ends all of them.
 
-Daemon threads, not a pool: a pool's threads are waited for when the interpreter ends, and one that
-listens to a silent server would keep Ctrl-C waiting for as long as a stall takes to be noticed.
+A ThreadPoolExecutor would not do: the interpreter joins its threads at exit, so that a thread that
+reads from a silent server would delay Ctrl-C until the read times out.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 T = TypeVar("T")
-
 _STOP_TIMEOUT: Final = 2.0
-"""Seconds in which those who have been told to stop may put away what they hold."""
+"""Seconds that threads have to end after `stop` was set."""
 _POLL_INTERVAL: Final = 0.1
-"""Seconds between two looks at what others say."""
-
-
-class EventLike(Protocol):
-    """What tells threads to end: an Event, or a Stop."""
-
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-    def wait(self, seconds: float, /) -> bool: ...
 
 
 class StopSignal:
-    """Set by the first that fails, or by whoever else may stop the work: `outer`."""
+    """An event that is also set when the caller's event `outer` is."""
 
     def __init__(self, outer: threading.Event | None = None) -> None:
         self._own, self._outer = threading.Event(), outer
 
     def is_set(self) -> bool:
-        return self._own.is_set() or self.is_set_by_caller
-
-    @property
-    def is_set_by_caller(self) -> bool:
-        return self._outer is not None and self._outer.is_set()
+        return self._own.is_set() or (self._outer is not None and self._outer.is_set())
 
     def set(self) -> None:
         self._own.set()
 
-    def create_sibling(self) -> StopSignal:
-        """For who goes on after the failure: those that it ended stay ended."""
-        return StopSignal(self._outer)
-
     def wait(self, seconds: float, /) -> bool:
-        """Whether it is set, after at most so many seconds."""
+        """Wait at most `seconds`. Return whether it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and (left := until - time.monotonic()) > 0:
             self._own.wait(min(left, _POLL_INTERVAL))
         return self.is_set()
 
 
-class ClosableGate:
-    """What threads use until it is shut, such as open files.
-
-    A thread that a silent server holds may come back long after its work was given up: by then its
-    file's number may be another file's.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside, self._shut = 0, False
-
-    @contextmanager
-    def hold_open(self) -> Generator[None]:
-        """Not shut meanwhile. Shut: it was before."""
-        with self._changed:
-            if self._shut:
-                raise Closed
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                if self._shut:
-                    self._changed.notify_all()
-
-    def close(self) -> bool:
-        """Waits for those inside; whether it was open until now."""
-        with self._changed:
-            was_open, self._shut = not self._shut, True
-            self._changed.wait_for(lambda: not self._inside)
-        return was_open
+EventLike = threading.Event | StopSignal
 
 
 class Closed(Exception):
-    """What this thread worked on was given up."""
+    """The file or tree that this thread writes to was closed: its download has ended."""
 
 
 def run_interruptibly(call: Callable[[], T], stop: EventLike) -> T | None:
-    """What `call` answers, in a thread of its own; None when `stop` was set before it did."""
+    """Return the result of `call`, run in a thread; None when `stop` was set before its end."""
     found: list[T] = []
 
     def once() -> bool:
@@ -109,10 +57,10 @@ def run_interruptibly(call: Callable[[], T], stop: EventLike) -> T | None:
 
 
 def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None:
-    """Call `step` in `workers` threads until it answers False in each; raises the first error.
+    """Call `step` in `workers` threads until it returns False in each. Raise the first error.
 
-    `stop` is set when one failed, and when the caller is interrupted. Returns soon after it was
-    set, also when threads are left that listen to a silent server.
+    An error or an interrupt of the caller sets `stop`. Return within seconds after `stop` was set,
+    even while threads are still blocked in a read.
     """
     errors: list[BaseException] = []
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from prefect_bt.errors import ImageError, SecretError
-from prefect_bt.registries import PulledImage, pull_image
+from prefect_bt.registries.pull import PulledImage, pull_image
 from prefect_bt.text.progress import Progress
 
 from .conftest import BASE, WORKER, build, push
@@ -119,11 +119,12 @@ def test_the_wrong_password_is_told_apart_from_none(
     name, _ = image
     wrong = f"{USER}:wrong-planted-password"
     error = refused(engine, name, auth(registry), secrets={"registry": wrong})
-    assert (error.fault, error.cause) == ("login_refused", "registry_refused")
+    assert (error.fault, error.cause) == ("refused", "registry_refused")
     assert "the login in the secret 'registry'" in str(error)
     assert "planted" not in "".join(traceback.format_exception(error))
     error = refused(engine, name)
-    assert (error.fault, error.cause) == ("login_missing", "registry_refused")
+    assert (error.fault, error.cause) == ("refused", "registry_refused")
+    assert "refused a pull without credentials" in str(error)
     assert "docker_auth" in error.next_step
     with pytest.raises(SecretError, match="registry"):
         pull_image(engine, name, auth(registry))
@@ -160,7 +161,7 @@ def test_the_machines_docker_login_is_used_without_auth(
     known["auths"][registry.host]["auth"] = base64.b64encode(b"someone:stale").decode()
     (docker_config / "config.json").write_text(json.dumps(known))
     error = refused(docker.APIClient(_address(engine), version="auto"), name)
-    assert error.fault == "login_refused"
+    assert error.fault == "refused"
     assert "docker login" in str(error)
 
 
@@ -212,7 +213,7 @@ def test_a_registry_that_is_gone(engine: docker.APIClient, base_image: str, tmp_
     offline = pull_image(engine, name)
     assert (offline.reference, offline.id) == (pulled.reference, pulled.id)
     [note] = offline.notes
-    assert f"{registry.host} could not be asked" in note
+    assert f"{registry.host} did not provide {name} (unreachable)" in note
     error = refused(engine, f"{registry.host}/team/train:2")
     assert (error.fault, error.cause) == ("unreachable", "registry_unreachable")
     forget(engine, pulled)
@@ -233,7 +234,7 @@ def test_what_was_built_here_is_taken_by_its_id(
     engine.tag(BASE, name.removesuffix(":1"), "1")
     pulled = pull_image(engine, name)
     assert (pulled.reference, pulled.id) == (built, built)
-    assert "does not have it" in pulled.notes[0]
+    assert f"did not provide {name} (not_found)" in pulled.notes[0]
     error = refused(engine, name, auth(open_registry), secrets={"registry": "some:body"})
     assert error.fault == "not_found", "with credentials, what the registry says counts"
     engine.remove_image(name)
@@ -285,7 +286,8 @@ def test_a_registry_without_tls_and_one_that_nobody_vouches_for(
     (tmp_path / "plain").mkdir()
     with running_registry(tmp_path / "plain", with_login=False, address="0.0.0.0") as plain:
         error = refused(engine, f"0.0.0.0:{plain.port}/team/train:1")
-        assert error.fault == "plain_http"
+        assert error.fault == "unreachable"
+        assert "HTTP response to HTTPS client" in str(error)
         assert "insecure-registries" in error.next_step
     (tmp_path / "tls").mkdir()
     files = _certificate(tmp_path)
@@ -293,7 +295,8 @@ def test_a_registry_without_tls_and_one_that_nobody_vouches_for(
         tmp_path / "tls", with_login=False, address="0.0.0.0", tls=files
     ) as strange:
         error = refused(engine, f"0.0.0.0:{strange.port}/team/train:1")
-        assert error.fault == "certificate"
+        assert error.fault == "unreachable"
+        assert "x509" in str(error)
         assert f"/etc/docker/certs.d/0.0.0.0:{strange.port}/" in error.next_step
 
 

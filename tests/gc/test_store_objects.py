@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from prefect_bt.checkpoints.retention.holds import Hold
 from prefect_bt.codec import dumps
@@ -19,8 +15,6 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import UnfinishedUpload
-from prefect_bt.text.progress import ProgressMeter
-from prefect_bt.weights.store_copy.claims import Claimant
 from tests.gc.conftest import DAY, Site
 
 
@@ -37,37 +31,16 @@ def test_holds_of_jobs_that_are_over(site: Site) -> None:
     assert len(list(site.ledger.store.list(prefix))) == 2
 
 
-def test_claims_whose_holder_is_dead(site: Site) -> None:
-    code = (
-        "import sys\n"
-        "from prefect_bt.object_store import open_store\n"
-        "from prefect_bt.weights.store_copy.single_flight import Claimant\n"
-        "from prefect_bt.text.progress import ProgressMeter\n"
-        "snapshot = ProgressMeter('s', None).snapshot\n"
-        "claim = Claimant(open_store(sys.argv[1]), 'dead', get_progress=snapshot).try_acquire()\n"
-        "print(claim, flush=True); sys.stdin.read()\n"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, site.settings.store],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    assert b"Claim" in holder.stdout.readline()
+def test_objects_of_a_shared_download_that_is_over(site: Site) -> None:
+    site.ledger.store.put("weights/sharing/k1-r1/0", b"{}")
     assert site.kinds() == []
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    living = Claimant(
-        site.ledger.store, "living", get_progress=ProgressMeter("s", None).snapshot
-    ).try_acquire()
-    try:
-        (found,) = site.look().orphans
-        assert (found.kind, found.location) == (OrphanKind.CLAIM, "weights/claims/dead/1.json")
-        assert site.clear() == []
-        assert site.kinds() == []
-    finally:
-        living.release()
-    assert site.kinds() == [], "one that was given back keeps its number"
+    mark = site.root / "store" / "weights" / "sharing" / "k1-r1" / "0"
+    long_ago = time.time() - 30 * DAY
+    os.utime(mark, (long_ago, long_ago))
+    (found,) = site.look().orphans
+    assert (found.kind, found.location) == (OrphanKind.SHARED_DOWNLOAD, "weights/sharing/k1-r1/0")
+    assert site.clear() == []
+    assert not mark.exists()
 
 
 def test_what_was_being_written_into_a_folder_store(site: Site) -> None:

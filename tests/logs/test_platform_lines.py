@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt import codec
 from prefect_bt.definitions import (
     Compute,
     Image,
@@ -23,10 +22,9 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.job_reader import FollowTiming, JobLine, JobLogs, LineFilter, follow_lines
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.platform_lines import JobHistory
+from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.planner import plan_weights
-from prefect_bt.weights.store_copy.claim_holders import Holder
-from prefect_bt.weights.store_copy.claims import ClaimRecord
 
 SOURCE = "hf://owner/model"
 
@@ -72,13 +70,9 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     ledger.append_event(record.id, JobState.CREATED, message="taken up by a Prefect run")
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE}."
     (plan,) = plan_weights(job)
-    claim = f"weights/claims/{plan.key}-abc/1.json"
-    held = ClaimRecord(Holder("alpha", 1), "t", bytes_done=47, bytes_total=100)
-    ledger.store.put(claim, codec.dumps(held).encode())
-    ledger.store.put("weights/claims/other-abc/1.json", b"{}")
-    assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE} 40 % of 100 B by host alpha."
-    ledger.store.put(claim, codec.dumps(replace(held, released=True)).encode())
-    assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE}."
+    progress = f"{mirroring_prefix(record.project_id, record.id)}/{plan.key}"
+    ledger.store.put(progress, b"40 % of 100 B")
+    assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE} 40 % of 100 B."
     ledger.pin_weights(record.id, plan.key, "abc", files=2, size=100)
     assert waits_for(ledger, record) == "Waiting for the job's flow to begin an attempt."
 

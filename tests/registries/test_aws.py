@@ -176,7 +176,7 @@ def test_a_service_that_is_away_may_come_back(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     trouble = refused(auth("AWS_ASSUME_ROLE"))
-    assert trouble.kind is PullErrorKind.NO_TOKEN
+    assert trouble.kind is PullErrorKind.UNREACHABLE
     assert "EndpointConnectionError" in trouble.message
 
 

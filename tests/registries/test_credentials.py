@@ -17,8 +17,12 @@ from prefect_bt.definitions import (
     SecretReference,
 )
 from prefect_bt.errors import SecretError
-from prefect_bt.registries import list_login_secrets
-from prefect_bt.registries.credentials import Login, docker_configuration, resolve_login
+from prefect_bt.registries.credentials import (
+    Login,
+    docker_configuration,
+    list_login_secrets,
+    resolve_login,
+)
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import parse_reference
 

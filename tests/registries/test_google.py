@@ -101,7 +101,7 @@ def test_a_token_of_the_account_is_the_password(google: Google) -> None:
     [
         (400, PullErrorKind.CREDENTIALS),
         (403, PullErrorKind.CREDENTIALS),
-        (503, PullErrorKind.NO_TOKEN),
+        (503, PullErrorKind.UNREACHABLE),
     ],
 )
 def test_a_refusal_lasts_and_a_breakdown_may_not(
@@ -116,7 +116,7 @@ def test_a_refusal_lasts_and_a_breakdown_may_not(
 @pytest.mark.parametrize("token", [{}, [], {"accessToken": ""}, {"accessToken": 5}, None])
 def test_an_answer_without_a_token(google: Google, token: object) -> None:
     google.token = token
-    assert refused().kind is PullErrorKind.NO_TOKEN
+    assert refused().kind is PullErrorKind.UNREACHABLE
 
 
 def test_no_identity(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

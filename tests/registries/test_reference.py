@@ -7,6 +7,7 @@ import pytest
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import normalize_registry_host, parse_reference
 
+FORM = "it is not [host[:port]/]repository[:tag][@digest], in lower case"
 DIGEST = f"sha256:{'a1' * 32}"
 
 
@@ -42,34 +43,34 @@ def test_a_host_is_given_or_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
-        ("", "signs, or a length"),
-        ("a b", "signs, or a length"),
-        ("train\n", "signs, or a length"),
-        ("-x", "signs, or a length"),
-        ("team//train", "signs, or a length"),
-        ("../../images", "no host"),
-        ("team/..", "signs, or a length"),
-        ("team/train?x=1", "signs, or a length"),
-        ("Train", "lower case"),
-        ("team/Train:1", "lower case"),
-        ("train:", "'' is no tag"),
-        ("train:a b", "no tag"),
-        ("train:" + "x" * 129, "no tag"),
-        ("train@sha256:12", "no digest"),
-        ("train@", "no digest"),
-        ("a" * 300, "a length"),
+        ("", FORM),
+        ("a b", FORM),
+        ("train\n", FORM),
+        ("-x", FORM),
+        ("team//train", FORM),
+        ("../../images", FORM),
+        ("team/..", FORM),
+        ("team/train?x=1", FORM),
+        ("Train", FORM),
+        ("team/Train:1", FORM),
+        ("train:", FORM),
+        ("train:a b", FORM),
+        ("train:" + "x" * 129, FORM),
+        ("train@sha256:12", FORM),
+        ("train@", FORM),
+        ("a" * 300, FORM),
         ("ab" * 32, "write sha256: before them"),
-        ("https://ghcr.io/team/train:1", "no scheme"),
-        ("http://localhost/x", "no scheme"),
+        ("https://ghcr.io/team/train:1", FORM),
+        ("http://localhost/x", FORM),
     ],
 )
-def test_refused(text: str, said: str) -> None:
+def test_refused(text: str, problem: str) -> None:
     with pytest.raises(PullError) as caught:
         parse_reference(text)
     assert caught.value.kind is PullErrorKind.REFERENCE
-    assert said in caught.value.message
+    assert problem in caught.value.message
     assert repr(text)[:20] in caught.value.message
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
-from prefect_bt.weights.cache.partial_file import BLOCK_BYTES
+from prefect_bt.weights.download.engine import BLOCK_BYTES
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import RangesUnsupported
 
 PIECE = 1 << 20
-LARGE = os.urandom(BLOCK_BYTES + 1)
+LARGE = os.urandom(2 * BLOCK_BYTES + 1)
 URL = "arranged://host/folder"
 
 

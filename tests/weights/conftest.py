@@ -18,7 +18,6 @@ from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.sources import protocol
-from prefect_bt.weights.store_copy import claims
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.s3_server import shared_s3
@@ -136,12 +135,6 @@ def place(tmp_path: Path, hub: Hub) -> Place:
         "PYTHONPATH": str(REPOSITORY),
     }
     return Place(tmp_path / "state", environment)
-
-
-@pytest.fixture
-def given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim is given back when `release` returns, however busy the machine is."""
-    monkeypatch.setattr(claims, "_RELEASE_TIMEOUT", 300.0)
 
 
 @pytest.fixture

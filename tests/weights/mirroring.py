@@ -13,13 +13,11 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, Progress, mirror, mirror_source
-from prefect_bt.weights.download import block_download, small_files
+from prefect_bt.weights.download import engine
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    block_download.RETRY_DELAYS = small_files.RETRY_DELAYS = mirror.LISTING_RETRY_DELAYS = (
-        0.01,
-    ) * 4  # pyright: ignore[reportAttributeAccessIssue]
+    engine.RETRY_DELAYS = mirror.LISTING_RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
         given["source"],

@@ -25,8 +25,9 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 PIECE = 1 << 16
-BLOCK = 2 << 20
-"""Of the processes that are run here: small, so that one request is for several of them."""
+BLOCK = 1 << 20
+GRANULE = 1 << 18
+"""In the processes that are run here."""
 PATIENCE = 3600.0
 """How long the source gives a silent server, in seconds: longer than any test."""
 HANDS = 8
@@ -160,15 +161,15 @@ if __name__ == "__main__":
     from prefect_bt.planning.plan import WeightsPlan
     from prefect_bt.weights import NodeCache, mirror_source
     from prefect_bt.weights.cache import partial_file
-    from prefect_bt.weights.download import block_download, download
+    from prefect_bt.weights.download import engine
     from prefect_bt.weights.sources import protocol
 
     given = json.loads(sys.argv[1])
-    partial_file.BLOCK_BYTES = block_download.BLOCK_BYTES = given.get("block", BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
-    download.BLOCK_WORKERS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
+    partial_file.GRANULE_BYTES = engine.GRANULE_BYTES = GRANULE  # pyright: ignore[reportAttributeAccessIssue]
+    engine.BLOCK_BYTES = BLOCK  # pyright: ignore[reportAttributeAccessIssue]
+    engine.CONNECTIONS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["tests_weights_ranged"] = sys.modules["__main__"]
     protocol.SOURCES["http"] = "tests_weights_ranged:RangedSource"
-    download.SMALL_FILE_BYTES = min(download.SMALL_FILE_BYTES, partial_file.BLOCK_BYTES // 2)  # pyright: ignore[reportAttributeAccessIssue]
     cache = NodeCache(Path(given["root"]))
     print("ready", flush=True)
     done = mirror_source(WeightsPlan(given["url"], "/w", given.get("key", "k1")), cache=cache)

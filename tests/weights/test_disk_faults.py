@@ -14,7 +14,7 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.weights import NodeCache
-from prefect_bt.weights.download import disk_space
+from prefect_bt.weights.cache import eviction
 
 from .arranged import LARGE, Arranged, mirrored
 from .conftest import tree
@@ -40,7 +40,7 @@ def disk_of(folder: Path, size: str = "12m") -> Generator[Path]:
 def test_a_disk_that_is_full_in_mid_file(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1 << 40)  # it fills while we fetch
+    monkeypatch.setattr(eviction, "free_bytes", lambda _: 1 << 40)  # it fills while we fetch
     with disk_of(tmp_path / "disk") as disk:
         for _ in range(2):  # nor does a first failure keep a second one waiting
             with pytest.raises(WeightsError, match="the disk is full") as caught:

@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt import codec
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.weights.download.disk_space import evict
+from prefect_bt.weights.cache.eviction import evict
 from prefect_bt.weights.dry_run import MirrorPlan, plan_mirror
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.protocol import SourceRequest

@@ -13,8 +13,8 @@ import pytest
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
+from prefect_bt.weights.cache import eviction
 from prefect_bt.weights.cache.node_cache import CachedTree
-from prefect_bt.weights.download import disk_space
 from prefect_bt.weights.store_copy.copies import StoreMirror
 from tests.conftest import Soak
 
@@ -47,7 +47,7 @@ def evict_beside_fills(source_here: Arranged, tmp_path: Path, *, fills: int) -> 
 
     def evict() -> None:
         for found in cache.list_trees():
-            disk_space.evict(cache, None, found.name)
+            eviction.evict(cache, None, found.name)
         cache.usage()
         cache.sweep(older_than=3600)
 
@@ -113,7 +113,7 @@ def test_what_a_killed_eviction_left_is_not_kept_for_ever(
     left = cache.root / "trash" / "a-tree" / "files"
     left.mkdir(parents=True)
     (left / "data").write_bytes(b"x" * 1000)
-    disk_space.enforce_budget(cache, None)
+    eviction.enforce_budget(cache, None)
     assert not (cache.root / "trash" / "a-tree").exists()
     assert loose.exists(), "somebody may be about to use it"
 
@@ -125,7 +125,7 @@ def test_a_copy_that_went_with_its_tree_is_not_believed_to_be_there(
     name = mirrored(tmp_path, store=store).name
     cache = NodeCache(tmp_path / "weights")
     monkeypatch.setattr(NodeCache, "evict", lambda *_: 0)  # a job took a lease in this moment
-    assert disk_space.evict(cache, StoreMirror(store), name) == 0
+    assert eviction.evict(cache, StoreMirror(store), name) == 0
     assert StoreMirror(store).list_names() == []
     assert mirrored(tmp_path, store=store).cache_hit
     assert StoreMirror(store).list_names() == [name]

@@ -16,8 +16,9 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.weights import NodeCache, Progress
-from prefect_bt.weights.cache.partial_file import BLOCK_BYTES, PartialFile, PartialFolder
+from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder
 from prefect_bt.weights.cache.staged_tree import StagingTree
+from prefect_bt.weights.download.engine import BLOCK_BYTES
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import TransientError
@@ -156,7 +157,7 @@ def test_strange_names(source_here: Arranged, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x" * 256, "sub/" + "ä" * 128, "bad-\udcff.bin", "nul\0", "."])
 def test_names_that_no_file_can_have(source_here: Arranged, tmp_path: Path, name: str) -> None:
     source_here.files[name] = b"x"
-    with pytest.raises(WeightsError, match="could not lie below the mount"):
+    with pytest.raises(WeightsError, match="cannot be below the mount"):
         mirrored(tmp_path)
     assert not source_here.asked
 
@@ -197,8 +198,7 @@ def test_another_object_of_the_same_length_is_not_continued(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a tag, and with none."""
-    monkeypatch.setattr("prefect_bt.weights.download.block_download.RETRY_DELAYS", ())
-    monkeypatch.setattr("prefect_bt.weights.download.small_files.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.engine.RETRY_DELAYS", ())
     for tags in (True, False):
         source_here.files, source_here.tags = {"a.bin": bytes([1]) * (3 << 20)}, tags
         cut_off_at(source_here, 2 << 20)
@@ -230,7 +230,7 @@ def test_what_changed_while_it_was_read_is_not_remembered(
 def test_servers_without_ranges(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.weights.download.block_download.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.engine.RETRY_DELAYS", ())
     source_here.files |= {f"large-{n}.bin": os.urandom(BLOCK_BYTES + n) for n in range(3)}
     size = sum(map(len, source_here.files.values()))
     cut_off_at(source_here, 2 << 20)

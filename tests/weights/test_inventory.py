@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect_bt.weights.download.disk_space import evict
+from prefect_bt.weights.cache.eviction import evict
 from prefect_bt.weights.inventory import list_entries
 from prefect_bt.weights.store_copy.copies import StoreMirror
 from tests.weights.kept import Shelf

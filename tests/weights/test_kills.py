@@ -24,7 +24,7 @@ from tests.conftest import Soak
 from tests.forked import Forked
 
 from .conftest import tree
-from .ranged import BLOCK, PIECE, Ranges, serving_ranges
+from .ranged import BLOCK, GRANULE, PIECE, Ranges, serving_ranges
 
 SCRIPT = Path(__file__).with_name("ranged.py")
 SMALL = 40
@@ -58,8 +58,8 @@ def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
         folder = PartialFolder(cache.partial_path(partial_file_id(file_identity(ranges.url, file))))
         if folder.map_file.exists():
             raw = folder.map_file.read_bytes()
-            counts = [int.from_bytes(raw[at : at + 4], "little") for at in range(64, len(raw), 4)]
-            found[file.path] = [(n * BLOCK, n * BLOCK + count) for n, count in enumerate(counts)]
+            here = [n for n, mark in enumerate(raw[64:]) if mark]
+            found[file.path] = [(n * GRANULE, (n + 1) * GRANULE) for n in here]
     for journal in root.glob("fills/*/journal"):
         for line in journal.read_text().splitlines()[1:]:
             row = json.loads(line)

@@ -19,23 +19,27 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
-from prefect_bt.text.progress import Phase, Progress, StepFilter, format_progress
+from prefect_bt.text.progress import (
+    Phase,
+    Progress,
+    ProgressCallback,
+    StepFilter,
+    format_progress,
+)
 
 CLOSE_TIMEOUT: Final = 20.0
 """Seconds in which the last values are sent to Prefect."""
 
 
 class ProgressArtifact:
-    """A progress artifact of the current run; Prefect gets a request for every tenth."""
+    """A progress artifact of the current run."""
 
     def __init__(self, key: str) -> None:
-        self._key, self._steps = key, StepFilter()
+        self._key = key
         self._artifact: UUID | None = None
 
     def show(self, progress: Progress, description: str) -> None:
-        """Create or update the artifact if the progress is a step. API_ERRORS."""
-        if not self._steps.is_step(progress):
-            return
+        """Create or update the artifact. API_ERRORS."""
         if self._artifact is None:
             made = create_progress_artifact(
                 progress.percent, key=self._key, description=description
@@ -47,10 +51,13 @@ class ProgressArtifact:
 
 
 class RunProgress:
-    """Show one transfer on the current run. `update` never blocks and is safe in any thread."""
+    """Show one transfer on the current run. `update` never blocks and is safe in any thread.
 
-    def __init__(self, key: str) -> None:
-        self._artifact, self._steps = ProgressArtifact(key), StepFilter()
+    `on_step` is called for each tenth from the reporting thread.
+    """
+
+    def __init__(self, key: str, on_step: ProgressCallback | None) -> None:
+        self._artifact, self._steps, self._on_step = ProgressArtifact(key), StepFilter(), on_step
         self._condition = threading.Condition()
         self._progress: Progress | None = None
         self._notes: deque[str] = deque()
@@ -103,8 +110,10 @@ class RunProgress:
         if progress.phase is Phase.TRANSFERRING and progress.items_total and not self._started:
             self._started = True
             self._logger.info("%s", text)
-        if not progress.items_total:
+        if not progress.items_total or not self._steps.is_step(progress):
             return
+        if self._on_step is not None:
+            self._on_step(progress)
         try:
             self._artifact.show(progress, text)
         except API_ERRORS as error:
@@ -112,9 +121,9 @@ class RunProgress:
 
 
 @contextmanager
-def report_progress(key: str) -> Generator[RunProgress]:
+def report_progress(key: str, *, on_step: ProgressCallback | None = None) -> Generator[RunProgress]:
     """Show a transfer's progress on the current run until the block ends."""
-    progress = RunProgress(key)
+    progress = RunProgress(key, on_step)
     # The thread needs the context of the run: artifacts and log lines belong to it.
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(progress.run,), daemon=True)

@@ -27,6 +27,7 @@ from prefect_bt.errors import PrefectBtError, StoreError
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, publish_job_card, report_commit
 from prefect_bt.flows.tasks.reporting.run_progress import ProgressArtifact
 from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.text.progress import StepFilter
 
 POLL_INTERVAL: Final = 3.0
 """Seconds between two reads of the store."""
@@ -65,6 +66,7 @@ class UploadProgressReporter:
         self._site, self._warned = site, False
         self._attempt = attempt
         self._uploads = UploadStatusReader(site.ledger.store, record.project_id, record.id, attempt)
+        self._steps = StepFilter()
         self._artifact = ProgressArtifact(f"uploads-{record.id}-{attempt}")
         self._committed: dict[int, int] = {}
         self._card_interval, self._card_due = _CARD_INTERVAL, 0.0
@@ -86,7 +88,7 @@ class UploadProgressReporter:
             self._log_commits(ranks)
             self._refresh_card()
             progress = summarize_uploads(ranks)
-            if progress.bytes_total:
+            if progress.bytes_total and self._steps.is_step(progress):
                 self._artifact.show(progress, format_uploads(ranks))
         except PrefectBtError:
             return

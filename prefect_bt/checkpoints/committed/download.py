@@ -12,7 +12,6 @@ import errno
 import hashlib
 import os
 import stat
-import threading
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from prefect_bt.checkpoints.manifest import PERMISSION_MASK, ManifestEntry
 from prefect_bt.checkpoints.volume_links import Volumes, descriptor_path
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.filesystem import confined, trees
+from prefect_bt.filesystem.rehash import cancellable, ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsGet
 
 STAGING: Final = ".prefect-bt-restore.tmp"
@@ -40,31 +40,6 @@ _READ_AHEAD: Final = 4
 
 DesiredFiles = Mapping[str, ManifestEntry]
 """Path relative to the root -> what shall lie there."""
-
-
-def ignore_progress(size: int) -> None:
-    """The Tick of those who do not want to hear it."""
-    _ = size
-
-
-@contextmanager
-def cancellable(on_bytes: ByteCallback) -> Generator[ByteCallback]:
-    """A Tick for threads that end with an error at their next one, once the body has failed.
-
-    So Ctrl-C does not wait for gigabytes that nobody wants any more.
-    """
-    over = threading.Event()
-
-    def count_bytes(size: int) -> None:
-        if over.is_set():
-            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
-        on_bytes(size)
-
-    try:
-        yield count_bytes
-    except BaseException:
-        over.set()
-        raise
 
 
 def iter_chunks(store: SupportsGet, key: str, *, size: int) -> Iterator[bytes]:

@@ -1,31 +1,32 @@
-"""Read every committed byte again."""
+"""Read every committed byte again and hash it."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
 from typing import Final
 
 from prefect_bt.checkpoints.committed.commit_index import iter_manifest_refs
-from prefect_bt.checkpoints.committed.download import cancellable, ignore_progress, iter_chunks
+from prefect_bt.checkpoints.committed.download import iter_chunks
 from prefect_bt.checkpoints.layout import join_checkpoint_path
-from prefect_bt.checkpoints.manifest import ManifestEntry, ManifestRef, load_manifest
-from prefect_bt.errors import CheckpointError, ObjectNotFound, StoreError
+from prefect_bt.checkpoints.manifest import ManifestRef, load_manifest
+from prefect_bt.errors import CheckpointError, ObjectNotFound
+from prefect_bt.filesystem.rehash import HashTask, ignore_progress, rehash
 from prefect_bt.object_store.protocols import ByteCallback, Store
 
-_CHUNK: Final = 8 * 1024 * 1024
 _WORKERS: Final = 4
+
+_Object = tuple[str, str, int]
+"""Key, SHA-256 and size in bytes."""
 
 
 @dataclass(frozen=True)
 class VerificationFailure:
-    """A broken promise. `manifest` and `key` are object keys; `path` as the checkpoint names it.
+    """An object that is missing or corrupt, or a manifest that cannot be read.
 
-    `checkpoint` and `rank` say whose it is; `path` and `key` are empty where the manifest itself is
-    what is wrong.
+    `manifest` and `key` are object keys, `path` is relative to the checkpoint. `path` and `key` are
+    empty when the manifest itself cannot be read.
     """
 
     manifest: str
@@ -37,7 +38,7 @@ class VerificationFailure:
 
     @property
     def message(self) -> str:
-        """Which object, what is wrong with it, and where it belongs."""
+        """Return which object has the problem, and the file that it belongs to."""
         whose = f"checkpoint {self.checkpoint!r}, rank {self.rank}"
         if not self.key:
             return f"{self.problem} ({whose})"
@@ -47,7 +48,7 @@ class VerificationFailure:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """`checkpoints` by name, `objects` and their `size` (bytes) each once."""
+    """`checkpoints` are counted by name; `objects` and `size` (bytes) count each object once."""
 
     checkpoints: int
     objects: int
@@ -55,83 +56,68 @@ class VerificationReport:
     failures: tuple[VerificationFailure, ...]
 
 
-@dataclass(frozen=True)
-class _ExpectedObject:
-    key: str
-    sha256: str
-    size: int
-
-
 class ExpectedObjects:
-    """What the manifests of a job say its objects hold."""
+    """The objects that the manifests of a job name."""
 
     def __init__(
         self, store: Store, project_id: str, job_id: str, *, names: Collection[str] = ()
     ) -> None:
-        """Reads the manifests, of all checkpoints or those in `names`. Raises StoreError."""
+        """Read the manifests of all checkpoints or of those in `names`. Raise StoreError."""
         self._store = store
-        self._faults: list[VerificationFailure] = []
-        self._places: dict[_ExpectedObject, list[tuple[ManifestRef, str]]] = {}
+        self._failures: list[VerificationFailure] = []
+        self._places: dict[_Object, list[tuple[ManifestRef, str]]] = {}
         self.names: set[str] = set()
         for ref in iter_manifest_refs(store, project_id, job_id):
             if not names or ref.name in names:
-                self._read(ref)
+                self._add_manifest(ref)
 
     @property
     def size(self) -> int:
-        """Bytes to be read."""
-        return sum(promise.size for promise in self._places)
+        """Return the bytes to read."""
+        return sum(size for _, _, size in self._places)
 
-    def _read(self, ref: ManifestRef) -> None:
+    def _add_manifest(self, ref: ManifestRef) -> None:
         try:
             manifest = load_manifest(self._store.get(ref.key), key=ref.key)
-        except ObjectNotFound:
-            # A retention policy took it between listing and reading.
+        except ObjectNotFound:  # pruned since the manifests were listed
             return
         except CheckpointError as error:
-            self._faults.append(
+            self._failures.append(
                 VerificationFailure(ref.key, error.message, checkpoint=ref.name, rank=ref.rank)
             )
         else:
             for entry in manifest.entries:
-                self._places.setdefault(_expected_object(entry), []).append((ref, entry.path))
+                expected = entry.key, entry.sha256, entry.size
+                self._places.setdefault(expected, []).append((ref, entry.path))
         self.names.add(ref.name)
 
-    def verify(self, *, on_bytes: ByteCallback | None = None) -> VerificationReport:
-        """Re-hash every object once, several at a time, a few megabytes of each in memory.
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
+        """Hash every object once, several at a time, with a few MiB of each in memory.
 
-        `on_bytes` hears of the bytes read. An object that cannot be read is a fault as any other.
+        An object that cannot be read is a failure like any other. Raise StoreError for a manifest.
         """
-        promises = list(self._places)
-        with (
-            ThreadPoolExecutor(_WORKERS, thread_name_prefix="verify") as pool,
-            cancellable(on_bytes or ignore_progress) as told,
-        ):
-            try:
-                found = pool.map(_verify_object, repeat(self._store), promises, repeat(told))
-                for promise, what in zip(promises, found, strict=False):
-                    if what:
-                        self._faults.extend(self._iter_failures(promise, what))
-            except BaseException:
-                # Ctrl-C: what was not begun is not waited for.
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        tasks = {
+            (key, sha256, size): HashTask(
+                sha256, size, partial(iter_chunks, self._store, key, size=size + 1)
+            )
+            for key, sha256, size in self._places
+        }
+        for expected, problem in rehash(tasks, workers=_WORKERS, on_bytes=on_bytes).items():
+            self._failures += self._iter_failures(expected, problem)
         return VerificationReport(
             checkpoints=len(self.names),
-            objects=len({promise.key for promise in self._places}),
+            objects=len({key for key, _, _ in self._places}),
             size=self.size,
-            failures=tuple(self._faults),
+            failures=tuple(self._failures),
         )
 
-    def _iter_failures(
-        self, promise: _ExpectedObject, problem: str
-    ) -> Iterator[VerificationFailure]:
-        for ref, path in self._places[promise]:
+    def _iter_failures(self, expected: _Object, problem: str) -> Iterator[VerificationFailure]:
+        for ref, path in self._places[expected]:
             if self._exists(ref):
-                yield VerificationFailure(ref.key, problem, path, promise.key, ref.name, ref.rank)
+                yield VerificationFailure(ref.key, problem, path, expected[0], ref.name, ref.rank)
 
     def _exists(self, ref: ManifestRef) -> bool:
-        """A checkpoint that was pruned while we read promises nothing any more."""
+        """Return whether the manifest still exists: retention may have pruned it meanwhile."""
         try:
             self._store.get_range(ref.key, start=0, length=1)
         except ObjectNotFound:
@@ -140,29 +126,5 @@ class ExpectedObjects:
 
 
 def verify(store: Store, project_id: str, job_id: str) -> list[VerificationFailure]:
-    """Re-hash every object that any manifest of the job names, each once. Raises StoreError."""
+    """Hash every object that a manifest of the job names, each once. Raise StoreError."""
     return list(ExpectedObjects(store, project_id, job_id).verify().failures)
-
-
-def _expected_object(entry: ManifestEntry) -> _ExpectedObject:
-    return _ExpectedObject(entry.key, entry.sha256, entry.size)
-
-
-def _verify_object(store: Store, expected: _ExpectedObject, on_bytes: ByteCallback) -> str:
-    digest, size = hashlib.sha256(), 0
-    try:
-        for data in iter_chunks(store, expected.key, size=expected.size):
-            digest.update(data)
-            size += len(data)
-            on_bytes(len(data))
-        if size == expected.size:
-            while more := store.get_range(expected.key, start=size, length=_CHUNK):
-                size += len(more)
-                on_bytes(0)
-    except ObjectNotFound:
-        return "is missing"
-    except StoreError as error:
-        return f"cannot be read: {error.message.rstrip('.')}"
-    if size != expected.size:
-        return f"has {size} bytes, committed were {expected.size}"
-    return "" if digest.hexdigest() == expected.sha256 else "has other bytes than were committed"

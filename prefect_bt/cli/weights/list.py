@@ -52,7 +52,7 @@ def list_all_entries(
 
 def _document(cache: NodeCache, protected: list[WeightsEntry]) -> dict[str, Any]:
     from prefect_bt.jobs.job_json import format_iso
-    from prefect_bt.weights.inventory import list_unfinished_downloads
+    from prefect_bt.weights.cache.leftovers import list_unfinished_downloads
 
     unfinished = list_unfinished_downloads(cache)
     return {

@@ -1,4 +1,4 @@
-"""The two places that are pruned, with the same verbs: this machine's cache, the store's copies."""
+"""The two places that `weights prune` prunes: this machine's cache and the store's copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_bt.errors import StoreError
 if TYPE_CHECKING:
     from prefect_bt.object_store.protocols import Store
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.lru_eviction import EvictionCandidate
+    from prefect_bt.weights.cache.eviction import EvictionCandidate
     from prefect_bt.weights.cache.node_cache import NodeCache
     from prefect_bt.weights.inventory import WeightsEntry
 
@@ -28,25 +28,25 @@ class PruneTarget(Protocol):
     def last_used(self, one: WeightsEntry) -> float: ...
 
     def why_needed(self, one: WeightsEntry) -> str:
-        """Why it must stay, "" where nothing needs it there."""
+        """Return why it must stay; "" when nothing needs it there."""
         ...
 
     def select_evictions(self, keep_bytes: int) -> list[str]:
-        """What has to go until at most so much is left."""
+        """Return the names to remove until at most `keep_bytes` are left."""
         ...
 
     def freed_bytes(self, names: Collection[str]) -> int: ...
 
     def remove(self, one: WeightsEntry) -> tuple[bool, int]:
-        """Whether it went, and what that freed."""
+        """Return whether it was removed, and the bytes freed."""
         ...
 
     def orphan_bytes(self, older: float) -> int:
-        """What `sweep` would free, of that which is known without it."""
+        """Return the bytes that `sweep` would free, as far as they are known before."""
         ...
 
     def sweep(self, older: float) -> int:
-        """Remove what was begun and not touched for `older` seconds; what that freed."""
+        """Delete what is unfinished and did not change for `older` seconds. Return the bytes."""
         ...
 
 
@@ -56,7 +56,7 @@ def open_prune_target(settings: Settings, *, store: bool) -> PruneTarget:
         return _StoreTarget(cache, open_weights_store(settings))
     try:
         return _NodeCacheTarget(cache, open_weights_store(settings))
-    except StoreError:  # what is here may go all the same
+    except StoreError:  # the cache can be pruned without the store
         return _NodeCacheTarget(cache, None)
 
 
@@ -81,23 +81,24 @@ class _NodeCacheTarget:
         return f"job {', '.join(leases)} uses it" if leases else ""
 
     def select_evictions(self, keep_bytes: int) -> list[str]:
-        from prefect_bt.weights.download.disk_space import select_evictions
+        from prefect_bt.weights.cache.eviction import choose_evictions, list_candidates
 
-        return select_evictions(self._cache, excess=self._cache.usage() - keep_bytes)
+        excess = self._cache.usage() - keep_bytes
+        return choose_evictions(list_candidates(self._cache), excess=excess)
 
     def freed_bytes(self, names: Collection[str]) -> int:
-        from prefect_bt.weights.inventory import count_reclaimable_bytes
+        from prefect_bt.weights.cache.eviction import freed_bytes, list_candidates
 
-        return count_reclaimable_bytes(self._cache, names)
+        return freed_bytes(list_candidates(self._cache), names)
 
     def remove(self, one: WeightsEntry) -> tuple[bool, int]:
-        from prefect_bt.weights.download.disk_space import evict
+        from prefect_bt.weights.cache.eviction import evict
 
         freed = evict(self._cache, self._mirror, one.name)
         return self._cache.find_tree(one.name) is None, freed
 
     def orphan_bytes(self, older: float) -> int:
-        from prefect_bt.weights.inventory import list_unfinished_downloads
+        from prefect_bt.weights.cache.leftovers import list_unfinished_downloads
 
         before = time.time() - older
         return sum(
@@ -118,7 +119,7 @@ class _StoreTarget:
         self._cache, self._mirror, self._ledger = cache, StoreMirror(store), Ledger(store)
 
     def list_entries(self) -> list[WeightsEntry]:
-        """The longest unused first."""
+        """Return the store's copies, the least recently used first."""
         from prefect_bt.weights.inventory import list_store_entries
 
         return sorted(
@@ -132,20 +133,19 @@ class _StoreTarget:
         return self._needs.get(one.name, "")
 
     def select_evictions(self, keep_bytes: int) -> list[str]:
-        from prefect_bt.weights.cache.lru_eviction import choose_evictions
+        from prefect_bt.weights.cache.eviction import choose_evictions
 
         found = self._candidates()
         total = sum(size for _, size in {blob for one in found for blob in one.blobs})
         return choose_evictions(found, excess=total - keep_bytes)
 
     def freed_bytes(self, names: Collection[str]) -> int:
-        found = self._candidates()
-        staying = {blob for one in found if one.name not in names for blob in one.blobs}
-        going = {blob for one in found if one.name in names for blob in one.blobs}
-        return sum(size for _, size in going - staying)
+        from prefect_bt.weights.cache.eviction import freed_bytes
+
+        return freed_bytes(self._candidates(), names)
 
     def remove(self, one: WeightsEntry) -> tuple[bool, int]:
-        """Looks once more what needs it: a job may have been pushed since."""
+        """Look again what needs it: a job may have been pushed since."""
         from prefect_bt.gc.weights_in_use import find_needed_copies
         from prefect_bt.weights.inventory import unmark_stored
 
@@ -172,7 +172,7 @@ class _StoreTarget:
         return find_needed_copies(self._ledger, self._cache, self._mirror.list_names())
 
     def _candidates(self) -> list[EvictionCandidate]:
-        from prefect_bt.weights.cache.lru_eviction import EvictionCandidate
+        from prefect_bt.weights.cache.eviction import EvictionCandidate
 
         manifests = (self._mirror.find_manifest(name) for name in self._mirror.list_names())
         return [

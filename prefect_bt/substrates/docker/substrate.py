@@ -31,7 +31,7 @@ from prefect_bt.host.processes import read_start_time
 from prefect_bt.host.state_folder import JobFolder, NodeRecord
 from prefect_bt.ledger.records import Cause
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
-from prefect_bt.registries import pull_image
+from prefect_bt.registries.pull import pull_image
 from prefect_bt.substrates.docker.container import (
     ContainerSpec,
     host_name,

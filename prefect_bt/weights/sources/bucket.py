@@ -36,9 +36,7 @@ from prefect_bt.weights.sources.protocol import (
 )
 
 _MAX_REQUEST_BYTES: Final = 8 << 20
-_REQUEST_SECONDS: Final = 300.0
-"""The least time that a request may take before it counts as failed, however slowly bytes come."""
-_STREAM_SECONDS: Final = 7 * 24 * 3600.0
+_MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _MD5: Final = re.compile(r'"([0-9a-f]{32})"')
 _PRESIGN_DURATION: Final = timedelta(minutes=5)
 _ROLES: Final = {
@@ -46,7 +44,6 @@ _ROLES: Final = {
     "AWS_OIDC": "the web identity's role",
     "GCP_OIDC": "the workload identity",
 }
-
 _SENTENCES: Final = {
     FaultKind.DENIED: (
         "lists {path}, but it may not be read",
@@ -56,12 +53,9 @@ _SENTENCES: Final = {
         "changed while it was read: {path} is another object now",
         "Push again when nothing writes there.",
     ),
-    FaultKind.NO_BUCKET: (
-        "does not exist: there is no bucket {bucket!r}",
-        "Check its name.",
-    ),
+    FaultKind.NO_BUCKET: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.INVALID_NAME: (
-        "holds an object whose name could not lie below the mount",
+        "has an object whose name cannot be below the mount",
         "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
     ),
     FaultKind.WRONG_REGION: (
@@ -76,10 +70,6 @@ _SENTENCES: Final = {
 """Kind -> message after the source's URL, next step."""
 
 
-class _AccessDenied(Exception):
-    """The server refuses these credentials."""
-
-
 class BucketSource:
     """Implements Source and SupportsTagCheck."""
 
@@ -89,8 +79,8 @@ class BucketSource:
     def __init__(self, request: SourceRequest) -> None:
         self._plan = request.plan
         stall = request.stall_timeout
-        # The caller retries.
-        self._limits = Limits(CONNECT_TIMEOUT, stall, max(_REQUEST_SECONDS, 10 * stall), retries=0)
+        # The caller retries. A request has minutes at most, however slowly its bytes arrive.
+        self._limits = Limits(CONNECT_TIMEOUT, stall, max(300.0, 10 * stall), retries=0)
         try:
             self._address = parse_bucket_url(request.plan.source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
@@ -115,7 +105,7 @@ class BucketSource:
             tried.append(access.name)
             try:
                 return self._list_with(access)
-            except _AccessDenied:
+            except PermissionError:
                 continue
             except TransientError:
                 if access.has_credentials:
@@ -183,7 +173,9 @@ class BucketSource:
         with self._translate_errors(file):
             if start == 0 and end == size > _MAX_REQUEST_BYTES:
                 # Works on a server without ranges, too.
-                store = self._connect(self._access, replace(self._limits, total=_STREAM_SECONDS))
+                store = self._connect(
+                    self._access, replace(self._limits, total=_MAX_STREAM_SECONDS)
+                )
                 for piece in self._get(store, file, {}).stream(min_chunk_size=READ_BYTES):
                     yield memoryview(piece)
                 return
@@ -233,7 +225,7 @@ class BucketSource:
         if kind in (FaultKind.NOT_FOUND, FaultKind.CHANGED):
             kind = FaultKind.CHANGED if file else FaultKind.NO_BUCKET
         if kind is FaultKind.DENIED and file is None:
-            return _AccessDenied()
+            return PermissionError()
         if kind in _SENTENCES:
             return self._error(kind, file)
         reason = fault.reason or (
@@ -266,7 +258,7 @@ def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> 
     """
     if name := _ROLES.get(plan.auth.method):
         request = partial(_request_credentials, plan)
-        return [connect.create_role_access(name, request, region=plan.auth.region)]
+        return [connect.create_access(name, request, region=plan.auth.region)]
     if secret is not None:
         return [_secret_access(plan, address, secret)]
     machine = connect.find_machine_access(address)
@@ -274,16 +266,18 @@ def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> 
 
 
 def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access:
-    name = f"the secret {plan.secret!r}"
+    name, region = f"the secret {plan.secret!r}", ""
     if address.scheme == "gs":
         key = secret_fields.parse_google_secret(plan, secret)
         return Access(name, lambda: {"service_account_key": key})
     if address.scheme == "azure":
         found = secret_fields.parse_azure_secret(plan, secret)
-        key = found.pop("account_key", "")
-        return connect.create_secret_access(name, {"access_key": key} if key else found)
-    keys = secret_fields.parse_s3_secret(plan, secret)
-    return connect.create_secret_access(name, _aws_credentials(keys), region=keys.region)
+        # obstore calls an account key an access key.
+        credentials = {name.replace("account_", "access_"): text for name, text in found.items()}
+    else:
+        keys = secret_fields.parse_s3_secret(plan, secret)
+        credentials, region = _aws_credentials(keys), keys.region
+    return connect.create_access(name, lambda: {**credentials, "expires_at": None}, region=region)
 
 
 def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
@@ -293,12 +287,10 @@ def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
         if auth.method == "GCP_OIDC":
             account, provider = auth.service_account, auth.identity_provider
             return asdict(cloud_identity.exchange_google_token(account, provider))
-        assume = (
-            cloud_identity.assume_role_with_web_identity
-            if auth.method == "AWS_OIDC"
-            else cloud_identity.assume_role
-        )
-        keys = assume(auth.role_arn, auth.region)
+        if auth.method == "AWS_OIDC":
+            keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
+        else:
+            keys = cloud_identity.assume_role(auth.role_arn, auth.region)
     except IdentityError as error:
         raise _with_source(plan, error) from None
     return {**_aws_credentials(keys), "expires_at": keys.expires_at}

@@ -1,40 +1,34 @@
-"""The store's copy of sources, for every host that uses the store.
+"""The store's copies of sources, for every host that uses the store.
 
-    weights/manifests/<name>.json      what a source holds at one revision; create-only, last
-    weights/blobs/<xx>/<sha256>        a content, whichever manifests name it
-    weights/claims/<name>/<n>.json     who fetches it (single_flight.py)
-    weights/used/<name>                empty: its time is that of the last use, at most one an hour
-    weights/pruning/                   removals of blobs that are under way (blob_removal.py)
+    weights/manifests/<name>.json      files of a source at one revision; create-only, written last
+    weights/blobs/<xx>/<sha256>        content that manifests name
+    weights/sharing/<name>/<file>      division of a download among hosts (shared_download.py)
+    weights/used/<name>                empty; its time is that of the last use, to an hour
 
-A manifest appears after all of its blobs, and goes before them. A reader of a copy that is removed
-meanwhile gets ObjectNotFound and asks upstream.
+A manifest is created after its blobs and deleted before them. A reader of a copy that is deleted
+meanwhile gets ObjectNotFound, reads the source instead, and publishes the blob again.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
-from prefect_bt.object_store.protocols import Store, SupportsLinks
+from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
-from prefect_bt.weights.store_copy.blob_removal import RemovalWatch, announce_removal
-from prefect_bt.weights.store_copy.upload import BlobUploader, ByteCallback, UploadStopped
+from prefect_bt.weights.store_copy.upload import BlobUploader, UploadStopped
 from prefect_bt.weights.url_redaction import redact_url
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 _MANIFESTS: Final = "weights/manifests"
 _BLOBS: Final = "weights/blobs"
 _USED: Final = "weights/used"
-_DELETE_BATCH_SIZE: Final = 64
-"""Blobs that are removed between two looks at the clock."""
-_LIST_THREADS: Final = 16
-_ROUNDS: Final = 3
-"""How often is looked whether a blob that was counted on is still there."""
+_THREADS: Final = 16
 
 
 def manifest_key(name: str) -> str:
@@ -42,20 +36,15 @@ def manifest_key(name: str) -> str:
 
 
 def blob_key(sha256: str) -> str:
-    return f"weights/blobs/{sha256[:2]}/{sha256}"
+    return f"{_BLOBS}/{sha256[:2]}/{sha256}"
 
 
-def claims_prefix(name: str) -> str:
-    return f"weights/claims/{name}"
-
-
-def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """Return the items, so many at a time."""
-    return (items[at : at + size] for at in range(0, len(items), size))
+def sharing_prefix(name: str) -> str:
+    return f"weights/sharing/{name}"
 
 
 class StoreMirror:
-    """Published sources in a store. Every verb may raise StoreError; any thread, any host."""
+    """Published sources in a store. Every method may raise StoreError and is safe in any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -65,19 +54,15 @@ class StoreMirror:
         return self._store
 
     def is_on_same_disk(self, name: str, root: Path) -> bool:
-        """Whether its files share their bytes with those below `root`: one file system, links."""
-        lent = (
-            self._store.find_local_path(manifest_key(name))
-            if isinstance(self._store, SupportsLinks)
-            else None
-        )
+        """Return whether the copy's files can be hard links of files below `root`."""
+        path = self._find_local_path(manifest_key(name))
         try:
-            return lent is not None and lent.stat().st_dev == root.stat().st_dev
+            return path is not None and path.stat().st_dev == root.stat().st_dev
         except OSError:
             return False
 
     def list_names(self) -> list[str]:
-        """Of the manifests, sorted; objects in folders below are not manifests."""
+        """Return the sorted names of the manifests."""
         keys = (info.key for info in self._store.list(_MANIFESTS))
         return [
             key.removeprefix(f"{_MANIFESTS}/").removesuffix(".json")
@@ -86,20 +71,15 @@ class StoreMirror:
         ]
 
     def find_manifest(self, name: str) -> WeightsManifest | None:
-        """None when there is none that can be used."""
+        """Return the manifest; None when it is missing or invalid."""
         try:
             found = load_manifest(self._store.get(manifest_key(name)))
-        except ObjectNotFound:
-            return None
-        except (ValueError, KeyError, TypeError):
+        except (ObjectNotFound, ValueError, KeyError, TypeError):
             return None
         return found if found.name == name else None
 
     def read(self, sha256: str, *, start: int, length: int) -> Iterator[bytes]:
-        """`length` bytes from `start`, fewer at the end, in pieces. ObjectNotFound passes through.
-
-        The bytes are what the store has: the caller verifies them.
-        """
+        """Yield `length` bytes from `start`, fewer at the end. The caller verifies the digest."""
         key, end = blob_key(sha256), start + length
         while start < end:
             piece = self._store.get_range(key, start=start, length=min(CHUNK_BYTES, end - start))
@@ -109,16 +89,23 @@ class StoreMirror:
             start += len(piece)
 
     def find_local_path(self, sha256: str) -> Path | None:
-        """The blob's own file, where the store is a folder of this machine; never to be written."""
-        return (
-            self._store.find_local_path(blob_key(sha256))
-            if isinstance(self._store, SupportsLinks)
-            else None
-        )
+        """Return the blob's file, if the store is a folder of this machine. Never write to it."""
+        return self._find_local_path(blob_key(sha256))
 
-    def delete_blob(self, sha256: str) -> None:
-        """Its bytes are not what its name says: away with it, so that publishing sends it anew."""
-        self._store.delete(blob_key(sha256))
+    def list_sizes(self, digests: Collection[str]) -> dict[str, int]:
+        """Return the sizes of the blobs that are stored, with one request for many of them."""
+        folders = sorted({blob_key(digest).rpartition("/")[0] for digest in digests})
+
+        def list_folder(folder: str) -> dict[str, int]:
+            found = ((info.key.rpartition("/")[2], info.size) for info in self._store.list(folder))
+            return {digest: size for digest, size in found if digest in digests}
+
+        with ThreadPoolExecutor(_THREADS, "weights-list") as pool:
+            found = pool.map(list_folder, folders)
+            return {digest: size for sizes in found for digest, size in sizes.items()}
+
+    def _find_local_path(self, key: str) -> Path | None:
+        return self._store.find_local_path(key) if isinstance(self._store, SupportsLinks) else None
 
     # -- publishing ---------------------------------------------------------------------------
 
@@ -130,91 +117,58 @@ class StoreMirror:
         on_bytes: ByteCallback | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """Store what is missing, then the manifest; returns how many bytes were missing.
+        """Store missing blobs, then the manifest. Return the number of bytes sent.
 
-        `blob_path` gives the file of a digest on this machine, whose bytes are on the disk.
-        `on_bytes` hears of every byte once it is safe, of those that were there too, and of a
-        negative number when some are sent again. Safe to run again after a kill, and on several
-        hosts at once. WeightsError once `stop` is set; what was sent is kept. OSError of a file of
-        this machine.
+        `blob_path` returns the file of a digest. `on_bytes` gets the count of every stored byte,
+        those that were stored before included, and negative counts for bytes that are sent again.
+        Several hosts may publish at once. OSError for a file of this machine; WeightsError when
+        `stop` is set.
         """
-        sending = BlobUploader(
+        sizes = {entry.sha256: entry.size for entry in manifest.entries}
+        uploader = BlobUploader(
             self._store, blob_path, stop=stop or threading.Event(), on_bytes=on_bytes
         )
         try:
-            return self._publish(manifest, sending)
+            sent = self._upload_missing(sizes, uploader)
         except UploadStopped:
             raise WeightsError(
-                f"{redact_url(manifest.source)}: it was stopped before the store had all of it.",
+                f"{redact_url(manifest.source)}: stopped before the store had a complete copy.",
                 source=manifest.source,
-                next_step="What is there already is kept for the next time.",
+                next_step="Push again: stored files are kept.",
             ) from None
-
-    def _publish(self, manifest: WeightsManifest, sending: BlobUploader) -> int:
-        whole = sizes = {entry.sha256: entry.size for entry in manifest.entries}
-        watch = RemovalWatch(self._store)
-        there, sent = self._sizes(sizes), 0
-        for _ in range(_ROUNDS):
-            kept = {digest for digest, size in sizes.items() if there.get(digest) == size}
-            for digest in (there.keys() & sizes.keys()) - kept:
-                self.delete_blob(digest)
-            sending.add_present(sizes[digest] for digest in kept)
-            sent += sending.upload(
-                {d: (blob_key(d), size) for d, size in sizes.items() if d not in kept}
-            )
-            self._create(manifest)
-            # A removal that began before the manifest was there did not know of our blobs: also
-            # those that were sent may be gone.
-            counted_on = (
-                whole
-                if watch.wait_for_removals(sending.caller_stop)
-                else {d: sizes[d] for d in kept}
-            )
-            there = self._sizes(counted_on)
-            sizes = {d: size for d, size in counted_on.items() if d not in there}
-            if not sizes:
-                break
-            sending.subtract(sizes.values())
+        self._create_manifest(manifest)
         return sent
 
-    def _create(self, manifest: WeightsManifest) -> None:
+    def _upload_missing(self, sizes: Mapping[str, int], uploader: BlobUploader) -> int:
+        stored = self.list_sizes(sizes)
+        complete = {digest for digest, size in stored.items() if size == sizes[digest]}
+        for digest in stored.keys() - complete:
+            self.delete_blob(digest)
+        uploader.add_present(sizes[digest] for digest in complete)
+        missing = sizes.keys() - complete
+        return uploader.upload({one: (blob_key(one), sizes[one]) for one in missing})
+
+    def _create_manifest(self, manifest: WeightsManifest) -> None:
         key, data = manifest_key(manifest.name), dump_manifest(manifest)
         try:
             self._store.create(key, data)
         except ObjectExists:
-            # One that nobody can use must not stay in the way for ever.
+            # An invalid manifest would block the name forever.
             if self.find_manifest(manifest.name) is None:
                 self._store.put(key, data)
         except StoreError:
-            # It is there when only the answer was lost.
+            # The object exists if only the response was lost.
             if self.find_manifest(manifest.name) is None:
                 raise
 
-    def _sizes(self, digests: Collection[str]) -> dict[str, int]:
-        """Of those blobs that are there: one request for many of them, whatever else is there."""
-        folders = sorted({blob_key(digest).rpartition("/")[0] for digest in digests})
-
-        def list_sizes(folder: str) -> dict[str, int]:
-            found = ((info.key.rpartition("/")[2], info.size) for info in self._store.list(folder))
-            return {digest: size for digest, size in found if digest in digests}
-
-        sizes: dict[str, int] = {}
-        with ThreadPoolExecutor(_LIST_THREADS, "weights-list") as pool:
-            for found in pool.map(list_sizes, folders):
-                sizes |= found
-        return sizes
-
-    # -- deleting -----------------------------------------------------------------------------
+    # -- use and deletion ---------------------------------------------------------------------
 
     def record_use(self, name: str) -> None:
-        """Note that the copy was used now, by the store's own clock; the caller does so seldom."""
+        """Record a use of the copy at the store's present time."""
         self._store.put(f"{_USED}/{name}", b"")
 
     def list_last_uses(self) -> dict[str, float]:
-        """Return when each copy was used last, in the store's epoch seconds.
-
-        Of a copy without a record, when it was published.
-        """
+        """Return the last use of each copy in epoch seconds, at the earliest its publication."""
         found: dict[str, float] = {}
         for info in self._store.list(_MANIFESTS):
             if info.key.endswith(".json"):
@@ -227,25 +181,25 @@ class StoreMirror:
         return found
 
     def delete(self, name: str) -> int:
-        """Remove the manifest, then the blobs that no other one names; bytes freed.
+        """Delete the manifest, then the blobs that no other manifest names. Return freed bytes.
 
-        After a kill in between, blobs that no manifest names are left: sweep().
+        After a kill in between, `delete_unreferenced` deletes the remaining blobs.
         """
-        gone = self.find_manifest(name)
+        manifest = self.find_manifest(name)
         self._store.delete(manifest_key(name))
-        for claim in list(self._store.list(claims_prefix(name))):
-            self._store.delete(claim.key)
+        for info in list(self._store.list(sharing_prefix(name))):
+            self._store.delete(info.key)
         self._store.delete(f"{_USED}/{name}")
-        if gone is None:
+        if manifest is None:
             return 0
-        return self._delete_unreferenced({entry.sha256 for entry in gone.entries})
+        return self._delete_blobs({entry.sha256 for entry in manifest.entries})
 
     def list_unreferenced(
         self, *, older_than: float = 0.0, now: float | None = None
     ) -> dict[str, int]:
-        """Return the blobs that no manifest names and their bytes, those of `older_than` seconds.
+        """Return the sizes of blobs that no manifest names and that are `older_than` seconds old.
 
-        Blobs come before their manifest: what is younger may be on its way.
+        A younger blob may belong to a copy that is being published.
         """
         before = (time.time() if now is None else now) - older_than
         blobs = {
@@ -257,39 +211,20 @@ class StoreMirror:
         return {digest: size for digest, size in blobs.items() if digest not in named}
 
     def delete_unreferenced(self, *, older_than: float = 0.0) -> int:
-        """Remove every blob of `older_than` seconds that no manifest names; bytes freed.
+        """Delete blobs as `list_unreferenced` returns them. Return freed bytes."""
+        return self._delete_blobs(set(self.list_unreferenced(older_than=older_than)))
 
-        Safe while others publish: what they sent and is removed here they send again.
-        """
-        return self._delete_unreferenced(set(self.list_unreferenced(older_than=older_than)))
+    def delete_blob(self, sha256: str) -> None:
+        """Delete a blob, for example a corrupt one, which then is sent again."""
+        self._store.delete(blob_key(sha256))
 
-    def _delete_unreferenced(self, digests: set[str]) -> int:
-        """Remove blobs that no manifest names once the removal is announced."""
-        freed = 0
-        if not digests:
-            return freed
-        with announce_removal(self._store) as removal:
-            while digests:
-                digests -= self._list_referenced()
-                for batch in batched(sorted(digests), _DELETE_BATCH_SIZE):
-                    if not removal.renew():
-                        break  # a publisher may have gone on meanwhile
-                    freed += self._remove(batch)
-                    digests.difference_update(batch)
-        return freed
-
-    def _list_referenced(self) -> set[str]:
-        with ThreadPoolExecutor(_LIST_THREADS, "weights-manifests") as pool:
-            found = pool.map(self.find_manifest, self.list_names())
-            return {entry.sha256 for one in found if one for entry in one.entries}
-
-    def _remove(self, digests: Collection[str]) -> int:
-        sizes = self._sizes(digests)
-        with ThreadPoolExecutor(_LIST_THREADS, "weights-delete") as pool:
-            _exhaust(pool.map(self.delete_blob, sizes))
+    def _delete_blobs(self, digests: set[str]) -> int:
+        sizes = self.list_sizes(digests - self._list_referenced() if digests else digests)
+        with ThreadPoolExecutor(_THREADS, "weights-delete") as pool:
+            list(pool.map(self.delete_blob, sizes))
         return sum(sizes.values())
 
-
-def _exhaust(items: Iterable[object]) -> None:
-    for _ in items:
-        pass
+    def _list_referenced(self) -> set[str]:
+        with ThreadPoolExecutor(_THREADS, "weights-manifests") as pool:
+            found = pool.map(self.find_manifest, self.list_names())
+            return {entry.sha256 for one in found if one for entry in one.entries}

@@ -122,7 +122,7 @@ def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
     flush(store, ckpts, attempt=2)
     assert store.sent == [sha256(b"12345").hexdigest()] * 2
     assert [fault.problem for fault in verify_committed.verify(store, PROJECT, JOB)] == [
-        "has 2 bytes, committed were 5"
+        "has 2 bytes, not 5"
     ]
 
 

@@ -48,7 +48,7 @@ def test_one_flipped_byte(cli: Cli, shop: Shop, job):
     done = cli("checkpoints", "verify", "--job-id", job.id)
     assert done.code == 1
     assert done.err == (
-        f"error: {file.key} has other bytes than were committed: "
+        f"error: {file.key} has other bytes than expected: "
         "checkpoint-20/weights.dat (checkpoint 'checkpoint-20', rank 0)\n"
     )
     done = cli("checkpoints", "verify", "--job-id", job.id, "-o", "json")
@@ -60,7 +60,7 @@ def test_one_flipped_byte(cli: Cli, shop: Shop, job):
             "rank": 0,
             "path": "weights.dat",
             "key": file.key,
-            "what": "has other bytes than were committed",
+            "what": "has other bytes than expected",
         }
     ]
     assert cli("checkpoints", "verify", "--checkpoint-name", "checkpoint-10").code == 0
@@ -76,7 +76,7 @@ def test_a_truncated_a_missing_and_a_shared_one(cli: Cli, shop: Shop, job):
     found = {(f["checkpoint"], f["path"], f["key"], f["what"]) for f in done.json["faults"]}
     missing = ("shared.dat", gone.key, "is missing")
     assert found == {
-        ("checkpoint-10", "weights.dat", short.key, "has 3999 bytes, committed were 4000"),
+        ("checkpoint-10", "weights.dat", short.key, "has 3999 bytes, not 4000"),
         ("checkpoint-10", *missing),
         ("checkpoint-20", *missing),
     }

@@ -11,7 +11,7 @@ import pytest
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.cache.digest_index import DigestIndex
-from prefect_bt.weights.cache.lru_eviction import EvictionCandidate, choose_evictions
+from prefect_bt.weights.cache.eviction import EvictionCandidate, choose_evictions
 from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder
 
 OLD = 3600.0

@@ -1,4 +1,4 @@
-"""A large file on its way: what a map promises is there, whoever wrote it and died."""
+"""A large file on its way: what a map promises is there, whichever process wrote it and died."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import os
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prefect_bt.weights.cache import partial_file
 from prefect_bt.weights.cache.partial_file import (
-    BLOCK_BYTES,
+    GRANULE_BYTES,
     PartialFile,
     PartialFileLocked,
     PartialFolder,
     partial_file_id,
 )
-from prefect_bt.weights.download.digest import StreamingDigests
+from prefect_bt.weights.download.ordered_digest import OrderedDigest
+from prefect_bt.weights.threads import Closed
 
-DATA = os.urandom(2 * BLOCK_BYTES + 1000)
+DATA = os.urandom(4 * GRANULE_BYTES + 1000)
+SIZE = len(DATA)
 
 
 @pytest.fixture
@@ -29,25 +30,24 @@ def folder(tmp_path: Path) -> PartialFolder:
     return PartialFolder(tmp_path / "parts" / partial_file_id("something"))
 
 
-def write(part: PartialFile, block: int, size: int) -> None:
-    begin, end = part.span(block)
-    at = begin + part.received[block]
-    part.write(at, DATA[at : min(end, at + size)])
+def opened(folder: PartialFolder, size: int = SIZE, *, has_digest: bool = False) -> PartialFile:
+    return PartialFile(folder, size, has_digest=has_digest)
 
 
-@pytest.mark.slow
-def test_blocks_in_any_order_become_the_file(folder: PartialFolder, tmp_path: Path) -> None:
-    part = PartialFile(folder, len(DATA), has_digest=False)
-    digests: dict[str, Any] = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    following = StreamingDigests(part, digests, lambda: False)
-    for block in (2, 0, 1):
-        write(part, block, 1000)
-        write(part, block, BLOCK_BYTES)
-    assert part.incomplete_blocks() == []
-    assert following.hexdigests() == {
-        "sha256": hashlib.sha256(DATA).hexdigest(),
-        "md5": hashlib.md5(DATA).hexdigest(),
-    }
+def write(part: PartialFile, begin: int, end: int) -> None:
+    part.write(begin, DATA[begin:end])
+
+
+def missing(part: PartialFile, most: int = 1 << 30) -> list[tuple[int, int]]:
+    return [(run.start, run.stop) for run in part.missing_runs(most)]
+
+
+def test_granules_in_any_order_become_the_file(folder: PartialFolder, tmp_path: Path) -> None:
+    part = opened(folder)
+    for first, last in ((4, 5), (1, 3), (0, 1), (3, 4)):
+        write(part, first * GRANULE_BYTES, min(SIZE, last * GRANULE_BYTES))
+    assert missing(part) == []
+    assert part.received_bytes == folder.received_bytes() == SIZE
     kept = tmp_path / "kept"
     part.finalize().rename(kept)
     part.remove()
@@ -57,134 +57,142 @@ def test_blocks_in_any_order_become_the_file(folder: PartialFolder, tmp_path: Pa
     assert not folder.path.exists()
 
 
-@pytest.mark.slow
+def test_a_granule_has_arrived_with_its_last_byte(folder: PartialFolder) -> None:
+    part = opened(folder)
+    write(part, 0, GRANULE_BYTES - 1)
+    assert not part.has(0)
+    write(part, GRANULE_BYTES - 1, 2 * GRANULE_BYTES + 1)
+    assert [part.has(n * GRANULE_BYTES) for n in range(5)] == [True, True, False, False, False]
+    write(part, 4 * GRANULE_BYTES, SIZE - 1)
+    assert not part.has(SIZE - 1)
+    write(part, SIZE - 1, SIZE)
+    assert part.has(SIZE - 1)
+    assert part.received_bytes == 2 * GRANULE_BYTES + 1000
+    part.close()
+
+
+def test_missing_runs_are_of_whole_granules(folder: PartialFolder) -> None:
+    part = opened(folder)
+    one, end = GRANULE_BYTES, SIZE
+    assert missing(part) == [(0, end)]
+    assert missing(part, 3 * one) == [(0, 3 * one), (3 * one, end)]
+    assert missing(part, one - 1)[:2] == [(0, one), (one, 2 * one)]
+    write(part, one, 2 * one)
+    assert missing(part) == [(0, one), (2 * one, end)]
+    assert missing(part, 2 * one) == [(0, one), (2 * one, 4 * one), (4 * one, end)]
+    part.close()
+
+
+def test_another_process_goes_on_with_what_arrived(folder: PartialFolder) -> None:
+    first = opened(folder)
+    write(first, GRANULE_BYTES, 2 * GRANULE_BYTES + 5000)
+    first.close()
+    assert folder.received_bytes() == GRANULE_BYTES
+    second = opened(folder)
+    assert missing(second) == [(0, GRANULE_BYTES), (2 * GRANULE_BYTES, SIZE)]
+    buffer = memoryview(bytearray(SIZE))
+    assert second.read(GRANULE_BYTES + 7, buffer) == DATA[GRANULE_BYTES + 7 : 2 * GRANULE_BYTES]
+    second.close()
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartialFolder, seed: int) -> None:
+def test_a_digest_is_right_in_whatever_order_bytes_arrive(folder: PartialFolder, seed: int) -> None:
     """Some in order and offered, some not, some by several threads at once."""
     chance = random.Random(seed)
-    part = PartialFile(folder, len(DATA), has_digest=False)
-    following = StreamingDigests(part, {"sha256": hashlib.sha256()}, lambda: False)
+    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    sizes = [chance.randrange(1, 300_000) for _ in range(1000)]
 
-    def bring(block: int) -> None:
-        while part.received[block] < (span := part.span(block))[1] - span[0]:
-            at = span[0] + part.received[block]
-            piece = DATA[at : min(span[1], at + sizes.pop())]
-            part.write(at, piece)
+    def bring(granule: int) -> None:
+        at, end = granule * GRANULE_BYTES, min(SIZE, (granule + 1) * GRANULE_BYTES)
+        while at < end:
+            view = memoryview(DATA)[at : min(end, at + sizes.pop())]
+            part.write(at, view)
             if at % 3:
-                following.update(at, piece)
+                digest.offer(at, view)
+            at += len(view)
+        digest.catch_up(part, lambda: False)
 
-    sizes = [chance.randrange(1, 900_000) for _ in range(400)]
-    order = [0, 1, 2]
+    order = [0, 1, 2, 3, 4]
     chance.shuffle(order)
-    threads = [threading.Thread(target=bring, args=(block,)) for block in order]
+    threads = [threading.Thread(target=bring, args=(granule,)) for granule in order]
     for thread in threads:
         thread.start()
         if chance.random() < 0.5:
             thread.join()
-    assert following.hexdigests() == {"sha256": hashlib.sha256(DATA).hexdigest()}
+    for thread in threads:
+        thread.join()
+    digest.catch_up(part, lambda: False)
+    assert digest.hexdigest() == hashlib.sha256(DATA).hexdigest()
     part.close()
 
 
-def test_one_answer_goes_through_several_blocks(folder: PartialFolder) -> None:
-    part = PartialFile(folder, len(DATA), has_digest=False)
-    run = range(3)
-    write(part, 0, 5000)
-    assert (part.next_offset(run), part.end_offset(run)) == (5000, len(DATA))
-    part.write(5000, DATA[5000 : BLOCK_BYTES + 7])
-    assert part.received == [BLOCK_BYTES, 7, 0]
-    assert part.next_offset(run) == BLOCK_BYTES + 7
-    part.write(BLOCK_BYTES + 7, DATA[BLOCK_BYTES + 7 :])
-    assert part.incomplete_blocks() == []
-    assert part.next_offset(run) == part.end_offset(run)
-    assert part.data and os.pread(part.data, len(DATA), 0) == DATA
+def test_a_stopped_thread_reads_no_further(folder: PartialFolder) -> None:
+    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    write(part, 0, GRANULE_BYTES)
+    digest.catch_up(part, lambda: True)
+    assert digest.hexdigest() == hashlib.sha256().hexdigest()
     part.close()
-
-
-def test_bytes_that_are_not_the_next_ones_are_refused(folder: PartialFolder) -> None:
-    """Else the map would promise what is not there."""
-    part = PartialFile(folder, len(DATA), has_digest=False)
-    for at in (1, BLOCK_BYTES + 5):
-        with pytest.raises(ValueError, match="not the next"):
-            part.write(at, b"1234")
-    assert part.received_bytes == 0
-    part.close()
-
-
-def test_continued_in_mid_block(folder: PartialFolder) -> None:
-    first = PartialFile(folder, len(DATA), has_digest=False)
-    write(first, 1, 5000)
-    write(first, 0, BLOCK_BYTES)
-    first.close()
-    assert folder.received_bytes() == BLOCK_BYTES + 5000
-    second = PartialFile(folder, len(DATA), has_digest=False)
-    assert second.received == [BLOCK_BYTES, 5000, 0]
-    assert second.incomplete_blocks() == [1, 2]
-    assert second.contiguous_bytes() == BLOCK_BYTES + 5000
-    second.close()
+    with pytest.raises(Closed):
+        digest.catch_up(part, lambda: False)
 
 
 def test_one_process_at_a_time(folder: PartialFolder) -> None:
-    part = PartialFile(folder, 10, has_digest=False)
+    part = opened(folder, 10)
     assert folder.is_locked()
     with pytest.raises(PartialFileLocked):
-        PartialFile(folder, 10, has_digest=False)
+        opened(folder, 10)
+    part.close()
     part.close()
     assert not folder.is_locked()
 
 
 def test_another_length_begins_anew(folder: PartialFolder) -> None:
-    part = PartialFile(folder, len(DATA), has_digest=True)
-    write(part, 0, 5000)
+    part = opened(folder, has_digest=True)
+    write(part, 0, GRANULE_BYTES)
     part.close()
-    other = PartialFile(folder, len(DATA) + 1, has_digest=True)
+    other = opened(folder, SIZE + 1, has_digest=True)
     assert other.received_bytes == 0
     other.close()
 
 
-@pytest.mark.parametrize("damage", ["cut", "long", "foreign", "too much", "no data"])
+@pytest.mark.parametrize("damage", ["cut", "long", "foreign", "another mark", "no data", "empty"])
 def test_a_map_that_cannot_be_is_not_believed(folder: PartialFolder, damage: str) -> None:
-    part = PartialFile(folder, len(DATA), has_digest=True)
-    write(part, 0, 5000)
+    part = opened(folder, has_digest=True)
+    write(part, 0, GRANULE_BYTES)
     part.close()
     raw = bytearray(folder.map_file.read_bytes())
     match damage:
         case "cut":
             raw = raw[:-1]
         case "long":
-            raw += b"1234"
+            raw += b"\0"
         case "foreign":
-            raw[0] ^= 1
-        case "too much":
-            raw[-4:] = (BLOCK_BYTES).to_bytes(4, "little")  # of a last block of 1,000 bytes
-        case _:
+            raw[:8] = b"pbtpart1"
+        case "another mark":
+            raw[-2] = 2
+        case "no data":
             folder.data_file.unlink()
+        case _:
+            raw.clear()
     folder.map_file.write_bytes(raw)
-    again = PartialFile(folder, len(DATA), has_digest=True)
-    assert again.received == [0, 0, 0]
+    again = opened(folder, has_digest=True)
+    assert missing(again) == [(0, SIZE)]
     again.close()
 
 
-@pytest.mark.parametrize(("checked", "kept"), [(True, 5000), (False, 0)])
+@pytest.mark.parametrize("has_digest", [True, False])
 def test_what_another_boot_left_counts_where_it_will_be_checked(
-    folder: PartialFolder, monkeypatch: pytest.MonkeyPatch, checked: bool, kept: int
+    folder: PartialFolder, monkeypatch: pytest.MonkeyPatch, has_digest: bool
 ) -> None:
-    part = PartialFile(folder, len(DATA), has_digest=checked)
-    write(part, 0, 5000)
+    kept = GRANULE_BYTES if has_digest else 0
+    part = opened(folder, has_digest=has_digest)
+    write(part, 0, GRANULE_BYTES)
     part.close()
     monkeypatch.setattr(partial_file, "boot_id", lambda: "00000000-another-boot")
-    again = PartialFile(folder, len(DATA), has_digest=checked)
+    again = opened(folder, has_digest=has_digest)
     assert again.received_bytes == kept
     again.close()
     monkeypatch.undo()
-    once_more = PartialFile(folder, len(DATA), has_digest=checked)
+    once_more = opened(folder, has_digest=has_digest)
     assert once_more.received_bytes == kept, "it is a boot ago, and was written down as such"
     once_more.close()
-
-
-def test_those_who_follow_are_let_go(folder: PartialFolder) -> None:
-    part = PartialFile(folder, len(DATA), has_digest=False)
-    following = StreamingDigests(part, {"sha256": hashlib.sha256()}, lambda: False)
-    write(part, 0, 5000)
-    part.release_waiters()
-    assert following.hexdigests().keys() == {"sha256"}, "it does not wait for the rest"
-    part.close()

@@ -14,7 +14,7 @@ import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
-from prefect_bt.weights.download import block_download, small_files
+from prefect_bt.weights.download import engine
 from prefect_bt.weights.sources import bucket
 from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
@@ -45,8 +45,7 @@ def upstream() -> str:
 @pytest.fixture
 def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
     """The environment points at it; nothing waits for long."""
-    monkeypatch.setattr(block_download, "RETRY_DELAYS", (0.01, 0.01))
-    monkeypatch.setattr(small_files, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01, 0.01))
     monkeypatch.setattr("prefect_bt.weights.mirror.LISTING_RETRY_DELAYS", (0.01,))
     with FaultyServer(upstream) as faulty:
         use(monkeypatch, faulty.url)
@@ -362,7 +361,7 @@ def test_names_that_lead_elsewhere(
 ) -> None:
     put(made, f"models/base/{name}", b"evil")
     told = refused(plan(made), tmp_path)
-    assert "could not lie below the mount" in told or name in told
+    assert "cannot be below the mount" in told or name in told
     assert bodies(server) == 0
 
 

@@ -27,11 +27,9 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger, Revision
-from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights import mirror_source
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest
-from prefect_bt.weights.store_copy.claims import Claimant
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
 from tests.weights.store_copy.publishing import Blobs, digest
 
@@ -126,7 +124,6 @@ def test_the_longest_unused_go_first(
     assert kept.mirror.list_names() == [names[0]]
 
 
-@pytest.mark.usefixtures("given_back")
 def test_what_is_needed(kept: StoreOfWeights):
     name = kept.publish("hf://o/m", days=100)
     assert kept.needs() == {}
@@ -141,13 +138,6 @@ def test_what_is_needed(kept: StoreOfWeights):
     later = now + RESUMABLE_SECONDS + 60
     assert kept.needs(now=later) == {}
     assert done.id != other.id
-
-    other_name = kept.publish("hf://o/claimed", days=100)
-    claims = Claimant(kept.ledger.store, other_name, get_progress=ProgressMeter("x", None).snapshot)
-    with claims.try_acquire() or pytest.fail("nobody else wants it"):
-        assert kept.needs()[other_name].endswith(" mirrors it")
-        assert other_name not in kept.needs(now=time.time() + 6000)
-    assert other_name not in kept.needs()
 
 
 def test_every_revision_of_a_deployment_that_serves_is_needed(kept: StoreOfWeights):

@@ -1,0 +1,168 @@
+"""Calls to a Docker Engine that can be interrupted, and pulls that can be aborted.
+
+An Engine continues a stalled transfer as long as a client is connected, so a pull has to be
+disconnected before it is retried. The SDK's `pull` gives no access to its connection.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from importlib import import_module
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.registries.pull_errors import PullError, PullErrorKind, classify_response
+from prefect_bt.registries.pull_progress import LayerProgress
+
+T = TypeVar("T")
+
+POLL_INTERVAL: Final = 0.1
+"""Seconds between two checks for a stop."""
+LOCAL_STALL_FACTOR: Final = 10
+"""More patience while the Engine verifies and extracts layers, which it does without events."""
+
+
+class EngineClient:
+    """Blocking calls to `api`, a docker.APIClient. All raise PullError; STOPPED on a stop."""
+
+    def __init__(self, api: Any, cancelled: threading.Event | None) -> None:
+        self.api, self._cancelled = api, cancelled or threading.Event()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return the result of `function`. On a stop its daemon thread is abandoned."""
+        return next(found[0] for found in self._iterate(lambda: iter([(function(),)])) if found)
+
+    def find_image(self, name: str) -> dict[str, Any] | None:
+        """Return the description of an image on the Engine; None if it is not there."""
+        try:
+            return self.call(lambda: self.api.inspect_image(name))
+        except PullError as error:
+            if error.kind is PullErrorKind.NOT_FOUND:
+                return None
+            raise
+
+    def inspect_distribution(self, name: str, header: str, *, seconds: float) -> dict[str, Any]:
+        """Return an image's `Descriptor` and `Platforms` from its registry.
+
+        UNREACHABLE if the Engine gets no answer; STALLED after `seconds`, which the SDK's method
+        cannot set.
+        """
+        path = f"/distribution/{name}/json"
+        try:
+            return self.call(lambda: self._send("GET", path, header, seconds).json())
+        except PullError as error:
+            if error.kind is PullErrorKind.FAILED:
+                error.kind = PullErrorKind.UNREACHABLE
+            raise
+
+    def pull(
+        self, name: str, header: str, layers: LayerProgress, stall_timeout: float
+    ) -> Generator[bool]:
+        """Pull an image and record the events in `layers`; STALLED after a time without events.
+
+        Yield False at least every POLL_INTERVAL, and True at the end. Closing the generator
+        disconnects from the Engine, which then aborts the transfer.
+        """
+        responses, closed = list[Any](), threading.Event()
+
+        def read_events() -> Iterator[dict[str, Any]]:
+            seconds = 2 * LOCAL_STALL_FACTOR * stall_timeout  # only ends an abandoned thread
+            params = {"fromImage": name}
+            with self._send(
+                "POST", "/images/create", header, seconds, params=params, stream=True
+            ) as response:
+                responses.append(response)
+                for line in () if closed.is_set() else response.iter_lines():
+                    if line:
+                        yield _parse_event(line)
+
+        changed = time.monotonic()
+        try:
+            for event in self._iterate(read_events):
+                patience = stall_timeout * (LOCAL_STALL_FACTOR if layers.is_local_work else 1)
+                if event:
+                    changed = time.monotonic()
+                    layers.update(event)
+                elif time.monotonic() - changed > patience:
+                    raise PullError(PullErrorKind.STALLED)
+                yield False
+            yield True
+        finally:
+            closed.set()
+            for response in responses:
+                with suppress(OSError, ValueError, RuntimeError):  # it has ended already
+                    response.raw.shutdown()
+
+    def _send(self, method: str, path: str, header: str, seconds: float, **options: Any) -> Any:
+        errors, requests = _import_errors()
+        headers = {"X-Registry-Auth": header} if header else {}
+        url = f"{self.api.base_url}/v{self.api.api_version}{path}"
+        try:
+            answer = self.api.request(method, url, headers=headers, timeout=seconds, **options)
+            answer.raise_for_status()
+        except requests.ReadTimeout:
+            raise PullError(PullErrorKind.STALLED) from None
+        except requests.HTTPError as error:
+            errors.create_api_error_from_http_exception(error)
+        else:
+            return answer
+
+    def _iterate(self, produce: Callable[[], Iterator[T]]) -> Iterator[T | None]:
+        """Yield what `produce` yields in a daemon thread; None after a POLL_INTERVAL without."""
+        errors, requests = _import_errors()
+        items: SimpleQueue[T | Exception | None] = SimpleQueue()
+
+        def run() -> None:
+            last: Exception | None = PullError(PullErrorKind.FAILED)
+            try:
+                for item in produce():
+                    items.put(item)
+                last = None
+            except (PullError, PrefectBtError) as error:
+                last = error
+            except errors.APIError as error:
+                last = classify_response(error.status_code, str(error.explanation))
+            except (requests.RequestException, errors.DockerException) as error:
+                last = PullError(PullErrorKind.ENGINE_UNREACHABLE, _find_reason(error))
+            finally:
+                items.put(last)
+
+        threading.Thread(target=run, name="registries-call", daemon=True).start()
+        while not self._cancelled.is_set():
+            try:
+                item = items.get(timeout=POLL_INTERVAL)
+            except Empty:
+                yield None
+                continue
+            if item is None:
+                return
+            if isinstance(item, Exception):
+                raise item
+            yield item
+        raise PullError(PullErrorKind.STOPPED)
+
+
+def _import_errors() -> tuple[Any, Any]:
+    """Return the modules with the exceptions of the SDK and of requests."""
+    return import_module("docker.errors"), import_module("requests.exceptions")
+
+
+def _find_reason(error: BaseException) -> str:
+    """Return the text of the innermost error, such as `[Errno 13] Permission denied`."""
+    reasons = (*error.args, getattr(error, "reason", None))
+    inner = next((one for one in reversed(reasons) if isinstance(one, BaseException)), None)
+    return _find_reason(inner) if inner else str(error)
+
+
+def _parse_event(line: bytes) -> dict[str, Any]:
+    """Return an event of a pull; PullError for an error event."""
+    event: Any = json.loads(line)
+    detail: Any = event.get("errorDetail") or {}
+    if message := detail.get("message") or event.get("error"):
+        raise classify_response(int(detail.get("code") or 0), str(message))
+    return event

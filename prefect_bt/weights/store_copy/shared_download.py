@@ -1,0 +1,229 @@
+"""Division of one download among the hosts that need it, through small objects in the store.
+
+    weights/sharing/<name>/<batch>     empty while a host downloads the batch; then its digests
+
+A host downloads the batches that no other host has begun, and stores their blobs at once. It reads
+the other batches from the store. A host renews the objects of its batches; a batch whose object is
+not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. That two hosts
+download the same batch is harmless, so nothing here is a lock.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final, cast
+
+from prefect_bt.errors import ObjectExists, StoreError
+from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
+from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
+from prefect_bt.weights.store_copy.upload import BlobUploader, UploadStopped
+
+RENEW_SECONDS: Final = 5.0
+EXPIRE_SECONDS: Final = 30.0
+BATCH_BYTES: Final = 256 * 1024 * 1024
+"""Least size of a batch, except the last: small files share the cost of an object."""
+_MAX_BATCHES: Final = 64
+_POLL_SECONDS: Final = 0.5
+
+
+class SharedDownload:
+    """Files of one tree that this host downloads or reads from the store, in batches.
+
+    Errors of the store end the sharing: this host then downloads the remaining files itself.
+    """
+
+    def __init__(  # noqa: PLR0913 (facts of one mirror)
+        self,
+        mirror: StoreMirror,
+        name: str,
+        files: Sequence[ListedFile],
+        *,
+        file_path: Callable[[str], Path],
+        stop: threading.Event,
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._mirror, self._prefix = mirror, sharing_prefix(name)
+        self._files, self._batches = files, dict(enumerate(_split(files)))
+        self._wanted = set[str]()
+        """Paths that this host does not have."""
+        self._file_path, self._on_note = file_path, on_note
+        self._stop, self._ended = stop, threading.Event()
+        self._lock, self._renewal = threading.Lock(), threading.Lock()
+        self._held: dict[int, dict[str, str]] = {}
+        self._expiry: dict[int, tuple[float, float]] = {}
+        self._completed: SimpleQueue[int | None] = SimpleQueue()
+        self._uploads = threading.Thread(target=self._upload_completed, daemon=True)
+        self.stored: set[str] = set()
+        """Digests of blobs that other hosts stored."""
+
+    def __enter__(self) -> SharedDownload:
+        self._uploads.start()
+        threading.Thread(target=self._renew, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for uploads of completed batches, unless there was an error. Release the others."""
+        self._completed.put(None)
+        if kind is None:
+            self._uploads.join()
+        self._ended.set()
+        with self._renewal, suppress(StoreError):
+            for batch in self._held:
+                self._mirror.store.delete(self._key(batch))
+
+    def find_stored(self) -> None:
+        """Find the blobs that the store has for other trees."""
+        sizes = {file.sha256: file.size for file in self._files if file.sha256}
+        try:
+            found = self._mirror.list_sizes(sizes)
+        except StoreError:
+            return
+        self.stored |= {digest for digest, size in found.items() if size == sizes[digest]}
+
+    def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
+        """Yield the missing files in batches, each when this host is to read it.
+
+        A file that another host stored gets its digest, which then is in `stored`.
+        """
+        self._wanted = {file.path for file in missing}
+        waiting = [batch for batch in self._batches if self._list_wanted(batch)]
+        random.shuffle(waiting)
+        while waiting:
+            try:
+                taken = self._take(waiting)
+            except StoreError as error:
+                self._on_note(f"downloads are not shared with other hosts: {error.message}")
+                break
+            if taken is None:
+                return
+            batch, digests = taken
+            waiting.remove(batch)
+            self.stored |= set(digests.values())
+            yield [
+                replace(file, sha256=file.sha256 or digests.get(file.path, ""))
+                for file in self._list_wanted(batch)
+            ]
+        for batch in waiting:
+            yield self._list_wanted(batch)
+
+    def add_finished(self, path: str, sha256: str) -> None:
+        """Record a file that is complete on this machine."""
+        with self._lock:
+            for batch, digests in self._held.items():
+                if path in digests:
+                    digests[path] = sha256
+                    if all(digests.values()):
+                        self._completed.put(batch)
+
+    def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]] | None:
+        """Return a batch to download, or one that is stored, with the digests of its files.
+
+        Return None once `stop` is set.
+        """
+        while not self._stop.is_set():
+            marks = {
+                int(info.key.rpartition("/")[2]): (info.size, info.modified)
+                for info in self._mirror.store.list(self._prefix)
+            }
+            for batch in waiting:
+                if batch not in marks and self._claim(batch):
+                    return batch, {}
+            for batch in waiting:
+                size, modified = marks.get(batch, (0, 0.0))
+                if size and (digests := self._read_digests(batch)):
+                    return batch, digests
+                if self._is_expired(batch, modified):
+                    self._hold(batch)
+                    self._mirror.store.put(self._key(batch), b"")
+                    return batch, {}
+            self._on_note("another host downloads the remaining files")
+            self._stop.wait(_POLL_SECONDS)
+        return None
+
+    def _list_wanted(self, batch: int) -> list[ListedFile]:
+        return [file for file in self._batches[batch] if file.path in self._wanted]
+
+    def _claim(self, batch: int) -> bool:
+        try:
+            self._mirror.store.create(self._key(batch), b"")
+        except ObjectExists:
+            return False
+        self._hold(batch)
+        return True
+
+    def _hold(self, batch: int) -> None:
+        with self._lock:
+            self._held[batch] = {file.path: "" for file in self._list_wanted(batch)}
+
+    def _read_digests(self, batch: int) -> dict[str, str]:
+        """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
+        try:
+            found = cast("dict[str, str]", json.loads(self._mirror.store.get(self._key(batch))))
+            return found if all(map(SHA256.fullmatch, found.values())) else {}
+        except (ValueError, AttributeError, TypeError):
+            return {}
+
+    def _is_expired(self, batch: int, modified: float) -> bool:
+        """Return whether the object has not changed for a while, by this machine's clock."""
+        now = time.monotonic()
+        before, since = self._expiry.get(batch, (-1.0, now))
+        if modified != before:
+            self._expiry[batch] = modified, now
+            return False
+        return now - since > EXPIRE_SECONDS
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            for batch in list(self._held):
+                with self._renewal, suppress(StoreError):
+                    if batch in self._held and not self._ended.is_set():
+                        self._mirror.store.put(self._key(batch), b"")
+
+    def _upload_completed(self) -> None:
+        while (batch := self._completed.get()) is not None:
+            with suppress(StoreError, OSError, UploadStopped):
+                self._upload(batch)
+
+    def _upload(self, batch: int) -> None:
+        digests = self._held[batch]
+        files = {digests[file.path]: file for file in self._list_wanted(batch)}
+        uploader = BlobUploader(
+            self._mirror.store,
+            lambda sha256: self._file_path(files[sha256].path),
+            stop=self._stop,
+            on_bytes=None,
+        )
+        stored = self._mirror.list_sizes(files)
+        uploader.upload(
+            {one: (blob_key(one), files[one].size or 0) for one in files.keys() - stored.keys()}
+        )
+        with self._renewal:
+            self._mirror.store.put(self._key(batch), json.dumps(digests).encode())
+            with self._lock:
+                del self._held[batch]
+
+    def _key(self, batch: int) -> str:
+        return f"{self._prefix}/{batch}"
+
+
+def _split(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
+    """Yield batches of consecutive files; every host that has the same listing gets the same."""
+    least = max(BATCH_BYTES, sum(file.size or 0 for file in files) // _MAX_BATCHES)
+    batch: list[ListedFile] = []
+    size = 0
+    for file in sorted(files, key=lambda one: one.path):
+        batch.append(file)
+        size += file.size or 0
+        if size >= least:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,125 @@
+"""Which requests bring a large file, also from servers that drop, trickle or send too much."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.weights import Progress
+from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
+from prefect_bt.weights.download import engine
+from prefect_bt.weights.download.engine import BLOCK_BYTES
+from prefect_bt.weights.sources import protocol
+from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.protocol import TransientError
+from tests.weights import arranged
+from tests.weights.arranged import LARGE, Arranged, ArrangedSource, mirrored
+from tests.weights.conftest import tree
+
+REQUESTS: list[tuple[int, int]] = []
+"""(start, length) of every request for large.bin."""
+
+
+class Recording(ArrangedSource):
+    """A source that answers a request as `answer` says."""
+
+    answer: Callable[[bytes], Iterator[bytes]]
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        if file.path == "large.bin":
+            REQUESTS.append((start, length))
+        return Recording.answer(arranged.NOW.files[file.path][start:][:length])
+
+
+@pytest.fixture
+def recording(source_here: Arranged, monkeypatch: pytest.MonkeyPatch) -> Arranged:
+    monkeypatch.setitem(protocol.SOURCES, "arranged", f"{__name__}:Recording")
+    monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01,) * 4)
+    monkeypatch.setattr(Recording, "answer", lambda data: iter([data]), raising=False)
+    REQUESTS.clear()
+    return source_here
+
+
+def test_each_byte_is_asked_for_once_in_whole_blocks(recording: Arranged, tmp_path: Path) -> None:
+    recording.files["large.bin"] = data = LARGE * 3
+    assert tree(mirrored(tmp_path).folder) == recording.files
+    asked = sorted(REQUESTS)
+    assert all(start + length == after for (start, length), (after, _) in itertools.pairwise(asked))
+    assert asked[0] == (0, BLOCK_BYTES)
+    assert sum(length for _, length in asked) == len(data)
+    assert len(asked) == -(-len(data) // BLOCK_BYTES)
+
+
+def test_a_server_that_drops_large_answers_is_asked_for_less(
+    recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(data: bytes) -> Iterator[bytes]:
+        if len(data) > GRANULE_BYTES:
+            raise TransientError("The connection was lost.", source=arranged.URL)
+        yield data
+
+    monkeypatch.setattr(Recording, "answer", drop)
+    assert tree(mirrored(tmp_path).folder) == recording.files
+
+
+def test_more_than_was_asked_for_is_left_out(
+    recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recording, "answer", lambda data: iter([data + b"more", b"and more"]))
+    told: list[Progress] = []
+    done = mirrored(tmp_path, on_progress=told.append)
+    assert tree(done.folder) == recording.files
+    assert told[-1].bytes_done == sum(map(len, recording.files.values()))
+
+
+def test_bytes_that_trickle_are_a_stall(
+    recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trickle(data: bytes) -> Iterator[bytes]:
+        for at in range(len(data)):
+            yield data[at : at + 1]
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Recording, "answer", trickle)
+    monkeypatch.setattr(engine, "MAX_SECONDS_PER_GRANULE", 0.05)
+    with pytest.raises(WeightsError, match="stalled at byte"):
+        mirrored(tmp_path)
+
+
+def test_a_slow_server_that_brings_granules_is_read_on(
+    recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(data: bytes) -> Iterator[bytes]:
+        for at in range(0, len(data), GRANULE_BYTES):
+            yield data[at : at + GRANULE_BYTES]
+
+    monkeypatch.setattr(Recording, "answer", slow)
+    monkeypatch.setattr(engine, "MAX_SECONDS_PER_GRANULE", 0.0)
+    assert tree(mirrored(tmp_path).folder) == recording.files
+
+
+class Cloning(ArrangedSource):
+    """A source that copies whole files, as a folder on a disk with shared blocks does."""
+
+    spoilt = False
+
+    def download_file(self, file: ListedFile, target: Path) -> bool:
+        target.write_bytes(arranged.NOW.files[file.path][Cloning.spoilt :])
+        return True
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_large_files_are_cloned_where_the_disk_can(
+    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool
+) -> None:
+    monkeypatch.setitem(protocol.SOURCES, "arranged", f"{__name__}:Cloning")
+    monkeypatch.setattr(Cloning, "spoilt", spoilt)
+    done = mirrored(tmp_path)
+    assert tree(done.folder) == source_here.files
+    read = {path for path, _ in source_here.asked}
+    assert read == ({"small.txt", "large.bin"} if spoilt else {"small.txt"})
