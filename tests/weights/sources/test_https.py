@@ -85,7 +85,7 @@ def test_what_servers_tell(
 ) -> None:
     served.headers, served.ranges, served.truncate = headers, ranges, 1
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
-    assert bodies(served) == 2, "a body that was cut off is asked for once more"
+    assert bodies(served) in (2, 3), "the rest of a body that was cut off, in smaller requests"
 
 
 def test_an_empty_file_and_a_query(served: Files, tmp_path: Path) -> None:
@@ -101,8 +101,12 @@ def test_an_empty_file_and_a_query(served: Files, tmp_path: Path) -> None:
 def test_a_body_that_was_cut_off_is_continued(served: Files, tmp_path: Path) -> None:
     served.truncate = 1
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
-    begin = int(served.asked[-1][1].removeprefix("bytes=").partition("-")[0])
-    assert 3_000_000 - (256 << 10) <= begin <= 3_000_000
+    begins = [
+        int(asked.removeprefix("bytes=").partition("-")[0])
+        for _, asked, _ in served.asked
+        if asked != "bytes=0-0" and asked
+    ]
+    assert 3_000_000 - (256 << 10) <= begins[0] <= 3_000_000
 
 
 def test_the_next_run_goes_on_in_the_middle_of_a_file(served: Files, tmp_path: Path) -> None:
