@@ -64,7 +64,6 @@ ONLY_IN: dict[str, set[str]] = {
     "botocore": {"object_store", "weights", "credentials", "registries"},
     "obstore": {"object_store", "weights"},
     "huggingface_hub": {"object_store", "weights"},
-    "urllib3": {"weights"},
     "aiohttp": {"serving.router", "file_server"},
     "cyclopts": {"cli"},
     "rich": {"cli", "flows"},  # flows: what Prefect prints with

@@ -1,4 +1,4 @@
-"""One source at one revision as an immutable list of files: what is mirrored and mounted."""
+"""The manifest: the immutable list of files of one source at one revision."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class WeightsManifest:
 
     @property
     def content_id(self) -> str:
-        """The same for the same files at the same paths, wherever they came from."""
+        """Return a digest of the paths, sizes and contents, whatever the source."""
         rows = [[entry.path, entry.size, entry.sha256] for entry in self.entries]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class ManifestSummary:
-    """What is told of a manifest without reading it."""
+    """The facts of a manifest that are needed without its entries."""
 
     source: str
     key: str
@@ -74,7 +74,7 @@ def summarize(manifest: WeightsManifest) -> ManifestSummary:
 
 
 def dump_manifest(manifest: WeightsManifest) -> bytes:
-    """Compact: an entry is a row of three."""
+    """Return the manifest as JSON; an entry is a row of path, size and digest."""
     document: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "source": manifest.source,
@@ -87,10 +87,9 @@ def dump_manifest(manifest: WeightsManifest) -> bytes:
 
 
 def load_manifest(data: bytes) -> WeightsManifest:
-    """Read a manifest; its contents are not trusted.
+    """Parse and validate an untrusted manifest. Raise ValueError, KeyError or TypeError.
 
-    Raises ValueError, KeyError or TypeError for what is no manifest of a format that we know, and
-    ValueError for a path outside the mount, a size that no file has, and a digest that is none.
+    Paths outside the mount, impossible sizes and malformed digests are refused.
     """
     try:
         return _decode(json.loads(data))
@@ -114,7 +113,6 @@ def _decode(document: Any) -> WeightsManifest:
 
 
 def _entry(path: str, size: int, sha256: str) -> FileEntry:
-    """Raise TypeError and the like for a value of the wrong type."""
     is_size = type(size) is int and 0 <= size < 2**63
     if not is_mountable(path) or not is_size or not SHA256.fullmatch(sha256):
         raise ValueError(f"no entry of a manifest: {quote(path)}")

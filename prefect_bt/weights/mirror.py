@@ -1,7 +1,6 @@
-"""One source onto this machine: pinned, fetched once, verified, published, leased.
+"""Mirror a source to this machine: pin its revision, download it once, verify, publish, lease.
 
-Safe to run again after any interruption, and from any number of processes and hosts: one of them
-fetches, the others wait for what it gets.
+A mirror may be repeated after any interruption, and run in several processes and hosts at once.
 """
 
 from __future__ import annotations
@@ -9,9 +8,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
 
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.object_keys import weights_tree_name
@@ -47,13 +48,13 @@ from prefect_bt.weights.store_copy.shared_download import SharedDownload
 from prefect_bt.weights.threads import StopSignal, run_interruptibly
 from prefect_bt.weights.url_redaction import redact_url
 
-_USE_RECORD_INTERVAL = 3600.0
-"""Seconds between two notes of the use of the store's copy, from one machine."""
-_POLL_INTERVAL = 0.1
-"""Seconds between two looks at a tree that another process fills."""
+_USE_RECORD_INTERVAL: Final = 3600.0
+"""Seconds between two records of the use of a store's copy, from one machine."""
+_POLL_INTERVAL: Final = 0.1
+"""Seconds between two attempts to lock a tree that another process downloads."""
 
 
-def mirror_source(  # noqa: PLR0913 (what a run of a job knows)
+def mirror_source(  # noqa: PLR0913 (options of one call)
     plan: WeightsPlan,
     *,
     cache: NodeCache,
@@ -66,45 +67,45 @@ def mirror_source(  # noqa: PLR0913 (what a run of a job knows)
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> MirrorResult:
-    """The source's published tree, fetched unless it is here already.
+    """Return the published tree of a source; download it unless it is on this machine.
 
-    A branch is pinned to its commit on every call, so a moved branch is fetched anew; trees that
-    are in use stay. WeightsError names the source and what to do.
+    A branch is resolved to its commit on every call. WeightsError names the source and the remedy.
 
     Args:
-        plan: The source, its patterns and auth.
-        cache: Where it is kept on this machine.
-        secret: The value that `plan.secret` names.
-        store: Where our copy for other hosts lies, and checkpoints (for bt://).
-        revision: The one to have, as an earlier attempt of a job had it.
-        holder: A job that needs the tree for as long as it lives.
-        to_store: Whether the store gets a copy.
-        stall: Seconds without a byte after which a connection is given up.
-        tell: Called about twice a second with how far it is.
-        stop: Set by another thread to give it up; what is here is kept.
+        plan: The source, its patterns and its credentials.
+        cache: The cache of this machine.
+        secret: The value of the secret `plan.secret`.
+        store: The store with the copy for other hosts, and with checkpoints (bt://).
+        revision: The revision to mirror, if it is pinned.
+        lease_holder: The id of a job that needs the tree while it lives.
+        upload_to_store: Whether to give the store a copy.
+        stall_timeout: Seconds without a byte after which a connection is closed.
+        on_progress: Called about twice a second.
+        stop: An event that another thread sets to stop the mirror. Downloaded data is kept.
     """
-    request = SourceRequest(_pin_source(plan, revision), secret, store, stall_timeout)
-    meter = ProgressMeter(redact_url(plan.source), on_progress)
-    if plan.source.startswith("bt://"):
-        upload_to_store = False  # it lies there
-    mirror = StoreMirror(store) if store is not None and upload_to_store else None
-    flight = _MirrorRun(
-        plan, cache, open_source(request), mirror, meter, stop or threading.Event(), lease_holder
-    )
+    if revision and plan.source.startswith("hf://"):
+        # By its commit, because the branch may have moved.
+        pinned_plan = replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
+    else:
+        pinned_plan = plan
+    source = open_source(SourceRequest(pinned_plan, secret, store, stall_timeout))
+    meter, stop = ProgressMeter(redact_url(plan.source), on_progress), stop or threading.Event()
+    has_copy = store is not None and upload_to_store and not plan.source.startswith("bt://")
+    mirror = StoreMirror(store) if store is not None and has_copy else None
     with meter.report_periodically():
         try:
-            return flight.run(revision)
+            return _MirrorRun(plan, cache, source, mirror, meter, stop, lease_holder).run(revision)
         except OSError as error:
             raise write_error(plan.source, error) from error
         except TransientError as error:
-            if flight.stop.is_set():
+            if stop.is_set():
                 raise stopped_error(plan.source) from error
             raise
 
 
 @dataclass
 class _MirrorRun:
-    """One call. The store's copy is for others: no fault of it goes further than a note."""
+    """One call. Errors of the store's copy become notes."""
 
     plan: WeightsPlan
     cache: NodeCache
@@ -113,38 +114,27 @@ class _MirrorRun:
     meter: ProgressMeter
     stop: threading.Event
     lease_holder: str
+    _started_at: float = field(default_factory=time.monotonic)
 
     def run(self, pin: str) -> MirrorResult:
-        began = time.monotonic()
         pinned = pin or self.source.pinned_revision or self._resolve_revision()
-        tree = self._cached_tree(weights_tree_name(self.plan.key, pinned)) if pinned else None
-        if tree is not None:
-            return self._cache_hit(tree, began)
-        listing, origins = self._resolve(pin)
-        name = weights_tree_name(self.plan.key, listing.revision)
-        tree = self._cached_tree(name)
-        if tree is not None:
-            return self._cache_hit(tree, began)
-        tree = self._ensure_tree(name, listing, origins)
+        if pinned and (tree := self._find_tree(self._tree_name(pinned))):
+            return self._use_cached(tree)
+        listing, reader = self._resolve(pin)
+        name = self._tree_name(listing.revision)
+        if tree := self._find_tree(name):
+            return self._use_cached(tree)
+        tree = self._ensure_tree(name, listing, reader)
         enforce_budget(self.cache, self.mirror, keep=name)
-        done = self._finish(tree, began)
-        return replace(
-            done,
-            fetched_bytes=origins.fetched_bytes,
-            store_bytes=origins.store_bytes,
-            cache_hit=False,
-        )
+        return self._finish(tree, reader)
 
-    def _cache_hit(self, tree: CachedTree, started_at: float) -> MirrorResult:
-        with self.cache.try_lock_staging(tree.name) as alone:
-            if alone:  # else whoever filled it is about to
+    def _use_cached(self, tree: CachedTree) -> MirrorResult:
+        with self.cache.try_lock_staging(tree.name) as locked:
+            if locked:  # else the process that downloaded it completes the store's copy
                 self._ensure_in_store(tree)
-        return self._finish(tree, started_at)
+        return self._finish(tree, None)
 
-    def _cached_tree(self, name: str) -> CachedTree | None:
-        return self.cache.acquire_tree(name, holder=self.lease_holder)
-
-    def _finish(self, tree: CachedTree, started_at: float) -> MirrorResult:
+    def _finish(self, tree: CachedTree, reader: FallbackReader | None) -> MirrorResult:
         facts = tree.summary
         self.meter.set_totals(items=facts.files, size=facts.bytes)
         self.meter.add_present(facts.bytes, items=facts.files)
@@ -156,114 +146,104 @@ class _MirrorRun:
             folder=tree.files_folder,
             files=facts.files,
             bytes=facts.bytes,
-            fetched_bytes=0,
-            store_bytes=0,
-            seconds=time.monotonic() - started_at,
-            cache_hit=True,
+            fetched_bytes=reader.fetched_bytes if reader else 0,
+            store_bytes=reader.store_bytes if reader else 0,
+            seconds=time.monotonic() - self._started_at,
+            cache_hit=reader is None,
         )
 
-    # -- what there is ------------------------------------------------------------------------
+    def _tree_name(self, revision: str) -> str:
+        return weights_tree_name(self.plan.key, revision)
+
+    def _find_tree(self, name: str) -> CachedTree | None:
+        return self.cache.acquire_tree(name, holder=self.lease_holder)
+
+    # -- listing ------------------------------------------------------------------------------
 
     def _resolve(self, pin: str) -> tuple[Listing, FallbackReader]:
-        """What to have, and where its bytes are."""
+        """Return the files to mirror and the reader of their bytes."""
         pinned = pin or self.source.pinned_revision
-        manifest = (
-            self._find_store_manifest(weights_tree_name(self.plan.key, pinned)) if pinned else None
-        )
-        if manifest is not None:
-            listing = _listing_from_manifest(manifest)
-            return listing, FallbackReader(
-                self.source, self.mirror, manifest, lambda: self._list_upstream(pinned)
-            )
+        if pinned and (manifest := self._find_store_manifest(self._tree_name(pinned))):
+            list_upstream = partial(self._list_upstream, pinned)
+            reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
+            return _listing_from_manifest(manifest), reader
         listing = self._list_upstream(pin)
-        manifest = self._find_store_manifest(weights_tree_name(self.plan.key, listing.revision))
+        manifest = self._find_store_manifest(self._tree_name(listing.revision))
         listed = {file.path: file for file in listing.files}
-        origins = FallbackReader(self.source, self.mirror, manifest, upstream_files=listed)
-        return _listing_from_manifest(manifest) if manifest else listing, origins
+        reader = FallbackReader(self.source, self.mirror, manifest, upstream_files=listed)
+        return _listing_from_manifest(manifest) if manifest else listing, reader
 
     def _list_upstream(self, pin: str) -> Listing:
-        plan = self.plan
-        listing = self._list_source(StopSignal(self.stop))
+        plan, listing = self.plan, self._list_source()
         if pin and listing.revision != pin:
             raise WeightsError(
-                f"{redact_url(plan.source)} is another than the job began with "
-                f"({listing.revision[:12]} "
-                f"instead of {pin[:12]}), and what it began with is neither on this machine nor "
-                "in the store any more.",
+                f"{redact_url(plan.source)} now has revision {listing.revision[:12]}. The job uses "
+                f"{pin[:12]}, which is neither on this machine nor in the store.",
                 source=plan.source,
-                next_step="Push a new job, which takes what is there now.",
+                next_step="Push a new job, which uses the present revision.",
             )
         return Listing(listing.source, listing.revision, tuple(select_files(plan, listing)))
 
     def _resolve_revision(self) -> str:
-        """What a listing would be of, where that is known without one: a hit asks for no more."""
+        """Return the revision, if the source can tell it without a listing; else ""."""
         if not isinstance(self.source, SupportsRevision):
             return ""
-        ask, stop = self.source.resolve_revision, StopSignal(self.stop)
-        found = run_interruptibly(
-            lambda: call_with_retries(ask, LISTING_RETRY_DELAYS, stop, self.meter.set_note), stop
-        )
-        return found or ""
+        resolve, stop = self.source.resolve_revision, StopSignal(self.stop)
+        call = partial(call_with_retries, resolve, LISTING_RETRY_DELAYS, stop, self.meter.set_note)
+        return run_interruptibly(call, stop) or ""
 
-    def _list_source(self, stop: StopSignal) -> Listing:
-        """Aside: some listings can be interrupted by nothing but the end of the process."""
-        ask = self.source.list_files
-        found = run_interruptibly(
-            lambda: call_with_retries(ask, LISTING_RETRY_DELAYS, stop, self.meter.set_note), stop
+    def _list_source(self) -> Listing:
+        # In a thread: a listing has no other way to be interrupted.
+        list_files, stop = self.source.list_files, StopSignal(self.stop)
+        call = partial(
+            call_with_retries, list_files, LISTING_RETRY_DELAYS, stop, self.meter.set_note
         )
-        if found is None:
+        listing = run_interruptibly(call, stop)
+        if listing is None:
             raise stopped_error(self.plan.source)
-        return found
+        return listing
 
     def _find_store_manifest(self, name: str) -> WeightsManifest | None:
-        if self.mirror is None:
-            return None
         try:
-            return self.mirror.find_manifest(name)
+            return self.mirror.find_manifest(name) if self.mirror else None
         except StoreError as error:
             self._note_store_error(error)
             return None
 
-    # -- filling ------------------------------------------------------------------------------
+    # -- download -----------------------------------------------------------------------------
 
-    def _ensure_tree(self, name: str, listing: Listing, origins: FallbackReader) -> CachedTree:
-        """The tree, by this process or by another one of this machine."""
-        noted = False
+    def _ensure_tree(self, name: str, listing: Listing, reader: FallbackReader) -> CachedTree:
+        """Return the tree once this process or another one of this machine has downloaded it."""
+        is_waiting = False
         while not self.stop.is_set():
-            with self.cache.try_lock_staging(name) as alone:
-                tree = self._cached_tree(name)
-                if tree is None and alone:
-                    tree = self._download(name, listing, origins)
-            if tree is not None:
-                return tree
-            if not noted:
+            with self.cache.try_lock_staging(name) as locked:
+                if tree := self._find_tree(name):
+                    return tree
+                if locked:
+                    return self._download(listing, reader)
+            if not is_waiting:
                 self.meter.enter_phase(Phase.WAITING)
-                self.meter.set_note("another process of this machine fetches it")
-                noted = True
+                self.meter.set_note("another process of this machine downloads it")
+                is_waiting = True
             self.stop.wait(_POLL_INTERVAL)
         raise stopped_error(self.plan.source)
 
-    def _download(self, name: str, listing: Listing, origins: FallbackReader) -> CachedTree:
-        if self.mirror is None:
-            return self._stage_and_publish(listing, origins)
-        if origins.manifest is not None:
-            tree = self._stage_and_publish(listing, origins)
-            if origins.is_store_incomplete:  # made good from upstream
-                self._ensure_in_store(tree)
-            else:
-                tree.mark_stored(self.mirror.store.url)
-                self._record_use(tree)
-            return tree
-        tree = self._stage_and_publish(listing, origins)
-        self._ensure_in_store(tree)
+    def _download(self, listing: Listing, reader: FallbackReader) -> CachedTree:
+        tree = self._stage_and_publish(listing, reader)
+        if self.mirror and reader.manifest and not reader.is_store_incomplete:
+            tree.mark_stored(self.mirror.store.url)
+            self._record_use(self.mirror, tree)
+        else:
+            self._ensure_in_store(tree)
         return tree
 
     def _stage_and_publish(self, listing: Listing, reader: FallbackReader) -> CachedTree:
         staging = StagingTree(self.cache, self.plan.source, self.plan.key, listing)
         try:
             with self._share(staging, reader) as share:
-                context = self._fill(staging, reader, share)
-            self._check_unchanged(context)
+                self._fill(staging, reader, share)
+            if not (self.source.detects_changes or reader.manifest):
+                self._check_unchanged(staging)
             self.meter.enter_phase(Phase.PUBLISHING)
             return staging.publish(listing.files, holder=self.lease_holder)
         finally:
@@ -279,68 +259,55 @@ class _MirrorRun:
             self.mirror,
             staging.name,
             staging.listing.files,
-            file_path=lambda path: staging.files / path,
+            file_path=staging.files.joinpath,
             stop=self.stop,
             on_note=self.meter.set_note,
         )
+        share.find_stored()
         reader.stored_digests = share.stored
         return share
 
     def _fill(
         self, staging: StagingTree, reader: FallbackReader, share: SharedDownload | None
-    ) -> DownloadContext:
-        context = DownloadContext(
-            staging,
-            reader,
-            self.meter,
-            StopSignal(self.stop),
-            share.add_finished if share else lambda _path, _sha256: None,
-        )
-        if share:
-            share.find_stored()
-        missing = self._link_cached_files(context, staging.listing.files)
+    ) -> None:
+        stop, on_finished = StopSignal(self.stop), share.add_finished if share else None
+        context = DownloadContext(staging, reader, self.meter, stop, on_finished)
+        missing = link_from_store(context, self._link_cached(context, staging.listing.files))
         ensure_disk_space(staging, missing, self.mirror, self.meter.set_note)
         self.meter.enter_phase(Phase.TRANSFERRING)
         missing = clone_from_source(context, missing)
         batches = share.iter_batches(missing) if share else iter([missing])
         download_files(context, (link_from_store(context, batch) for batch in batches))
-        return context
 
-    def _link_cached_files(
-        self, fetching: DownloadContext, files: Sequence[ListedFile]
+    def _link_cached(
+        self, context: DownloadContext, files: tuple[ListedFile, ...]
     ) -> list[ListedFile]:
-        """What has to be read; what is here, or lies in a store of this disk, is linked."""
-        fill, meter = fetching.staging, self.meter
-        meter.set_totals(items=len(files), size=sum(file.size or 0 for file in files))
+        """Link files that this machine has. Return the files that remain."""
+        self.meter.set_totals(items=len(files), size=_total_bytes(files))
         missing: list[ListedFile] = []
         for file in files:
-            fetching.raise_if_stopped()
-            if fill.has(file) or fill.link_cached(file):
-                meter.add_present(file.size or 0, items=1)
-            else:
+            context.raise_if_stopped()
+            if not (context.staging.has(file) or context.staging.link_cached(file)):
                 missing.append(file)
-        return link_from_store(fetching, missing)
+        present = _total_bytes(files) - _total_bytes(missing)
+        self.meter.add_present(present, items=len(files) - len(missing))
+        return missing
 
-    def _check_unchanged(self, fetching: DownloadContext) -> None:
-        """Of a source that cannot tell while it is read: whether it is still the same."""
-        source, fill = self.source, fetching.staging
-        if source.detects_changes or fetching.reader.manifest is not None:
-            return
-        if self._list_source(fetching.stop).revision != fill.listing.revision:
-            fill.drop()
+    def _check_unchanged(self, staging: StagingTree) -> None:
+        """List a source again that does not detect changes while it is read. WeightsError."""
+        if self._list_source().revision != staging.listing.revision:
+            staging.drop()
             raise WeightsError(
-                f"{fetching.source} changed while it was copied.",
-                source=fill.source,
-                next_step="Push again when nothing writes there.",
+                f"{redact_url(self.plan.source)} changed while it was copied.",
+                source=self.plan.source,
+                next_step="Push again when no process writes there.",
             )
 
     # -- the store's copy ---------------------------------------------------------------------
 
     def _ensure_in_store(self, tree: CachedTree) -> None:
-        """The store has it too, afterwards; asked once a tree, and once an hour of use."""
-        if self.mirror is None or (
-            tree.is_stored(self.mirror.store.url) and self._is_still_in_store(tree)
-        ):
+        """Complete the store's copy, which is checked once a tree, and once an hour of use."""
+        if self.mirror is None or self._is_in_store(self.mirror, tree):
             return
         self.meter.enter_phase(Phase.STORING)
         try:
@@ -354,43 +321,39 @@ class _MirrorRun:
         except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
             self._note_store_error(error)
 
-    def _is_still_in_store(self, tree: CachedTree) -> bool:
-        """Whether the store has the copy that it was given, as far as was looked lately."""
+    def _is_in_store(self, mirror: StoreMirror, tree: CachedTree) -> bool:
+        if not tree.is_stored(mirror.store.url):
+            return False
         if not _is_use_record_due(tree):
             return True
         if self._find_store_manifest(tree.name) is None:
             tree.unmark_stored()
             return False
-        self._record_use(tree)
+        self._record_use(mirror, tree)
         return True
 
-    def _record_use(self, tree: CachedTree) -> None:
-        """So that the store's copy does not count as unused (`prune --store`)."""
-        assert self.mirror is not None
+    def _record_use(self, mirror: StoreMirror, tree: CachedTree) -> None:
         with suppress(StoreError):
-            self.mirror.record_use(tree.name)
+            mirror.record_use(tree.name)
 
     def _note_store_error(self, error: Exception) -> None:
-        self.meter.set_note(f"the store's copy could not be used: {error}")
+        self.meter.set_note(f"the store's copy cannot be used: {error}")
 
 
 def _is_use_record_due(tree: CachedTree) -> bool:
-    """Whether its use was not noted in the store lately; now it counts as noted."""
-    noted = tree.path / "stored"
+    """Return whether the last record is an hour old; count this call as a record."""
+    stored = tree.path / "stored"
     with suppress(OSError):
-        if time.time() - noted.stat().st_mtime > _USE_RECORD_INTERVAL:
-            os.utime(noted)
+        if time.time() - stored.stat().st_mtime > _USE_RECORD_INTERVAL:
+            os.utime(stored)
             return True
     return False
-
-
-def _pin_source(plan: WeightsPlan, revision: str) -> WeightsPlan:
-    """Asked for by its commit, where a source can be: a branch may have moved since."""
-    if not revision or not plan.source.startswith("hf://"):
-        return plan
-    return replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
 
 
 def _listing_from_manifest(manifest: WeightsManifest) -> Listing:
     files = (ListedFile(e.path, e.size, sha256=e.sha256) for e in manifest.entries)
     return Listing(manifest.source, manifest.revision, tuple(files))
+
+
+def _total_bytes(files: Iterable[ListedFile]) -> int:
+    return sum(file.size or 0 for file in files)

@@ -37,6 +37,8 @@ class Files:
     retry_after: str = ""
     """Sent with `statuses`."""
     statuses: list[int] = field(default_factory=list)
+    always_busy: bool = False
+    """Whether `statuses` are also sent to requests for the first byte."""
     truncate: int = 0
     hang: int = 0
     flip: int = 0
@@ -103,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             return self._send(404, b"", {})
         first = wanted == "bytes=0-0"
-        if served.statuses and not first:
+        if served.statuses and (served.always_busy or not first):
             busy = {"Retry-After": served.retry_after or None}
             return self._send(served.statuses.pop(0), b"", busy)
         headers: dict[str, str | None] = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}

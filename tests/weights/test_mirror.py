@@ -153,7 +153,7 @@ def test_what_a_job_began_with_and_nobody_has_any_more(tmp_path: Path) -> None:
     source = make(tmp_path / "source", FILES)
     old = mirror_source(plan(source), cache=NodeCache(tmp_path / "a" / "weights")).revision
     make(tmp_path / "source", {"config.json": b"changed"})
-    with pytest.raises(WeightsError, match="another than the job began with"):
+    with pytest.raises(WeightsError, match="now has revision"):
         mirror(plan(source), tmp_path / "b", revision=old)
 
 
@@ -189,7 +189,7 @@ def test_a_store_that_cannot_be_used_costs_a_note_only(hub: Hub, place: Place) -
     blocked.write_text("in the way")
     done = place.finish(place.start("hf://o/r", store=str(blocked / "store")))
     assert tree(Path(done["folder"])) == FILES
-    assert any("the store's copy could not be used" in note for note in done["notes"])
+    assert any("the store's copy cannot be used" in note for note in done["notes"])
 
 
 # -- leases, room, budget ---------------------------------------------------------------------

@@ -17,7 +17,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.filesystem.permissions import ensure_private_folder
@@ -25,7 +24,12 @@ from prefect_bt.filesystem.rehash import hash_file
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_keys import weights_tree_name
-from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
+from prefect_bt.weights.cache.digest_index import (
+    DigestIndex,
+    file_identity,
+    read_json_lines,
+    source_id,
+)
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache, link_file
 from prefect_bt.weights.cache.partial_file import PartialFolder, boot_id, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
@@ -47,10 +51,8 @@ class StagingTree:
         self._lock, self._closed = threading.Lock(), False
         ensure_private_folder(self.path)
         self.files.mkdir(exist_ok=True)
-        self._done = self._resume()
-        self._journal = os.open(
-            self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        self._done: dict[str, tuple[str, int]] = {}
+        self._resume()
 
     def close(self) -> None:
         """Close the journal once no thread adds a file. A later one gets Closed. Idempotent."""
@@ -219,41 +221,23 @@ class StagingTree:
 
     def _record(self, path: str, sha256: str, size: int) -> None:
         self._done[path] = (sha256, size)
-        os.write(self._journal, _format_line(path, sha256, size))
+        line = json.dumps({"path": path, "sha256": sha256, "size": size})
+        os.write(self._journal, line.encode() + b"\n")
 
-    def _resume(self) -> dict[str, tuple[str, int]]:
-        """Return the files of the journal that are intact, and delete what is not in a place."""
+    def _resume(self) -> None:
+        """Delete what is not in its place, keep the intact files, and open a journal of them."""
         for entry in self.path.iterdir():
             if entry.name not in {"files", "journal"}:
                 remove_tree(entry)
-        journal = self.path / "journal"
-        lines = _read_lines(journal)
-        same_boot = bool(boot_id()) and lines[:1] == [{"boot": boot_id()}]
-        done: dict[str, tuple[str, int]] = {}
-        for line in lines[1:]:
+        old, new = self.path / "journal", self.path / "journal.new"
+        boot, *lines = [*read_json_lines(old)] or [{}]
+        same_boot = boot_id() != "" and boot == {"boot": boot_id()}
+        self._journal = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.write(self._journal, json.dumps({"boot": boot_id()}).encode() + b"\n")
+        for line in lines:
             with suppress(KeyError, TypeError, OSError):
                 path, sha256, size = line["path"], line["sha256"], line["size"]
                 place = self.files / path
                 if place.stat().st_size == size and (same_boot or hash_file(place) == sha256):
-                    done[path] = (sha256, size)
-        fresh = journal.with_name("journal.new")
-        fresh.write_bytes(
-            json.dumps({"boot": boot_id()}).encode()
-            + b"\n"
-            + b"".join(_format_line(path, *found) for path, found in done.items())
-        )
-        fresh.replace(journal)
-        return done
-
-
-def _format_line(path: str, sha256: str, size: int) -> bytes:
-    return json.dumps({"path": path, "sha256": sha256, "size": size}).encode() + b"\n"
-
-
-def _read_lines(journal: Path) -> list[dict[str, Any]]:
-    found: list[Any] = []
-    with suppress(FileNotFoundError):
-        for line in journal.read_bytes().splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-    return [line for line in found if isinstance(line, dict)]
+                    self._record(path, sha256, size)
+        new.replace(old)

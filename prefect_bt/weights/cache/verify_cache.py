@@ -83,22 +83,22 @@ class ExpectedFiles:
         self._cache = cache
         self._report = CacheReport(trees=len(trees))
         self._paths: dict[_File, Path] = {}
+        self._sizes: dict[tuple[int, int], int] = {}
         self._files: list[tuple[CachedTree, FileEntry, _File]] = []
         self._blobs: dict[str, _File] = {}
-        self._unreferenced: dict[str, Path] = {}
+        self._unreferenced: set[str] = set()
         for tree in trees:
             self._add_tree(tree)
         if include_unreferenced:
-            self._add_unreferenced_blobs()
+            for blob in find_paths(cache.root / "blobs", "*/*"):
+                if blob.name not in self._blobs:
+                    self._unreferenced.add(blob.name)
+                    self._add_blob(blob.name)
 
     @property
     def size(self) -> int:
         """Return the bytes to read."""
         return sum(self._sizes.values())
-
-    @property
-    def _sizes(self) -> dict[tuple[int, int], int]:
-        return {(device, inode): size for device, inode, _, size in self._paths}
 
     def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> CacheReport:
         """Hash each file on the disk once, several at a time."""
@@ -113,8 +113,9 @@ class ExpectedFiles:
         for sha256, file in self._blobs.items():
             if file in problems:
                 report.corrupt_blobs.add(sha256)
-                if path := self._unreferenced.get(sha256):
-                    report.failures.append(CacheFailure(str(path), problems[file]))
+                if sha256 in self._unreferenced:
+                    path = str(self._cache.blob_path(sha256))
+                    report.failures.append(CacheFailure(path, problems[file]))
         # A tree that was evicted meanwhile is no failure.
         report.failures = [
             failure
@@ -149,22 +150,17 @@ class ExpectedFiles:
         for path in sorted(found - known):
             self._add_failure(tree, path, "is not in the manifest")
 
-    def _add_unreferenced_blobs(self) -> None:
-        for blob in find_paths(self._cache.root / "blobs", "*/*"):
-            if blob.name not in self._blobs:
-                with suppress(FileNotFoundError):
-                    self._add_blob(blob.name, blob.stat().st_size)
-                    self._unreferenced[blob.name] = blob
-
-    def _add_blob(self, sha256: str, size: int) -> None:
+    def _add_blob(self, sha256: str, size: int | None = None) -> None:
         with suppress(OSError, ValueError):
             path = self._cache.blob_path(sha256)
             self._blobs[sha256] = self._add_file(path, sha256, size)
 
-    def _add_file(self, path: Path, sha256: str, size: int) -> _File:
+    def _add_file(self, path: Path, sha256: str, size: int | None) -> _File:
         facts = path.lstat()
+        size = facts.st_size if size is None else size
         file = facts.st_dev, facts.st_ino, sha256, size
         self._paths.setdefault(file, path)
+        self._sizes[file[:2]] = size
         return file
 
     def _add_failure(

@@ -1,4 +1,4 @@
-"""Bytes of a source onto this machine's disk, resumed and verified.
+"""Weights that are not on this machine yet: where their bytes come from, and their transfer.
 
-Begin with `download`; `small_files` and `block_download` move the bytes, `retry` repeats.
+Begin with `engine`; `readers` choose the store or upstream, `open_file` keeps and verifies bytes.
 """

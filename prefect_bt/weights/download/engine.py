@@ -18,19 +18,13 @@ from typing import Final
 
 from prefect_bt.host.cgroup import count_cpus
 from prefect_bt.weights.cache.digest_index import file_identity
-from prefect_bt.weights.cache.partial_file import (
-    GRANULE_BYTES,
-    PartialFile,
-    PartialFileLocked,
-    PartialFolder,
-    partial_file_id,
-)
+from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile, PartialFileLocked
 from prefect_bt.weights.download.errors import (
     corrupt_twice_error,
     interrupted_error,
     write_error,
 )
-from prefect_bt.weights.download.open_file import DownloadContext, OpenFile
+from prefect_bt.weights.download.open_file import DownloadContext, OpenFile, get_partial_folder
 from prefect_bt.weights.download.retry import RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
@@ -73,6 +67,7 @@ def clone_from_source(context: DownloadContext, files: Sequence[ListedFile]) -> 
             found = hashlib.file_digest(reader, "sha256").hexdigest()
         size = path.stat().st_size
         if describe_mismatch(file, size, {"sha256": found}):
+            path.unlink()
             return False
         context.staging.move_in(file, path, found, size)
         context.meter.add_transferred(size)
@@ -94,27 +89,17 @@ def download_files(context: DownloadContext, batches: Iterator[Sequence[ListedFi
     context.raise_if_stopped()
 
 
-def get_partial_folder(context: DownloadContext, file: ListedFile) -> PartialFolder:
-    """Return the folder of the file's partial file, which all trees with this file share."""
-    staging = context.staging
-    identity = file_identity(staging.source, file) or f"{staging.name}/{file.path}"
-    return PartialFolder(staging.cache.partial_path(partial_file_id(identity)))
-
-
 def _filter_out(
     files: Sequence[ListedFile], call: Callable[[ListedFile], bool], context: DownloadContext
 ) -> list[ListedFile]:
     """Call `call` with every file, in a few threads. Return the files for which it is False."""
-    waiting, done = deque(files), set[str]()
+    waiting, done = iter(files), set[str]()
 
     def step() -> bool:
-        try:
-            file = waiting.popleft()
-        except IndexError:
-            return False
-        if call(file):
+        file = next(waiting, None)
+        if file is not None and call(file):
             done.add(file.path)
-        return True
+        return file is not None
 
     run_workers(min(_LINK_WORKERS, len(files)), step, context.stop)
     context.raise_if_stopped()
@@ -307,7 +292,8 @@ class _Download:
             self._context.meter.set_note(error.message)
             self._queue.has_ranges, block.file.lacks_ranges = False, True
         except TransientError as error:
-            self._request_bytes = max(GRANULE_BYTES, length // 2)
+            if length > GRANULE_BYTES:
+                self._request_bytes = max(GRANULE_BYTES, length // 2)
             if block.at - before < GRANULE_BYTES or error.retry_after:
                 raise
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.text.progress import ProgressMeter
-from prefect_bt.weights.cache.partial_file import PartialFile
+from prefect_bt.weights.cache.digest_index import file_identity
+from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder, partial_file_id
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.errors import stopped_error
 from prefect_bt.weights.download.ordered_digest import OrderedDigest
@@ -30,7 +31,7 @@ class DownloadContext:
     reader: FallbackReader
     meter: ProgressMeter
     stop: StopSignal
-    on_finished: Callable[[str, str], None]
+    on_finished: Callable[[str, str], None] | None = None
     """Called with the path and the sha256 of each downloaded file."""
 
     @property
@@ -42,6 +43,13 @@ class DownloadContext:
         """WeightsError when `stop` is set."""
         if self.stop.is_set():
             raise stopped_error(self.staging.source)
+
+
+def get_partial_folder(context: DownloadContext, file: ListedFile) -> PartialFolder:
+    """Return the folder of the file's partial file, which all trees with this file share."""
+    staging = context.staging
+    identity = file_identity(staging.source, file) or f"{staging.name}/{file.path}"
+    return PartialFolder(staging.cache.partial_path(partial_file_id(identity)))
 
 
 class OpenFile:
@@ -70,7 +78,9 @@ class OpenFile:
             context.meter.add_present(self.received)
 
     def restart(self) -> None:
-        """Forget what was hashed and counted."""
+        """Forget what was streamed, hashed and counted."""
+        if self.stream is not None:
+            self.stream.unlink(missing_ok=True)
         self._context.meter.subtract(self.received)
         self.received = 0
         digests = create_digests(self.listed, self.listed.size or 0)
@@ -118,5 +128,6 @@ class OpenFile:
         else:
             one = len(self._pieces) == 1
             staging.write(self.listed, self._pieces[0] if one else b"".join(self._pieces), sha256)
-        self._context.on_finished(self.listed.path, sha256)
+        if self._context.on_finished:
+            self._context.on_finished(self.listed.path, sha256)
         self._context.meter.add_items()

@@ -55,7 +55,7 @@ _SENTENCES: Final = {
     ),
     FaultKind.NO_BUCKET: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.INVALID_NAME: (
-        "holds an object whose name could not lie below the mount",
+        "has an object whose name cannot be below the mount",
         "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
     ),
     FaultKind.WRONG_REGION: (

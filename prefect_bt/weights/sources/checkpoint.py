@@ -1,8 +1,8 @@
 """A committed checkpoint as a weights source: `bt://project[@job][/checkpoint]`.
 
-`bt://project` and `bt://project@latest` are the newest checkpoint of the project's newest job that
-has one; `@job` names a job, `/checkpoint` a checkpoint of it. The files are rank 0's part, at their
-paths inside the checkpoint. Its manifest never changes, so its key is the revision.
+`bt://project` and `bt://project@latest` name the newest checkpoint of the newest job that has one;
+`@job` names a job, `/checkpoint` one of its checkpoints. The files are those of the lowest rank, at
+their paths in the checkpoint. The manifest never changes, so its key is the revision.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ LATEST: Final = "latest"
 
 
 def checkpoint_revision(manifest_key: str) -> str:
-    """Of the checkpoint, or the rank's part of it, that the manifest commits."""
+    """Return the revision of the checkpoint, or of the rank's part, that the manifest commits."""
     return hashlib.sha256(manifest_key.encode()).hexdigest()[:40]
 
 
 class CheckpointSource:
-    """Implements weights.sources.protocol.Source."""
+    """Implements Source of sources.protocol."""
 
     pinned_revision = ""
     detects_changes = True
@@ -56,7 +56,7 @@ class CheckpointSource:
         if request.store is None:
             source = request.plan.source
             raise WeightsError(
-                f"{source} lies in a store, and none is known here.",
+                f"{source} is in a store, and no store is configured here.",
                 source=source,
                 next_step="Set PREFECT_BT_STORE.",
             )
@@ -80,16 +80,15 @@ class CheckpointSource:
         key = self._entries[file.path].key
         try:
             while start < end:
-                piece = self._store.get_range(
-                    key, start=start, length=min(CHUNK_BYTES, end - start)
-                )
-                if not piece:
+                length = min(CHUNK_BYTES, end - start)
+                chunk = self._store.get_range(key, start=start, length=length)
+                if not chunk:
                     return
-                yield piece
-                start += len(piece)
+                yield chunk
+                start += len(chunk)
         except ObjectNotFound as error:
             raise self._error(
-                f"{file.path} is gone: the checkpoint was deleted while it was read.",
+                f"{file.path} is missing: the checkpoint was deleted while it was read.",
                 "Name another checkpoint.",
             ) from error
         except StoreError as error:
@@ -119,7 +118,7 @@ class CheckpointSource:
         )
 
     def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
-        """Newest first."""
+        """Return the jobs with that name or id, or all for `latest`, the newest first."""
         jobs = ledger.list_jobs(project_id=project_id)
         if name == LATEST:
             return jobs[::-1]
@@ -140,5 +139,5 @@ class CheckpointSource:
         return TransientError(
             f"{self._source}: {error.message}",
             source=self._source,
-            next_step=error.next_step or "Push again: what is here already is kept.",
+            next_step=error.next_step or "Push again: downloaded data is kept.",
         )

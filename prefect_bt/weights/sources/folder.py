@@ -1,7 +1,7 @@
 """A folder of this machine or of a shared disk as a weights source: `file:///absolute/path`.
 
-Copied, not linked: what a job mounts must not change when somebody edits the original. Where the
-file system can share blocks (XFS, Btrfs) the copy takes no time and no space.
+Files are copied, not linked: a mount must not change when the original is edited. File systems that
+share blocks (XFS, Btrfs) copy without time and space.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
@@ -23,7 +24,7 @@ _FICLONE: Final = 0x40049409
 
 
 class FolderSource:
-    """Implements weights.sources.protocol.Source and Fetches."""
+    """Implements Source and SupportsFileDownload of sources.protocol."""
 
     pinned_revision = ""
     detects_changes = False
@@ -37,7 +38,7 @@ class FolderSource:
         return cls(request.plan.source)
 
     def list_files(self) -> Listing:
-        """The files as they are now; the revision follows their names, sizes and times."""
+        """Return the current files. The revision is a digest of names, sizes, times and inodes."""
         if not self._folder.is_dir():
             raise WeightsError(
                 f"{self._source}: {str(self._folder)!r} is not a folder on this machine.",
@@ -48,8 +49,8 @@ class FolderSource:
             found = sorted(_walk(self._source, self._folder), key=lambda one: one[0])
         except OSError as error:
             self._raise_unreadable(error)
-        seen = [(path, facts.st_size, facts.st_mtime_ns, facts.st_ino) for path, facts in found]
-        revision = hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
+        rows = [(path, facts.st_size, facts.st_mtime_ns, facts.st_ino) for path, facts in found]
+        revision = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:40]
         files = tuple(
             ListedFile(path, facts.st_size, version_tag=str(facts.st_mtime_ns))
             for path, facts in found
@@ -57,20 +58,21 @@ class FolderSource:
         return Listing(self._source, revision, files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
-        """The bytes as they are now: whether the folder changed, a second `list_files` tells."""
+        """Yield the current bytes. A second `list_files` shows whether the folder changed."""
+        left = length if length >= 0 else sys.maxsize
         try:
             with (self._folder / file.path).open("rb") as reader:
                 reader.seek(start)
-                while length and (data := reader.read(_read_size(length))):
+                while data := reader.read(min(READ_BYTES, left)):
                     yield data
-                    length -= len(data) if length > 0 else 0
+                    left -= len(data)
         except OSError as error:
             self._raise_unreadable(error)
 
     def download_file(
         self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
     ) -> bool:
-        """By sharing blocks, where the file system can: no time, no space."""
+        """Share the file's blocks, if the file system can."""
         try:
             with (self._folder / file.path).open("rb") as reader, target.open("wb") as writer:
                 fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
@@ -89,10 +91,6 @@ class FolderSource:
         ) from error
 
 
-def _read_size(length: int) -> int:
-    return READ_BYTES if length < 0 else min(READ_BYTES, length)
-
-
 def _walk(source: str, folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     for place, folders, names in os.walk(folder, onerror=_raise):
         linked = [name for name in folders if (Path(place) / name).is_symlink()]
@@ -101,9 +99,9 @@ def _walk(source: str, folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             facts = path.stat()
             if not stat.S_ISREG(facts.st_mode):
                 raise WeightsError(
-                    f"{source} holds {str(path)!r}, which is neither a file nor a folder of it.",
+                    f"{source} has {str(path)!r}, which is neither a file nor a folder of it.",
                     source=source,
-                    next_step="Only plain files, folders and links to files can be mirrored.",
+                    next_step="Only regular files, folders and links to files can be mirrored.",
                 )
             yield path.relative_to(folder).as_posix(), facts
 

@@ -1,102 +1,98 @@
-"""Answers of the Hub, checked: a server at HF_ENDPOINT is not trusted.
+"""Checks of the Hub's answers: a server at HF_ENDPOINT is not trusted.
 
-A digest and a commit become paths, keys of objects and parts of URLs, so they have one form each.
+Digests and commits become paths, keys of objects and parts of URLs, so their form is checked.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from prefect_bt.object_store.faults import FaultKind
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, quote
-from prefect_bt.weights.sources.http_client import ConnectionLost, Response
+from prefect_bt.weights.sources.http_source import HttpFault
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, and the id of git's blob object."""
 MAX_PAGE_BYTES: Final = 8 << 20
-"""A page of 1000 files, as the Hub sends them, has half a megabyte."""
+"""The Hub sends pages of 1000 files, half a megabyte."""
 MAX_ENTRIES: Final = 200_000
-"""Twice what the Hub takes into one repository."""
+"""Twice the Hub's limit for a repository."""
 MAX_PAGES: Final = 2_000
-_MAX_PATH_BYTES: Final = 4096
-"""Characters. Longer ones are not even compared with patterns."""
+_MAX_PATH_CHARS: Final = 4096
+"""Longer paths are not even compared with patterns."""
 _NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 
 
 class MalformedResponse(Exception):
-    """An answer that no Hub gives; `why` is a part of a sentence, without controls, and short."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    """An answer that no Hub sends. The text is a short part of a sentence without controls."""
 
 
 def parse_commit(document: object) -> str:
-    """Return the commit that the Hub's answer about a revision names. Malformed."""
+    """Return the commit in the Hub's answer about a revision. MalformedResponse."""
     if not isinstance(document, dict):
         raise MalformedResponse(f"is {quote(document)}, which is no repository")
     found = cast("dict[str, object]", document)
     return _match(COMMIT, found.get("sha"), "names as the commit")
 
 
-def read_document(response: Response) -> Any:
-    """Return the JSON of an answer, and close that. Malformed; Lost for what is no JSON."""
+def read_document(pieces: Iterable[bytes]) -> Any:
+    """Return the JSON of a body. MalformedResponse; HttpFault if it is no JSON."""
     body = bytearray()
+    for piece in pieces:
+        body += piece
+        if len(body) > MAX_PAGE_BYTES:
+            raise MalformedResponse(f"has more than {MAX_PAGE_BYTES >> 20} MiB")
     try:
-        for piece in response.iter_chunks():
-            body += piece
-            if len(body) > MAX_PAGE_BYTES:
-                raise MalformedResponse(f"has more than {MAX_PAGE_BYTES >> 20} MiB")
         return json.loads(body)
     except RecursionError:
         raise MalformedResponse("is nested too deeply") from None
-    except ValueError:  # an error page of a proxy, most often
-        raise ConnectionLost("the answer is no JSON") from None
-    finally:
-        response.close()
+    except ValueError:  # most often an error page of a proxy
+        raise HttpFault(FaultKind.OTHER, "the answer is no JSON") from None
 
 
-def iter_files(request: Callable[[str], Response], url: str) -> Iterator[ListedFile]:
-    """Yield the files of a listing whose first page is at `url`, page by page. Malformed, Lost."""
-    asked: set[str] = set()
+def iter_files(
+    get_document: Callable[[str], tuple[Any, Mapping[str, str]]], url: str
+) -> Iterator[ListedFile]:
+    """Yield the files of a listing, whose first page is at `url`. MalformedResponse."""
+    requested: set[str] = set()
     entries = 0
     while url:
-        asked.add(url)
-        answer = request(url)
-        page = read_document(answer)
+        requested.add(url)
+        page, headers = get_document(url)
         if not isinstance(page, list):
             raise MalformedResponse(f"is {quote(page)}, not a list of files")
         entries += len(cast("list[object]", page))
-        if entries > MAX_ENTRIES or len(asked) > MAX_PAGES:
+        if entries > MAX_ENTRIES or len(requested) > MAX_PAGES:
             raise MalformedResponse(f"has more than {MAX_ENTRIES:,} files, or {MAX_PAGES:,} pages")
         yield from filter(None, map(_parse_entry, cast("list[object]", page)))
-        url = _next_page(answer, url)
-        if url in asked:
+        url = _next_page(headers.get("Link", ""), url)
+        if url in requested:
             raise MalformedResponse("names a page as the next one that it sent before")
 
 
-def _next_page(response: Response, url: str) -> str:
+def _next_page(link: str, url: str) -> str:
     """Return the URL of the page after that of `url`; "" for none. ValueError for what is no URL.
 
-    It is asked for where `url` was, which may get the token: of the server's link only the query
-    counts. A mirror's link may name the Hub itself.
+    Only the query of the link counts: the token is sent to where `url` is, and the link of a
+    mirror may name the Hub itself.
     """
-    following = _NEXT_LINK.search(response.headers.get("Link", ""))
-    return urlsplit(url)._replace(query=urlsplit(following[1]).query).geturl() if following else ""
+    found = _NEXT_LINK.search(link)
+    return urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
 
 
 def _parse_entry(entry: object) -> ListedFile | None:
-    """Return the file of a listing's entry; None for a folder. Malformed."""
+    """Return the file of a listing's entry; None for a folder. MalformedResponse."""
     if not isinstance(entry, dict):
         raise MalformedResponse(f"lists {quote(entry)}, which is no file")
     found = cast("dict[str, object]", entry)
     if found.get("type") != "file":
         return None
     path, lfs = found.get("path"), found.get("lfs")
-    if not isinstance(path, str) or len(path) > _MAX_PATH_BYTES:
+    if not isinstance(path, str) or len(path) > _MAX_PATH_CHARS:
         raise MalformedResponse(f"gives as a path {quote(path)}")
     of = f"of {quote(path)}"
     if lfs is None:

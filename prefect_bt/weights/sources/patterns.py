@@ -28,7 +28,7 @@ def select_files(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
             raise WeightsError(
                 f"{source} lists {quote(file.path)} twice, and not the same file.",
                 source=plan.source,
-                next_step="Nothing was fetched. Report the listing to the owner of the source.",
+                next_step="Nothing was downloaded. Report the listing to the owner of the source.",
             )
     selected = filter_paths(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     if not selected:

@@ -1,4 +1,4 @@
-"""What a source of weights offers, and which adapter answers for which scheme."""
+"""The protocol of a weights source, and the table of its adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 
 STALL_TIMEOUT: Final = 30.0
-"""Without a byte for so long, a connection is given up and made again."""
+"""Seconds without a byte after which a connection is closed and opened again."""
 CONNECT_TIMEOUT: Final = 10.0
 READ_BYTES: Final = 1 << 20
 
@@ -27,105 +27,103 @@ SOURCES: Final[dict[str, str]] = {
     "file": "prefect_bt.weights.sources.folder:FolderSource",
     "bt": "prefect_bt.weights.sources.checkpoint:CheckpointSource",
 }
-"""Scheme -> `module:class`, imported on use. A class has `open(request) -> Source`."""
+"""Scheme -> `module:class`, imported on use. The class has `open(request) -> Source`."""
 
 
 class TransientError(WeightsError):
-    """May go well the next time: a connection lost, a server busy, a body that ended early."""
+    """A failure that may pass: a lost connection, a busy server, a truncated body."""
 
     retry_after: float = 0.0
-    """Seconds to wait at least before asking again, as the server said."""
+    """Least seconds before the next request, as the server asks."""
 
 
 class RangesUnsupported(WeightsError):
-    """The server sends whole files only, whatever part of one is asked for."""
+    """The server ignores Range headers and sends whole files."""
 
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """What a source is opened with. `secret` is the value that `plan.secret` names."""
+    """The arguments of a source.
+
+    `secret` is the value that `plan.secret` names; `store` has the checkpoints of bt:// sources.
+    """
 
     plan: WeightsPlan
     secret: str | None = None
     store: Store | None = None
-    """Where checkpoints of jobs lie; for bt:// alone."""
     stall_timeout: float = STALL_TIMEOUT
-    """Seconds without a byte after which a connection is given up."""
 
     def __repr__(self) -> str:
         return f"SourceRequest({self.plan.source!r})"
 
 
 class Source(Protocol):
-    """One source; every verb blocks. Opened without reaching anything; used by several threads."""
+    """One source. Its methods block; several threads call them. Opening it sends no request."""
 
     @property
     def pinned_revision(self) -> str:
-        """The revision that the source's own text names; "" when upstream must be asked."""
+        """Return the revision in the source's URI; "" when only upstream knows it."""
         ...
 
     @property
     def detects_changes(self) -> bool:
-        """Whether `read` itself notices that a file is not the listed one any more."""
+        """Return whether `read` fails for a file that changed since it was listed."""
         ...
 
     def list_files(self) -> Listing:
-        """Every file at the revision of this moment. WeightsError; Interrupted when it may pass."""
+        """Return the files of the current revision. Raise WeightsError or TransientError."""
         ...
 
     def read(
         self, file: ListedFile, *, start: int, length: int
     ) -> Iterator[bytes] | Iterator[memoryview]:
-        """`length` bytes from `start` (-1: to the end), in pieces.
+        """Yield `length` bytes from `start` (-1: to the end).
 
-        After `list_files`, or with a `pinned_revision` revision. Interrupted when the bytes stop
-        coming, for STALL_SECONDS or for good; NoRanges when only `start=0` and all of it would do;
-        WeightsError when asking again would not help.
+        Needs an earlier `list_files` or a `pinned_revision`. Raise TransientError when a retry may
+        help, RangesUnsupported when only the whole file can be read, else WeightsError.
         """
         ...
 
 
 @runtime_checkable
 class SupportsRevision(Protocol):
-    """A source that tells its revision without listing its files."""
+    """A source that can resolve its revision without a listing."""
 
     def resolve_revision(self) -> str:
-        """That of this moment, which `list` then lists. WeightsError; Interrupted."""
+        """Return the current revision. Raise WeightsError or TransientError."""
         ...
 
 
 @runtime_checkable
 class SupportsFileDownload(Protocol):
-    """A source that can download whole files by itself, as by sharing blocks on one disk."""
+    """A source that can copy whole files by itself, as by sharing blocks on one disk."""
 
     def download_file(
         self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
     ) -> bool:
-        """The whole file to `target`; False: not this file, `read` it.
+        """Write the whole file to `target`. Return False when it must be `read` instead.
 
-        What `target` holds is the file's beginning, and is continued. `on_bytes` hears how many
-        bytes have come, a negative number when they are to come again; what it raises ends the
-        fetch. Interrupted: not any more; `read` may do better.
+        An error of `on_bytes` ends the download. Raise TransientError when `read` may still work.
         """
         ...
 
 
 @runtime_checkable
 class SupportsTagCheck(Protocol):
-    """A source whose tags look like an MD5, but are one only where nothing is encrypted."""
+    """A source whose tags look like an MD5, but are none for encrypted objects."""
 
     def has_md5_tag(self, file: ListedFile) -> bool:
-        """Asked of files whose bytes have another MD5 than their tag."""
+        """Return whether the tag is an MD5. Called when the bytes have another MD5."""
         ...
 
 
 def open_source(request: SourceRequest) -> Source:
-    """Nothing is reached yet. WeightsError for a scheme, an address or a secret that cannot be."""
+    """Open a source without a request. WeightsError for a wrong scheme, address or secret."""
     source = request.plan.source
     target = SOURCES.get(source.partition("://")[0])
     if target is None:
         raise WeightsError(
-            f"Nothing mirrors {source!r}.",
+            f"There is no kind of source for {source!r}.",
             source=source,
             next_step=f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}.",
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import engine
 from prefect_bt.weights.download.engine import BLOCK_BYTES
 from prefect_bt.weights.sources import protocol
-from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import TransientError
 from tests.weights import arranged
 from tests.weights.arranged import LARGE, Arranged, ArrangedSource, mirrored
@@ -103,6 +105,31 @@ def test_a_slow_server_that_brings_granules_is_read_on(
     assert tree(mirrored(tmp_path).folder) == recording.files
 
 
+def test_a_stream_that_arrived_corrupt_leaves_nothing(
+    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = ArrangedSource.list_files
+
+    def without_ranges(self: ArrangedSource) -> Listing:
+        files = (
+            replace(file, sequential_only=True, md5=hashlib.md5(LARGE).hexdigest())
+            for file in listed(self).files
+            if file.path == "large.bin"
+        )
+        return replace(listed(self), files=tuple(files))
+
+    def spoil_once(path: str, at: int) -> None:
+        spoilt = len(source_here.asked) == 1
+        source_here.files[path] = bytes(len(LARGE)) if spoilt else LARGE
+
+    monkeypatch.setattr(ArrangedSource, "list_files", without_ranges)
+    source_here.before = spoil_once
+    done = mirrored(tmp_path)
+    assert len(source_here.asked) == 2
+    assert tree(done.folder) == {"large.bin": LARGE}
+    assert not [*done.folder.parent.glob("stream-*")]
+
+
 class Cloning(ArrangedSource):
     """A source that copies whole files, as a folder on a disk with shared blocks does."""
 
@@ -121,5 +148,6 @@ def test_large_files_are_cloned_where_the_disk_can(
     monkeypatch.setattr(Cloning, "spoilt", spoilt)
     done = mirrored(tmp_path)
     assert tree(done.folder) == source_here.files
+    assert not [*done.folder.parent.glob("clone-*")]
     read = {path for path, _ in source_here.asked}
     assert read == ({"small.txt", "large.bin"} if spoilt else {"small.txt"})

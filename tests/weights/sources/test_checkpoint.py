@@ -135,6 +135,6 @@ def test_sentences(jobs: Jobs, tmp_path: Path) -> None:
     jobs.store.put(key, b"x" * committed.entries[1].size)
     assert "sub/model.bin arrived damaged twice" in refused(jobs, "bt://My Project", tmp_path)
     jobs.store.delete(key)
-    assert "sub/model.bin is gone" in refused(jobs, "bt://My Project", tmp_path)
-    with pytest.raises(WeightsError, match="none is known here"):
+    assert "sub/model.bin is missing" in refused(jobs, "bt://My Project", tmp_path)
+    with pytest.raises(WeightsError, match="no store is configured here"):
         mirror(WeightsPlan("bt://My Project", "/w", "k1"), tmp_path)

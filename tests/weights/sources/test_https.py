@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import engine
 from prefect_bt.weights.sources.https import WebSource
-from prefect_bt.weights.sources.protocol import TransientError
+from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
 from tests.weights.conftest import mirror, tree
 
 pytest.importorskip("cryptography", reason="cryptography comes with moto[server]")
@@ -84,7 +85,7 @@ def test_what_servers_tell(
 ) -> None:
     served.headers, served.ranges, served.truncate = headers, ranges, 1
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
-    assert bodies(served) == 2, "a body that was cut off is asked for once more"
+    assert bodies(served) in (2, 3), "the rest of a body that was cut off, in smaller requests"
 
 
 def test_an_empty_file_and_a_query(served: Files, tmp_path: Path) -> None:
@@ -100,7 +101,12 @@ def test_an_empty_file_and_a_query(served: Files, tmp_path: Path) -> None:
 def test_a_body_that_was_cut_off_is_continued(served: Files, tmp_path: Path) -> None:
     served.truncate = 1
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
-    assert served.asked[-1][1] == "bytes=3000000-5999999"
+    begins = [
+        int(asked.removeprefix("bytes=").partition("-")[0])
+        for _, asked, _ in served.asked
+        if asked != "bytes=0-0" and asked
+    ]
+    assert 3_000_000 - (256 << 10) <= begins[0] <= 3_000_000
 
 
 def test_the_next_run_goes_on_in_the_middle_of_a_file(served: Files, tmp_path: Path) -> None:
@@ -131,7 +137,7 @@ def test_a_connection_without_a_byte(served: Files, tmp_path: Path) -> None:
     assert begin > 2_000_000 - (256 << 10), "what came before it is kept, to a piece"
     served.files[PATH], served.hang = DATA[:300_000], 99
     told = refused(plan(served), tmp_path / "2", stall_timeout=0.4)
-    assert "could not be read (no byte for 0.4 s)" in told
+    assert "no byte for 0.4 s" in told
 
 
 def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> None:
@@ -154,6 +160,12 @@ def test_a_busy_server_says_when(served: Files) -> None:
         with pytest.raises(TransientError) as caught:
             list(source.read(file, start=0, length=-1))
         assert caught.value.retry_after == after
+    served.always_busy = True
+    for start, length in ((0, len(DATA)), (7, 9)):
+        served.statuses, served.retry_after = [429] * 2, "7"
+        with pytest.raises(TransientError, match="answered 429") as caught:
+            list(source.read(file, start=start, length=length))
+        assert caught.value.retry_after == 7.0
     far, past = "Sat, 21 Nov 2099 05:00:00 GMT", "Sat, 21 Nov 1998 05:00:00 GMT"
     for told, after in ((far, 60.0), (past, 0.0)):
         served.statuses, served.retry_after = [503], told
@@ -174,8 +186,8 @@ def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert b"".join(pool.map(read, spans)) == DATA
-    assert len(served.asked) == len(spans) + 1
-    assert served.connections <= 9
+    assert len(served.asked) == len(spans) + 2, "and twice for the first byte"
+    assert served.connections < len(spans) / 2
     served.files[PATH] = DATA[:-1] + b"x"
     with pytest.raises(WeightsError, match="changed while it was read"):
         read(spans[0])
@@ -186,7 +198,8 @@ def test_a_server_without_ranges_is_read_in_one_go(served: Files, tmp_path: Path
     source = WebSource(f"{served.url}{PATH}", None)
     [file] = source.list_files().files
     assert (file.sequential_only, file.size) == (True, len(DATA))
-    assert b"".join(source.read(file, start=7, length=9)) == DATA[7:16]
+    with pytest.raises(RangesUnsupported):
+        list(source.read(file, start=7, length=9))
     served.asked.clear()
     served.files[PATH] = DATA * 4
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA * 4}
@@ -198,7 +211,9 @@ def test_a_connection_that_the_server_closed_meanwhile(served: Files) -> None:
     [file] = source.list_files().files
     assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
     served.drop = True
-    assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
+    while not served.dropped:  # a request may take a new connection
+        with suppress(TransientError):
+            list(source.read(file, start=0, length=10))
     assert b"".join(source.read(file, start=5, length=10)) == DATA[5:15]
     assert served.dropped == 1
 
@@ -230,19 +245,19 @@ def _folder(path: Path) -> Path:
 
 
 def test_sentences(served: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "does not exist: the server answered 404" in refused(plan(served, "/none"), tmp_path)
+    assert "the server answered 404" in refused(plan(served, "/none"), tmp_path)
     assert "names no file" in refused(plan(served, "/dir/"), tmp_path)
     served.redirects["/plain"] = "http://127.0.0.1:9/x"
-    assert "redirected to a URL without https" in refused(plan(served, "/plain"), tmp_path)
+    assert "it leads to an address without https" in refused(plan(served, "/plain"), tmp_path)
     served.redirects["/loop"] = f"{served.url}/loop"
     assert "could not be read" in refused(plan(served, "/loop"), tmp_path)
     served.headers = {"ETag": None, "Content-Length": None, "Content-Range": None}
     served.ranges = False
     assert "neither ETag nor Last-Modified nor a length" in refused(plan(served), tmp_path)
     nobody = WeightsPlan("https://127.0.0.1:9/x", "/w", "k1")
-    assert "Connection refused" in refused(nobody, tmp_path)
+    assert "the connection was refused" in refused(nobody, tmp_path)
     bad = plan(served, secret="bearer", auth=WeightsAuthPlan("CUSTOM_SECRET"))
     told = refused(bad, tmp_path, "two\nl1nes")
     assert "The secret 'bearer'" in told and "l1nes" not in told
     monkeypatch.delenv("SSL_CERT_FILE")
-    assert "cannot be trusted" in refused(plan(served), tmp_path)
+    assert "its certificate is not trusted" in refused(plan(served), tmp_path)

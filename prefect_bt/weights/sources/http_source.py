@@ -1,0 +1,316 @@
+"""Sources over HTTP: obstore reads blocks; httpx reads whole files, pages and headers.
+
+Nothing is retried here. The token is sent to the host of the first URL only, and no redirect leads
+from https to http. Proxies are those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY; SSL_CERT_FILE
+replaces the system's certificate authorities.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import format_datetime, parsedate_to_datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Final, Self
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.object_store.connect import Limits, create_http_store
+from prefect_bt.object_store.faults import FaultKind, classify_fault
+from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.protocol import (
+    CONNECT_TIMEOUT,
+    STALL_TIMEOUT,
+    RangesUnsupported,
+    SourceRequest,
+    TransientError,
+)
+from prefect_bt.weights.sources.secret_fields import parse_token
+
+if TYPE_CHECKING:
+    import httpx
+    from obstore import GetResult
+    from obstore.store import HTTPStore
+
+MAX_RETRY_AFTER: Final = 60.0
+"""The longest pause in seconds that a server can ask for."""
+_MAX_REDIRECTS: Final = 10
+_MAX_TARGETS: Final = 8
+_MAX_BLOCK_SECONDS: Final = 300.0
+_PIECE_BYTES: Final = 256 << 10
+"""Bytes of a body that are lost, at most, when it ends early."""
+_KEPT: Final = "what is here already is kept."
+_RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RESET: Final = re.compile(r"\bt=(\d+)")
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18}|\*)")
+_NO_RANGES: Final = (FaultKind.NO_RANGES, "the server sends whole files only")
+_SIGNS: Final = (
+    # A header that obstore cannot use, such as no length, or a path that it refuses; httpx can.
+    (r"source: (Header|ParseContentRange|NoContentRange)\b", *_NO_RANGES),
+    (r"^(NotSupportedError|ValueError Could not parse path)\b", *_NO_RANGES),
+    (r"^(InvalidURL|UnsupportedProtocol|ValueError)\b", FaultKind.INVALID_NAME, "that is no URL"),
+    (r"CERTIFICATE_VERIFY_FAILED", FaultKind.CERTIFICATE, "its certificate is not trusted"),
+    (r"peer closed connection", FaultKind.UNREACHABLE, "the body ended early"),
+    (r"\[Errno -\d+\]", FaultKind.UNREACHABLE, "no address is known for its host"),
+)
+"""Patterns for "class text" of errors that classify_fault does not know."""
+
+
+class HttpFault(Exception):
+    """A failed request. `status` and `headers` are those of the answer, if there is one."""
+
+    def __init__(
+        self,
+        kind: FaultKind,
+        reason: str,
+        status: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.kind, self.reason, self.status, self.headers = kind, reason, status, headers or {}
+        super().__init__(reason)
+
+    @property
+    def is_transient(self) -> bool:
+        if self.status:
+            return self.status in _RETRYABLE_STATUSES
+        return self.kind in (FaultKind.UNREACHABLE, FaultKind.OTHER)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds that the server asks to wait; at most MAX_RETRY_AFTER."""
+        value, seconds = self.headers.get("Retry-After", "").strip(), 0.0
+        if value.isdecimal():
+            seconds = float(value)
+        elif value:
+            with suppress(ValueError, OverflowError):
+                seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
+            seconds = float(reset[1])
+        return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+class HttpSource:
+    """A source whose files are read over HTTP; used by several threads."""
+
+    detects_changes = True
+    _setting: ClassVar = "the URL"
+    """What contains the server's address, for messages."""
+
+    def __init__(
+        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
+    ) -> None:
+        self._source, self._shown = source, source.partition("?")[0]
+        self._token, self._stall = token or "", stall_timeout
+        self._connect = min(CONNECT_TIMEOUT, stall_timeout)
+        self._targets: dict[str, HTTPStore] = {}
+        """File -> store of the URL to which its own URL redirects."""
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, request: SourceRequest) -> Self:
+        secret = request.secret
+        token = parse_token(request.plan, secret) if secret else None
+        return cls(request.plan.source, token, stall_timeout=request.stall_timeout)
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
+        if not length or file.size == 0:
+            return
+        with self._translate_errors(file.path):
+            if length < 0 and start == 0:
+                with self._get(self._file_url(file)) as answer:
+                    self._check_version(file, *describe_version(answer))
+                    yield from answer.iter_raw()
+                return
+            end = (file.size or 0) if length < 0 else start + length
+            block = self._get_block(file, start, end)
+            tag = block.meta["e_tag"] or _format_date(block.meta["last_modified"])
+            self._check_version(file, tag, block.meta["size"])
+            # `GetResult.bytes` is not faster, and holds in memory whatever the server sends.
+            left = end - start
+            for piece in block.stream(min_chunk_size=_PIECE_BYTES):
+                yield memoryview(piece)[:left]
+                left -= len(piece)
+                if left < 0:  # at 0 the loop ends the body, so that the connection is kept
+                    return
+
+    def _file_url(self, file: ListedFile) -> str:
+        raise NotImplementedError
+
+    def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
+        """Raise WeightsError if an answer is of another version than the listed one."""
+
+    # -- blocks -------------------------------------------------------------------------------
+
+    def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
+        store, path = self._locate(file, whole=end - start == file.size)
+        try:
+            return self._request_block(store, path, file, (start, end))
+        except HttpFault as fault:
+            if not fault.status:
+                raise
+            if self._targets.get(file.path) is store:
+                self._targets.pop(file.path, None)
+            # Shows the reason and Retry-After, which obstore does not; a signed URL may be expired.
+            store = self._open_target(file)
+            if fault.is_transient:
+                raise
+            return self._request_block(store, "", file, (start, end))
+
+    def _locate(self, file: ListedFile, *, whole: bool) -> tuple[HTTPStore, str]:
+        """Return the store and the path of a file, which is read as a whole or in blocks."""
+        return self._open_target(file), ""
+
+    def _open_target(self, file: ListedFile) -> HTTPStore:
+        """Open a store of the URL to which the file's URL redirects, once for all its blocks."""
+        with self._lock:
+            store = self._targets.get(file.path)
+            if store is None:
+                answer = self._probe(self._file_url(file))
+                is_own = "Authorization" in answer.request.headers  # not removed by a redirect
+                store = self._open_store(str(answer.url), self._token if is_own else "")
+                if len(self._targets) >= _MAX_TARGETS:
+                    self._targets.clear()
+                self._targets[file.path] = store
+            return store
+
+    def _open_store(self, url: str, token: str) -> HTTPStore:
+        seconds = max(_MAX_BLOCK_SECONDS, 10 * self._stall)
+        limits = Limits(self._connect, self._stall, seconds, retries=0)
+        allow_http = url.startswith("http:")
+        if not allow_http and not url.startswith("https:"):  # obstore would panic
+            raise HttpFault(FaultKind.INVALID_NAME, "that is no URL")
+        return create_http_store(url, token=token, limits=limits, allow_http=allow_http)
+
+    def _request_block(
+        self, store: HTTPStore, path: str, file: ListedFile, block: tuple[int, int]
+    ) -> GetResult:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        whole = block == (0, file.size)  # then a server without ranges will do
+        try:
+            return obstore.get(store, path, options={} if whole else {"range": block})
+        except (BaseError, OSError, ValueError) as error:
+            raise self._create_fault(error) from None
+
+    # -- streams and headers ------------------------------------------------------------------
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        import httpx
+
+        headers = {"Accept-Encoding": "identity", "User-Agent": "prefect-bt"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        timeout = httpx.Timeout(self._stall, connect=self._connect)
+        return httpx.Client(verify=ssl.create_default_context(), timeout=timeout, headers=headers)
+
+    @contextmanager
+    def _get(self, url: str, *, first_byte: bool = False) -> Generator[httpx.Response]:
+        """Yield a successful answer, after redirects, with its body unread. HttpFault."""
+        with closing(self._send(url, {"Range": "bytes=0-0"} if first_byte else {})) as answer:
+            status = answer.status_code
+            if status not in (200, 206):
+                raise _status_fault(status, answer.headers)
+            yield answer
+
+    def _probe(self, url: str) -> httpx.Response:
+        """Return the answer to a request for the first byte; a HEAD is often refused. HttpFault."""
+        with self._get(url, first_byte=True) as answer:
+            return answer
+
+    def _send(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+        request = self._client.build_request("GET", url, headers=headers)
+        for _ in range(_MAX_REDIRECTS):
+            answer = self._client.send(request, stream=True)
+            if answer.next_request is None:
+                return answer
+            answer.close()
+            if request.url.scheme == "https" != answer.next_request.url.scheme:
+                raise HttpFault(FaultKind.INSECURE, "it leads to an address without https")
+            request = answer.next_request  # without the token, if it is for another host
+        raise HttpFault(FaultKind.OTHER, "it redirects too often")
+
+    # -- faults -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translate_errors(self, path: str = "") -> Generator[None]:
+        import httpx
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except HttpFault as fault:
+            raise self._explain(fault, path) from None
+        except (httpx.HTTPError, httpx.InvalidURL, BaseError, OSError, ValueError) as error:
+            raise self._explain(self._create_fault(error), path) from None
+
+    def _create_fault(self, error: Exception) -> HttpFault:
+        """Classify an error of httpx or obstore."""
+        text = f"{type(error).__name__} {error}"
+        if status := re.search(r"\bstatus code: (\d{3})\b", text):
+            return _status_fault(int(status[1]), {})
+        for pattern, kind, reason in _SIGNS:
+            if re.search(pattern, text):
+                return HttpFault(kind, reason)
+        if "Timeout" in text:
+            limits = f"no connection in {self._connect:g} s, or no byte for {self._stall:g} s"
+            return HttpFault(FaultKind.UNREACHABLE, limits)
+        fault = classify_fault(error)
+        return HttpFault(fault.kind, fault.reason or "it sent no usable answer")
+
+    def _explain(self, fault: HttpFault, path: str) -> WeightsError:
+        """Return the error for users."""
+        self._targets.pop(path, None)
+        kind, step = WeightsError, f"Check {self._setting}."
+        if fault.is_transient:
+            kind = TransientError
+            step = f"Check the network and {self._setting}, and push again: {_KEPT}"
+        elif fault.status in (401, 403):
+            step = self._access_step
+        elif fault.kind is FaultKind.CERTIFICATE:
+            step = "Set SSL_CERT_FILE if the certificate is of your own authority."
+        elif fault.kind is FaultKind.NO_RANGES:
+            kind = RangesUnsupported
+        message = f"{self._describe(path)} ({fault.reason})."
+        error = kind(message, source=self._source, next_step=step)
+        if isinstance(error, TransientError):
+            error.retry_after = fault.retry_after
+        return error
+
+    @property
+    def _access_step(self) -> str:
+        valid = "Check that its token is valid and may read it."
+        return valid if self._token else "Give auth with a token that may read it."
+
+    def _describe(self, path: str) -> str:
+        """Return the beginning of the sentence about a fault."""
+        return f"{self._shown} could not be read"
+
+    def _error(self, message: str, next_step: str) -> WeightsError:
+        return WeightsError(f"{self._shown} {message}.", source=self._source, next_step=next_step)
+
+
+def describe_version(answer: httpx.Response | HttpFault) -> tuple[str, int | None]:
+    """Return the tag of a file, and its length if the answer contains it."""
+    headers = answer.headers
+    status = answer.status if isinstance(answer, HttpFault) else answer.status_code
+    found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+    length = found[1] if found else headers.get("Content-Length", "") if status == 200 else ""
+    modified = headers.get("Last-Modified", "")
+    with suppress(ValueError, OverflowError):
+        modified = _format_date(parsedate_to_datetime(modified))
+    return headers.get("ETag") or modified, int(length) if length.isdecimal() else None
+
+
+def _format_date(date: datetime) -> str:
+    """Return a date as in HTTP headers; "" for the epoch, which obstore uses for no date."""
+    return format_datetime(date.astimezone(UTC), usegmt=True) if date.timestamp() else ""
+
+
+def _status_fault(status: int, headers: Mapping[str, str]) -> HttpFault:
+    return HttpFault(FaultKind.OTHER, f"the server answered {status}", status, headers)

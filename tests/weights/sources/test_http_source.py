@@ -1,0 +1,295 @@
+"""Requests of the Hub and https sources: proxies, tokens, and answers of hostile servers."""
+
+from __future__ import annotations
+
+import base64
+import re
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.https import WebSource
+from prefect_bt.weights.sources.hub import HubSource
+from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
+from tests.weights.hub_server import Hub
+
+COMMIT = "0123456789" * 4
+SIZE = 20 << 20
+BODY = 100
+Answer = Callable[[socket.socket], None]
+
+
+class _Host:
+    """Answers with the requested path. As a proxy it is asked for whole URLs."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.redirects: dict[str, str] = {}
+        handler = type("Handler", (_Handler,), {"host": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.daemon_threads = True
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    host: _Host
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.host.asked.append((self.path, dict(self.headers)))
+        location, body = self.host.redirects.get(self.path), self.path.encode().ljust(BODY)
+        self.send_response(302 if location else 200)
+        if location:
+            self.send_header("Location", location)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Host]:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    host = _Host()
+    yield host
+    host.stop()
+
+
+def stream(url: str, token: str = "") -> bytes:
+    """Read with httpx."""
+    source = WebSource(url, token, stall_timeout=0.5)
+    return b"".join(source.read(ListedFile("f", BODY), start=0, length=-1)).rstrip()
+
+
+def block(url: str, token: str = "") -> bytes:
+    """Read with obstore."""
+    source = WebSource(url, token, stall_timeout=0.5)
+    return b"".join(source.read(ListedFile("f", BODY), start=0, length=BODY)).rstrip()
+
+
+READERS = pytest.mark.parametrize("read", [stream, block])
+Read = Callable[..., bytes]
+
+
+def sent(host: _Host, header: str) -> list[str]:
+    """Return the values of a header of all requests; "" where it was missing."""
+    folded = [{name.lower(): value for name, value in given.items()} for _, given in host.asked]
+    return [headers.get(header, "") for headers in folded]
+
+
+@READERS
+def test_the_proxy_of_the_environment(
+    host: _Host, monkeypatch: pytest.MonkeyPatch, read: Read
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:p%40ss@{host.address}")
+    url = "http://somewhere.invalid/file"
+    assert read(url) == url.encode()
+    assert {*sent(host, "proxy-authorization")} == {
+        f"Basic {base64.b64encode(b'me:p@ss').decode()}"
+    }
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    host.asked.clear()
+    assert read(f"http://{host.address}/near") == b"/near"
+    assert {*sent(host, "proxy-authorization")} == {""}
+
+
+@READERS
+def test_a_token_stays_with_its_host(host: _Host, read: Read) -> None:
+    other = _Host()
+    host.redirects = {"/same": "/here", "/away": f"http://{other.address}/there"}
+    other.redirects = {"/there": f"http://{host.address}/back"}
+    try:
+        assert read(f"http://{host.address}/same", "s3cret") == b"/here"
+        assert {*sent(host, "authorization")} == {"Bearer s3cret"}
+        host.asked.clear()
+        assert read(f"http://{host.address}/away", "s3cret") == b"/back"
+        assert {*sent(other, "authorization")} == {""}
+        first, *after = sent(host, "authorization")
+        assert (first, {*after}) == ("Bearer s3cret", {""}), "never to come back"
+    finally:
+        other.stop()
+
+
+@READERS
+def test_reasons(host: _Host, read: Read) -> None:
+    host.redirects = {"/round": "/round", "/out": "file:///etc/passwd"}
+    for path in ("/round", "/out"):
+        with pytest.raises(WeightsError):
+            read(f"http://{host.address}{path}")
+    with pytest.raises(TransientError, match="the connection was refused"):
+        read("http://127.0.0.1:9/x")
+    silent = socket.create_server(("127.0.0.1", 0))
+    with closing(silent), pytest.raises(TransientError, match=r"no byte for 0\.5 s\)"):
+        read(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+    for bad in ("ftp://host/x", "http:///x", "file:///etc/passwd"):
+        with pytest.raises(WeightsError, match="that is no URL"):
+            read(bad)
+
+
+# -- hostile servers --------------------------------------------------------------------------
+
+
+class _Raw:
+    """A Hub that answers every request for a file with what the test says."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = lambda connection: None
+        self.ranges: list[str] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._respond, args=(connection,), daemon=True).start()
+
+    def _respond(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            request = b""
+            while b"\r\n\r\n" not in request:
+                request += connection.recv(1 << 16)
+            found = re.search(rb"(?i)range: (\S+)", request)
+            self.ranges.append(found[1].decode() if found else "")
+            if self.ranges[-1] == "bytes=0-0":
+                connection.sendall(head(206, f"Content-Range: bytes 0-0/{SIZE}") + b"x")
+            else:
+                self.answer(connection)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+def head(status: int, *headers: str, length: int = 1) -> bytes:
+    given = (f"HTTP/1.1 {status} x", f"Content-Length: {length}", "Connection: close", *headers)
+    return "\r\n".join([*given, "", ""]).encode()
+
+
+@pytest.fixture
+def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Raw]:
+    raw = _Raw()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", raw.url)
+    yield raw
+    raw.close()
+
+
+def read(start: int = 10, length: int = 10) -> bytes:
+    source = HubSource(f"hf://o/r@{COMMIT}", None, stall_timeout=0.5)
+    return b"".join(source.read(ListedFile("model", SIZE), start=start, length=length))
+
+
+RIGHT = f"Content-Range: bytes 10-19/{SIZE}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (head(206, RIGHT, length=10) + b"0123456789", b"0123456789"),
+        (head(206, RIGHT, length=15) + b"0123456789abcde", b"0123456789"),
+        (head(206, RIGHT, length=5) + b"01234", b"01234"),
+        (head(206, RIGHT, length=10) + b"01234", TransientError),
+        (head(206, "Content-Range: bytes 5-14/99", length=10) + b"0123456789", TransientError),
+        (b"\0garbage\r\n\r\n", TransientError),
+        (b"", TransientError),
+        (head(200, length=100) + b"x" * 100, RangesUnsupported),
+        (head(206, length=10) + b"0123456789", RangesUnsupported),
+        (head(206, "Content-Range: bytes 10-19/*", length=10) + b"x" * 10, RangesUnsupported),
+        (head(206, RIGHT, "Last-Modified: soon", length=10) + b"x" * 10, RangesUnsupported),
+        (head(302, "Location: file:///etc/passwd", length=0), WeightsError),
+        (head(302, length=0), WeightsError),
+        (head(416, length=0), WeightsError),
+        (head(500, length=27) + b"<Code>InvalidRequest</Code>", TransientError),
+    ],
+)
+def test_answers_to_a_range(raw: _Raw, answer: bytes, outcome: bytes | type[Exception]) -> None:
+    raw.answer = lambda connection: connection.sendall(answer)
+    if isinstance(outcome, bytes):
+        assert read() == outcome
+        return
+    with pytest.raises(WeightsError) as caught:
+        read()
+    assert type(caught.value) is outcome
+    assert str(caught.value).isprintable()
+
+
+def test_a_silent_server(raw: _Raw) -> None:
+    raw.answer = lambda connection: time.sleep(30)
+    with pytest.raises(TransientError, match=r"no byte for 0\.5 s"):
+        read()
+
+    def half(connection: socket.socket) -> None:
+        connection.sendall(head(206, RIGHT, length=10) + b"01234")
+        time.sleep(30)
+
+    raw.answer = half
+    with pytest.raises(TransientError, match=r"no byte for 0\.5 s"):
+        read()
+
+
+def test_a_body_without_end_is_not_held_in_memory(raw: _Raw) -> None:
+    sent = 0
+
+    def endless(connection: socket.socket) -> None:
+        nonlocal sent
+        connection.sendall(head(206, RIGHT, length=1 << 40))
+        while sent < 2 << 30:
+            connection.sendall(bytes(1 << 20))
+            sent += 1 << 20
+
+    raw.answer = endless
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert read() == bytes(10)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    assert sent < 64 << 20
+
+
+def test_a_file_whose_length_is_not_told_is_streamed(raw: _Raw) -> None:
+    chunked = "\r\n".join(["HTTP/1.1 {} x", "Transfer-Encoding: chunked", RIGHT, "", ""])
+    body = b"4\r\nabcd\r\n3\r\nefg\r\n0\r\n\r\n"
+    raw.answer = lambda connection: connection.sendall(chunked.format(206).encode() + body)
+    with pytest.raises(RangesUnsupported):
+        read()
+    raw.answer = lambda connection: connection.sendall(chunked.format(200).encode() + body)
+    assert read(0, -1) == b"abcdefg"
+
+
+NAMES = ["a b#c?d%20e.json", "ü/ñ.bin", "a\\b", "%2e%2e/x", "[a]*'\"&;=", " a ", "a:b|$~"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_files(here: Hub, name: str) -> None:
+    data = {"a": b"wrong", name: b"right!"}
+    commit = here.repos["o/r"].commit(data)
+    source, file = HubSource(f"hf://o/r@{commit}", None), ListedFile(name, 6)
+    for start, length in ((0, 6), (0, -1), (2, 3)):
+        end = start + length if length > 0 else 6
+        assert b"".join(source.read(file, start=start, length=length)) == b"right!"[start:end]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x01"])
+def test_names_that_only_a_stream_can_read(here: Hub, name: str) -> None:
+    commit = here.repos["o/r"].commit({name: b"right!"})
+    source, file = HubSource(f"hf://o/r@{commit}", None), ListedFile(name, 6)
+    with pytest.raises(RangesUnsupported):
+        list(source.read(file, start=0, length=6))
+    assert b"".join(source.read(file, start=0, length=-1)) == b"right!"
