@@ -30,8 +30,10 @@ from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatc
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
 from prefect_bt.weights.threads import run_workers
 
-BLOCK_BYTES: Final = 8 << 20
+BLOCK_BYTES: Final = 4 << 20
 """The largest request: what each connection holds in memory."""
+OPEN_FILES: Final = 2
+"""Files whose blocks are handed out in turn: each is hashed by one thread at a time."""
 CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
@@ -121,7 +123,7 @@ class _Block:
 
 
 class _Queue:
-    """Hands out the blocks of one file; once all are taken, those of the next."""
+    """Hands out the blocks of a few files; once all of one are taken, those of the next."""
 
     def __init__(self, context: DownloadContext, batches: Iterator[Sequence[ListedFile]]) -> None:
         self._context, self._batches = context, batches
@@ -129,8 +131,8 @@ class _Queue:
         self._waiting = deque[ListedFile]()
         self._locked: list[ListedFile] = []
         """Files that another process downloads."""
-        self._blocks = deque[_Block]()
-        """Blocks of the current file."""
+        self._blocks = deque[deque[_Block]]()
+        """Blocks of the open files that no thread has taken."""
         self._changed = threading.Condition()
         self._active = 0
         """Blocks that are being worked on, whose files may be put back."""
@@ -142,11 +144,10 @@ class _Queue:
         """Wait for a block. Return None when no file is left, or when stopped."""
         with self._changed:
             while not self._context.stop.is_set():
-                while self._waiting and not self._blocks:
+                while self._waiting and len(self._blocks) < OPEN_FILES:
                     self._open(self._waiting.popleft())
                 if self._blocks:
-                    self._active += 1
-                    return self._blocks.popleft()
+                    return self._pop_block()
                 if not self._is_exhausted and not self._is_fetching:
                     self._fetch_batch()
                     continue
@@ -155,6 +156,14 @@ class _Queue:
                 self._changed.wait(_POLL_INTERVAL)
                 self._collect_unlocked()
         return None
+
+    def _pop_block(self) -> _Block:
+        blocks = self._blocks.popleft()
+        block = blocks.popleft()
+        if blocks:
+            self._blocks.append(blocks)
+        self._active += 1
+        return block
 
     def _fetch_batch(self) -> None:
         """Queue the next batch. Other threads go on meanwhile: its store may be slow."""
@@ -211,7 +220,7 @@ class _Queue:
 
     def _add_blocks(self, file: OpenFile, runs: Sequence[range]) -> None:
         file.open_blocks = len(runs)
-        self._blocks.extend(_Block(file, run.start, run.stop) for run in runs)
+        self._blocks.append(deque(_Block(file, run.start, run.stop) for run in runs))
 
     def _open_part(self, listed: ListedFile) -> PartialFile | None:
         """Return the partial file; None when another process has it or has finished it."""
