@@ -32,8 +32,8 @@ from prefect_bt.weights.threads import run_workers
 
 BLOCK_BYTES: Final = 4 << 20
 """The largest request: what each connection holds in memory."""
-OPEN_FILES: Final = 2
-"""Files whose blocks are handed out in turn: each is hashed by one thread at a time."""
+OPEN_FILES: Final = 8
+"""Files that are read at a time. A thread stays with a file, so that most bytes come in order."""
 CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
@@ -133,6 +133,7 @@ class _Queue:
         """Files that another process downloads."""
         self._blocks = deque[deque[_Block]]()
         """Blocks of the open files that no thread has taken."""
+        self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
         """Blocks that are being worked on, whose files may be put back."""
@@ -158,10 +159,14 @@ class _Queue:
         return None
 
     def _pop_block(self) -> _Block:
-        blocks = self._blocks.popleft()
+        """Return the next block of the file that this thread worked on, else of another."""
+        last = getattr(self._thread, "file", None)
+        blocks = next((one for one in self._blocks if one[0].file is last), self._blocks[0])
         block = blocks.popleft()
+        self._blocks.remove(blocks)
         if blocks:
             self._blocks.append(blocks)
+        self._thread.file = block.file
         self._active += 1
         return block
 

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from prefect_bt.weights.cache.partial_file import PartialFile
 
-MAX_KEPT_BYTES: Final = 32 << 20
+MAX_KEPT_BYTES: Final = 8 << 20
 """Bytes of a file that are kept in memory until the bytes before them are hashed."""
-_MAX_WAIT: Final = 1.0
-"""Seconds to wait for room; bytes that are not kept then are read back from the file."""
 _READ_BYTES: Final = 256 << 10
 """Bytes that are read back at a time: they stay in the processor's cache until they are hashed."""
 
@@ -21,7 +19,7 @@ class OrderedDigest:
 
     def __init__(self, digest: Any) -> None:
         self._digest = digest
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._at = 0
         """Number of bytes, from the beginning of the file, that are hashed."""
         self._is_hashing = False
@@ -29,16 +27,9 @@ class OrderedDigest:
         self._kept_bytes = 0
 
     def offer(self, at: int, view: memoryview) -> None:
-        """Hash bytes that are next in the file; keep later ones when there is room.
-
-        Wait a moment for room, so that a download is not faster than its hashing.
-        """
-        with self._changed:
-            if not self._is_next(at):
-                self._changed.wait_for(
-                    lambda: self._kept_bytes < MAX_KEPT_BYTES or self._is_next(at), _MAX_WAIT
-                )
-            if not self._is_next(at):
+        """Hash bytes that are next in the file; keep later ones while there is room."""
+        with self._lock:
+            if self._is_hashing or at != self._at:
                 if at >= self._at and self._kept_bytes < MAX_KEPT_BYTES:
                     self._kept[at] = view
                     self._kept_bytes += len(view)
@@ -50,15 +41,12 @@ class OrderedDigest:
         """Read and hash the next bytes that are in the file but were not kept."""
         buffer = bytearray(0)
         while not is_stopped():
-            with self._changed:
+            with self._lock:
                 if self._is_hashing or self._at >= part.size or not part.has(self._at):
                     return
                 self._is_hashing = True
             buffer = buffer or bytearray(_READ_BYTES)
             self._hash(part.read(self._at, memoryview(buffer)))
-
-    def _is_next(self, at: int) -> bool:
-        return at == self._at and not self._is_hashing
 
     def hexdigest(self) -> str:
         """Return the digest, once every byte of the file was hashed."""
@@ -68,10 +56,9 @@ class OrderedDigest:
         """Hash these bytes and the kept ones that follow. The caller has set `_is_hashing`."""
         while view is not None:
             self._digest.update(view)
-            with self._changed:
+            with self._lock:
+                also_read_back = self._kept.pop(self._at, b"")
                 self._at += len(view)
                 view = self._kept.pop(self._at, None)
+                self._kept_bytes -= len(also_read_back) + len(view or b"")
                 self._is_hashing = view is not None
-                self._kept_bytes -= len(view or b"")
-                if view is None or self._kept_bytes == MAX_KEPT_BYTES // 2:
-                    self._changed.notify_all()
