@@ -30,7 +30,7 @@ from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatc
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
 from prefect_bt.weights.threads import run_workers
 
-BLOCK_BYTES: Final = 4 << 20
+BLOCK_BYTES: Final = 8 << 20
 """The largest request: what each connection holds in memory."""
 OPEN_FILES: Final = 8
 """Files that are read at a time. A thread stays with a file, so that most bytes come in order."""
