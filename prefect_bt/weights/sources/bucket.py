@@ -6,13 +6,10 @@ Reads are pinned by ETag: an object that is replaced meanwhile is an error.
 
 from __future__ import annotations
 
-import re
 import time
-import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -37,8 +34,6 @@ from prefect_bt.weights.sources.protocol import (
 
 _MAX_REQUEST_BYTES: Final = 8 << 20
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
-_MD5: Final = re.compile(r'"([0-9a-f]{32})"')
-_PRESIGN_DURATION: Final = timedelta(minutes=5)
 _ROLES: Final = {
     "AWS_ASSUME_ROLE": "the assumed role",
     "AWS_OIDC": "the web identity's role",
@@ -71,7 +66,7 @@ _SENTENCES: Final = {
 
 
 class BucketSource:
-    """Implements Source and SupportsTagCheck."""
+    """Implements Source."""
 
     pinned_revision = ""
     detects_changes = True
@@ -192,21 +187,6 @@ class BucketSource:
             raise self._error(FaultKind.CHANGED, file)
         return answer
 
-    def has_md5_tag(self, file: ListedFile) -> bool:
-        """Return False if the object is encrypted in a way that makes its tag another digest.
-
-        A signed HEAD tells, because obstore does not return these headers. Without an answer, True.
-        """
-        try:
-            signed = self._sdk.sign(self._store, "HEAD", self._base + file.path, _PRESIGN_DURATION)
-            request = urllib.request.Request(str(signed), method="HEAD")  # noqa: S310
-            with urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT) as answer:  # noqa: S310
-                kind = answer.headers.get("x-amz-server-side-encryption", "AES256")
-                own = answer.headers.get("x-amz-server-side-encryption-customer-algorithm")
-                return kind == "AES256" and not own
-        except (self._errors.BaseError, OSError, ValueError):
-            return True
-
     # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
@@ -314,9 +294,7 @@ def _with_source(plan: WeightsPlan, error: StoreError | IdentityError) -> Weight
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:
-    tag = _tag(item)
-    found = _MD5.fullmatch(tag)
-    return ListedFile(path, int(item["size"]), version_tag=tag, md5=found[1] if found else "")
+    return ListedFile(path, int(item["size"]), version_tag=_tag(item))
 
 
 def _tag(item: Any) -> str:

@@ -35,8 +35,6 @@ class ListedFile:
     """Id of git's blob object: SHA-1 of a header with the length, then the bytes."""
     version_tag: str = ""
     """ETag, version or modification time. Another tag means another file."""
-    md5: str = ""
-    """Set where the tag looks like one. Tags of encrypted buckets only look so."""
     sequential_only: bool = False
     """The server supports no ranges, so the file is read from the beginning to the end."""
 
@@ -103,8 +101,6 @@ def create_digests(file: ListedFile, size: int) -> dict[str, Any]:
     if file.git_sha1 and not file.sha256:
         head = b"blob %d\0" % size
         digests["git_sha1"] = hashlib.sha1(head, usedforsecurity=False)
-    elif file.md5 and not file.sha256:
-        digests["md5"] = hashlib.md5(usedforsecurity=False)
     return digests
 
 
@@ -112,9 +108,8 @@ def describe_mismatch(file: ListedFile, size: int, found: Mapping[str, str]) -> 
     """Return why `size` bytes with these digests are not the listed file; "" when they are."""
     if file.size is not None and size != file.size:
         return f"it has {size} bytes, not {file.size}"
-    listed = {"sha256": file.sha256, "git_sha1": file.git_sha1, "md5": file.md5}
-    names = {"sha256": "sha256", "git_sha1": "git id", "md5": "md5"}
-    for kind, digest in found.items():
-        if listed[kind] and digest != listed[kind]:
-            return f"its {names[kind]} is {digest}, not {listed[kind]}"
+    for name, digest in found.items():
+        listed = getattr(file, name)
+        if listed and digest != listed:
+            return f"its {name.replace('_', ' ')} is {digest}, not {listed}"
     return ""

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -69,9 +69,7 @@ class FolderSource:
         except OSError as error:
             self._raise_unreadable(error)
 
-    def download_file(
-        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
-    ) -> bool:
+    def download_file(self, file: ListedFile, target: Path) -> bool:
         """Share the file's blocks, if the file system can."""
         try:
             with (self._folder / file.path).open("rb") as reader, target.open("wb") as writer:
@@ -79,8 +77,6 @@ class FolderSource:
         except OSError:
             target.unlink(missing_ok=True)
             return False
-        if on_bytes:
-            on_bytes(target.stat().st_size)
         return True
 
     def _raise_unreadable(self, error: OSError) -> NoReturn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol, cast, runtime_checkable
@@ -43,18 +43,12 @@ class RangesUnsupported(WeightsError):
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """The arguments of a source.
-
-    `secret` is the value that `plan.secret` names; `store` has the checkpoints of bt:// sources.
-    """
+    """The arguments of a source. `store` has the checkpoints of bt:// sources."""
 
     plan: WeightsPlan
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     store: Store | None = None
     stall_timeout: float = STALL_TIMEOUT
-
-    def __repr__(self) -> str:
-        return f"SourceRequest({self.plan.source!r})"
 
 
 class Source(Protocol):
@@ -98,22 +92,8 @@ class SupportsRevision(Protocol):
 class SupportsFileDownload(Protocol):
     """A source that can copy whole files by itself, as by sharing blocks on one disk."""
 
-    def download_file(
-        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
-    ) -> bool:
-        """Write the whole file to `target`. Return False when it must be `read` instead.
-
-        An error of `on_bytes` ends the download. Raise TransientError when `read` may still work.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsTagCheck(Protocol):
-    """A source whose tags look like an MD5, but are none for encrypted objects."""
-
-    def has_md5_tag(self, file: ListedFile) -> bool:
-        """Return whether the tag is an MD5. Called when the bytes have another MD5."""
+    def download_file(self, file: ListedFile, target: Path) -> bool:
+        """Write the whole file to `target`. Return False when it must be `read` instead."""
         ...
 
 
