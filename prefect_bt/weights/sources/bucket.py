@@ -40,10 +40,7 @@ _ROLES: Final = {
     "GCP_OIDC": "the workload identity",
 }
 _SENTENCES: Final = {
-    FaultKind.DENIED: (
-        "lists {path}, but it may not be read",
-        "Give auth that may read the objects, not only list them.",
-    ),
+    FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
     FaultKind.CHANGED: (
         "changed while it was read: {path} is another object now",
         "Push again when nothing writes there.",
@@ -57,16 +54,13 @@ _SENTENCES: Final = {
         "is a bucket of another region",
         "Give aws_region in the secret, or set AWS_REGION.",
     ),
-    FaultKind.NO_RANGES: (
-        "is on a server that sends whole objects only",
-        "Ask who runs it for support of the Range header.",
-    ),
+    FaultKind.NO_RANGES: ("is on a server that sends whole objects only", "Use another server."),
 }
 """Kind -> message after the source's URL, next step."""
 
 
 class BucketSource:
-    """Implements Source."""
+    """Implements Source of sources.protocol."""
 
     pinned_revision = ""
     detects_changes = True
@@ -76,16 +70,13 @@ class BucketSource:
         stall = request.stall_timeout
         # The caller retries. A request has minutes at most, however slowly its bytes arrive.
         self._limits = Limits(CONNECT_TIMEOUT, stall, max(300.0, 10 * stall), retries=0)
-        try:
+        with _explain_for(request.plan):
             self._address = parse_bucket_url(request.plan.source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
-        except StoreError as error:
-            raise _with_source(request.plan, error) from None
         self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
         self._sdk: Any = import_module("obstore")
-        self._errors: Any = import_module("obstore.exceptions")
 
     @classmethod
     def open(cls, request: SourceRequest) -> BucketSource:
@@ -95,9 +86,7 @@ class BucketSource:
 
     def list_files(self) -> Listing:
         """List with the first credentials that the server accepts, and keep them for reads."""
-        tried: list[str] = []
         for access in self._accesses:
-            tried.append(access.name)
             try:
                 return self._list_with(access)
             except PermissionError:
@@ -105,14 +94,11 @@ class BucketSource:
             except TransientError:
                 if access.has_credentials:
                     raise
-        plan = self._plan
-        raise WeightsError(
-            f"{plan.source} may not be read with {' or with '.join(tried)}.",
-            source=plan.source,
-            next_step="Check that it is valid, and that it may list and read there."
-            if plan.auth.method
-            else "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket.",
-        )
+        tried = " or with ".join(access.name for access in self._accesses)
+        hint = "Check that it is valid, and that it may list and read there."
+        if not self._plan.auth.method:
+            hint = "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket."
+        raise self._error(f"may not be read with {tried}", hint)
 
     def _list_with(self, access: Access) -> Listing:
         store = self._connect(access, self._limits)
@@ -127,30 +113,27 @@ class BucketSource:
         return Listing(plan.source, revision, tuple(files))
 
     def _connect(self, access: Access, limits: Limits) -> Any:
+        errors: Any = import_module("obstore.exceptions")
         try:
-            return connect.create_bucket_store(self._address, access, limits=limits)
-        except StoreError as error:
-            raise _with_source(self._plan, error) from None
-        except (self._errors.BaseError, ValueError, TypeError):
+            with _explain_for(self._plan):
+                return connect.create_bucket_store(self._address, access, limits=limits)
+        except (errors.BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
-            raise WeightsError(
-                f"{self._plan.source} cannot be opened with {access.name}.",
-                source=self._plan.source,
-                next_step="Check the form of the secret and of the address.",
-            ) from None
+            hint = "Check the form of the secret and of the address."
+            raise self._error(f"cannot be opened with {access.name}", hint) from None
 
     def _list_prefix(self, store: Any) -> tuple[list[ListedFile], str]:
         """Return the files below the prefix, and the start of their keys in the bucket."""
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         batches = self._sdk.list(store, prefix or None, chunk_size=1000)
-        found = [item for batch in batches for item in batch]
-        folders = {parent for item in found for parent in _parents(str(item["path"]))}
+        found = {str(item["path"]): item for batch in batches for item in batch}
+        folders = {parent for path in found for parent in _parents(path)}
         files = [
-            _listed_file(str(item["path"]).removeprefix(base), item)
-            for item in found
+            _listed_file(path.removeprefix(base), item)
+            for path, item in found.items()
             # Consoles create empty objects as folders.
-            if item["size"] or str(item["path"]) not in folders
+            if item["size"] or path not in folders
         ]
         if files or not prefix:
             return files, base
@@ -168,11 +151,9 @@ class BucketSource:
         with self._translate_errors(file):
             if start == 0 and end == size > _MAX_REQUEST_BYTES:
                 # Works on a server without ranges, too.
-                store = self._connect(
-                    self._access, replace(self._limits, total=_MAX_STREAM_SECONDS)
-                )
-                for piece in self._get(store, file, {}).stream(min_chunk_size=READ_BYTES):
-                    yield memoryview(piece)
+                limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
+                answer = self._get(self._connect(self._access, limits), file, {})
+                yield from map(memoryview, answer.stream(min_chunk_size=READ_BYTES))
                 return
             for at in range(start, end, _MAX_REQUEST_BYTES):
                 until = min(end, at + _MAX_REQUEST_BYTES)
@@ -184,7 +165,7 @@ class BucketSource:
             options["if_match"] = file.version_tag
         answer = self._sdk.get(store, self._base + file.path, options=options)
         if _tag(answer.meta) != file.version_tag:
-            raise self._error(FaultKind.CHANGED, file)
+            raise self._fault_error(FaultKind.CHANGED, file)
         return answer
 
     # -- faults -------------------------------------------------------------------------------
@@ -207,7 +188,7 @@ class BucketSource:
         if kind is FaultKind.DENIED and file is None:
             return PermissionError()
         if kind in _SENTENCES:
-            return self._error(kind, file)
+            return self._fault_error(kind, file)
         reason = fault.reason or (
             f"no usable answer in {seconds:.0f} s; a connection without a byte for "
             f"{self._limits.read:g} s is given up"
@@ -218,13 +199,17 @@ class BucketSource:
             next_step="Check the network, and push again: what is here already is kept.",
         )
 
-    def _error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
+    def _fault_error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
         message, next_step = _SENTENCES[kind]
-        path = file.path if file else ""
-        text = message.format(path=path, bucket=self._address.bucket)
-        source = self._plan.source
+        text = message.format(path=file.path if file else "", bucket=self._address.bucket)
         error = RangesUnsupported if kind is FaultKind.NO_RANGES else WeightsError
-        return error(f"{source} {text}.", source=source, next_step=next_step)
+        return self._error(text, next_step, error)
+
+    def _error(
+        self, message: str, next_step: str, error: type[WeightsError] = WeightsError
+    ) -> WeightsError:
+        source = self._plan.source
+        return error(f"{source} {message}.", source=source, next_step=next_step)
 
 
 # -- credentials ------------------------------------------------------------------------------
@@ -263,7 +248,7 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
 def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
     """Request temporary credentials of the plan's role or service account. WeightsError."""
     auth = plan.auth
-    try:
+    with _explain_for(plan):
         if auth.method == "GCP_OIDC":
             account, provider = auth.service_account, auth.identity_provider
             return asdict(cloud_identity.exchange_google_token(account, provider))
@@ -271,8 +256,6 @@ def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
             keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
         else:
             keys = cloud_identity.assume_role(auth.role_arn, auth.region)
-    except IdentityError as error:
-        raise _with_source(plan, error) from None
     return {**_aws_credentials(keys), "expires_at": keys.expires_at}
 
 
@@ -284,13 +267,15 @@ def _aws_credentials(keys: secret_fields.S3Secret | cloud_identity.AwsKeys) -> d
     }
 
 
-def _with_source(plan: WeightsPlan, error: StoreError | IdentityError) -> WeightsError:
-    message = error.message
-    if message[:2] in ("Th", "To"):
-        message = message[0].lower() + message[1:]
-    if plan.source not in message:
-        message = f"{plan.source}: {message}"
-    return WeightsError(message, source=plan.source, next_step=error.next_step)
+@contextmanager
+def _explain_for(plan: WeightsPlan) -> Generator[None]:
+    """Turn errors about addresses and credentials into a WeightsError that names the source."""
+    try:
+        yield
+    except (StoreError, IdentityError) as error:
+        source = "" if plan.source in error.message else f"{plan.source}: "
+        text = source + error.message
+        raise WeightsError(text, source=plan.source, next_step=error.next_step) from None
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:

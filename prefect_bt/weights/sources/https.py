@@ -12,8 +12,6 @@ from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, describe_version
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
-_PARTIAL, _RANGE_NOT_SATISFIABLE = 206, 416
-
 
 class WebSource(HttpSource):
     """Implements weights.sources.protocol.Source."""
@@ -31,11 +29,11 @@ class WebSource(HttpSource):
     def list_files(self) -> Listing:
         with self._translate_errors():
             try:
-                answer = self._probe(self._source)
-                (tag, size), whole = describe_version(answer), answer.status_code != _PARTIAL
+                with self._get(self._source, first_byte=True) as answer:
+                    (tag, size), whole = describe_version(answer), answer.status_code == 200
             except HttpFault as fault:
                 (tag, size), whole = describe_version(fault), False
-                if fault.status != _RANGE_NOT_SATISFIABLE or size != 0:
+                if fault.status != 416 or size != 0:  # no first byte: the file is empty
                     raise
         if not tag and size is None:
             raise self._error(

@@ -222,7 +222,7 @@ def test_a_role_is_assumed(
     auth = WeightsAuthPlan("AWS_ASSUME_ROLE", role_arn=guarded["role"], region="eu-west-1")
     asked = plan(made, auth=auth)
     told = refused(asked, tmp_path)
-    assert f"the role {guarded['role']} could not be assumed (InvalidClientTokenId)" in told
+    assert f"The role {guarded['role']} could not be assumed (InvalidClientTokenId)" in told
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert "needs credentials of its own" in refused(asked, tmp_path)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", guarded["id"])
