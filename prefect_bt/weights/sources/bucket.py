@@ -6,7 +6,6 @@ Reads are pinned by ETag: an object that is replaced meanwhile is an error.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -82,8 +81,6 @@ class BucketSource:
     def open(cls, request: SourceRequest) -> BucketSource:
         return cls(request)
 
-    # -- listing ------------------------------------------------------------------------------
-
     def list_files(self) -> Listing:
         """List with the first credentials that the server accepts, and keep them for reads."""
         for access in self._accesses:
@@ -143,8 +140,6 @@ class BucketSource:
         except FileNotFoundError:
             return [], base
 
-    # -- reading ------------------------------------------------------------------------------
-
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
         size = file.size or 0
         end = size if length < 0 else start + length
@@ -168,19 +163,16 @@ class BucketSource:
             raise self._fault_error(FaultKind.CHANGED, file)
         return answer
 
-    # -- faults -------------------------------------------------------------------------------
-
     @contextmanager
     def _translate_errors(self, file: ListedFile | None = None) -> Generator[None]:
-        began = time.monotonic()
         try:
             yield
         except Exception as error:
             if not is_transfer_error(error):
                 raise
-            raise self._translate(error, file, time.monotonic() - began) from None
+            raise self._translate(error, file) from None
 
-    def _translate(self, error: Exception, file: ListedFile | None, seconds: float) -> Exception:
+    def _translate(self, error: Exception, file: ListedFile | None) -> Exception:
         fault = classify_fault(error)
         kind = fault.kind
         if kind in (FaultKind.NOT_FOUND, FaultKind.CHANGED):
@@ -189,15 +181,10 @@ class BucketSource:
             return PermissionError()
         if kind in _SENTENCES:
             return self._fault_error(kind, file)
-        reason = fault.reason or (
-            f"no usable answer in {seconds:.0f} s; a connection without a byte for "
-            f"{self._limits.read:g} s is given up"
-        )
-        return TransientError(
-            f"{self._plan.source}: {f'{file.path} ' if file else ''}could not be read ({reason}).",
-            source=self._plan.source,
-            next_step="Check the network, and push again: what is here already is kept.",
-        )
+        reason = fault.reason or f"no usable answer, or {self._limits.read:g} s without a byte"
+        text = f"could not be read{f' at {file.path}' if file else ''} ({reason})"
+        hint = "Check the network, and push again: what is here already is kept."
+        return self._error(text, hint, TransientError)
 
     def _fault_error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
         message, next_step = _SENTENCES[kind]

@@ -54,16 +54,19 @@ def quote(found: object) -> str:
 
 
 def validate_paths(source: str, paths: Collection[str]) -> None:
-    """Raise WeightsError for a path outside the mount, or one that no file can have."""
+    """WeightsError for a path that is outside the mount, impossible, or in another file."""
     for path in paths:
         if path.startswith(".cache/huggingface/") or not is_mountable(path):
-            raise WeightsError(
-                f"{source} lists a file named {quote(path)}, which cannot be below the mount.",
-                source=source,
-                next_step="Nothing was downloaded. Exclude the file with ignore_patterns, or "
-                "report it to the owner of the source.",
-            )
-    _check_clashes(source, frozenset(paths))
+            what = f"{source} lists a file named {quote(path)}, which cannot be below the mount."
+            hint = "Nothing was downloaded. Exclude it with ignore_patterns, or tell its owner."
+            raise WeightsError(what, source=source, next_step=hint)
+    # No name contains NUL, so the paths in a folder follow the folder directly.
+    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
+    for above, below in pairwise(ordered):
+        if below.startswith(f"{above}/"):
+            what = f"{source} lists {quote(above)} as a file and {quote(below)} as a file in it."
+            hint = "Exclude one of them with ignore_patterns."
+            raise WeightsError(what, source=source, next_step=hint)
 
 
 def is_mountable(path: str) -> bool:
@@ -75,18 +78,6 @@ def is_mountable(path: str) -> bool:
         return False
     fits = longest <= _MAX_NAME_BYTES and whole <= _MAX_PATH_BYTES and len(parts) <= _MAX_DEPTH
     return fits and "\0" not in path and not {"", ".", ".."}.intersection(parts)
-
-
-def _check_clashes(source: str, paths: frozenset[str]) -> None:
-    # No name contains NUL, so the paths in a folder follow the folder directly.
-    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
-    for above, below in pairwise(ordered):
-        if below.startswith(f"{above}/"):
-            raise WeightsError(
-                f"{source} lists {quote(above)} as a file and {quote(below)} as a file in it.",
-                source=source,
-                next_step="Exclude one of them with ignore_patterns.",
-            )
 
 
 def compute_revision(files: Iterable[ListedFile]) -> str:

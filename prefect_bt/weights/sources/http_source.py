@@ -129,8 +129,6 @@ class HttpSource:
     def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
         """Raise WeightsError if an answer is of another version than the listed one."""
 
-    # -- blocks -------------------------------------------------------------------------------
-
     def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
         import obstore
         from obstore.exceptions import BaseError
@@ -177,8 +175,6 @@ class HttpSource:
             raise HttpFault(FaultKind.INVALID_NAME, "that is no URL")
         return create_http_store(url, token=token, limits=limits, allow_http=allow_http)
 
-    # -- streams and headers ------------------------------------------------------------------
-
     @cached_property
     def _client(self) -> httpx.Client:
         import httpx
@@ -209,8 +205,6 @@ class HttpSource:
                 raise HttpFault(FaultKind.INSECURE, "it leads to an address without https")
             request = following
         raise HttpFault(FaultKind.OTHER, "it redirects too often")
-
-    # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
     def _translate_errors(self, path: str = "") -> Generator[None]:

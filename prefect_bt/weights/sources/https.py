@@ -14,7 +14,7 @@ from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
 
 class WebSource(HttpSource):
-    """Implements weights.sources.protocol.Source."""
+    """Implements Source of sources.protocol."""
 
     pinned_revision = ""
 
@@ -36,12 +36,10 @@ class WebSource(HttpSource):
                 if fault.status != 416 or size != 0:  # no first byte: the file is empty
                     raise
         if not tag and size is None:
-            raise self._error(
-                "has neither ETag nor Last-Modified nor a length, so no version of it can be kept",
-                "Fetch it in your start command instead.",
-            )
-        sequential = whole and size != 0
-        file = ListedFile(self._name, size, version_tag=tag, sequential_only=sequential)
+            what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
+            raise self._error(what, "Fetch it in your start command instead.")
+        whole = whole and size != 0
+        file = ListedFile(self._name, size, version_tag=tag, sequential_only=whole)
         return Listing(self._source, compute_revision([file]), (file,))
 
     def _file_url(self, file: ListedFile) -> str:

@@ -26,14 +26,8 @@ if TYPE_CHECKING:
     from obstore.store import HTTPStore
 
 
-def parse_source(source: str) -> tuple[str, str]:
-    """Split `hf://owner/repo@main` into repository and revision; "" without a revision."""
-    repo_id, _, revision = source.removeprefix("hf://").partition("@")
-    return repo_id, revision
-
-
 class HubSource(HttpSource):
-    """Implements weights.sources.protocol.Source and SupportsRevision."""
+    """Implements Source and SupportsRevision of sources.protocol."""
 
     _setting = "HF_ENDPOINT"
 
@@ -41,17 +35,15 @@ class HubSource(HttpSource):
         self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
     ) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
-        self._repo_id, self._revision = parse_source(source)
+        self._repo_id, _, self._revision = source.removeprefix("hf://").partition("@")
         self._commit = self.pinned_revision
         self._store: HTTPStore | None = None
 
     @property
     def pinned_revision(self) -> str:
-        """The commit that the source itself names; "" when the Hub must be asked."""
         return self._revision if COMMIT.fullmatch(self._revision) else ""
 
     def resolve_revision(self) -> str:
-        """Return the commit that the revision names now; WeightsError."""
         at = f"/revision/{quote(self._revision, safe='')}" if self._revision else ""
         with self._translate_errors():
             document, _ = self._get_document(f"{self._repo_url('/api/models')}{at}?expand=sha")
@@ -59,7 +51,6 @@ class HubSource(HttpSource):
         return self._commit
 
     def list_files(self) -> Listing:
-        """Return the files of that commit; WeightsError."""
         commit = self._commit or self.resolve_revision()
         with self._translate_errors():
             url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
@@ -102,17 +93,16 @@ class HubSource(HttpSource):
             with super()._translate_errors(path):
                 yield
         except MalformedResponse as error:
-            raise self._error(
-                f"cannot be used: the answer of {_endpoint()} {error}",
-                "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust.",
-            ) from None
+            what = f"cannot be used: the answer of {_endpoint()} {error}"
+            hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
+            raise self._error(what, hint) from None
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
         match _error_code(fault):
             case "GatedRepo":
                 return self._error("is gated", f"Accept its terms on the Hub. {self._access_step}")
             case "RevisionNotFound":
-                return self._error("has no such revision", "Check what follows the @.")
+                return self._error("has no such revision", "Check the text after the @.")
             case "RepoNotFound":
                 what = f"does not exist at {_endpoint()}, or is private"
                 return self._error(what, f"Check its name. {self._access_step}")

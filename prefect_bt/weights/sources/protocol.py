@@ -31,7 +31,7 @@ SOURCES: Final[dict[str, str]] = {
 
 
 class TransientError(WeightsError):
-    """A failure that may pass: a lost connection, a busy server, a truncated body."""
+    """A failure that may pass, such as a lost connection."""
 
     retry_after: float = 0.0
     """Least seconds before the next request, as the server asks."""
@@ -71,10 +71,9 @@ class Source(Protocol):
     def read(
         self, file: ListedFile, *, start: int, length: int
     ) -> Iterator[bytes] | Iterator[memoryview]:
-        """Yield `length` bytes from `start` (-1: to the end).
+        """Yield `length` bytes from `start` (-1: to the end), once the revision is known.
 
-        Needs an earlier `list_files` or a `pinned_revision`. Raise TransientError when a retry may
-        help, RangesUnsupported when only the whole file can be read, else WeightsError.
+        Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
         """
         ...
 
@@ -102,10 +101,7 @@ def open_source(request: SourceRequest) -> Source:
     source = request.plan.source
     target = SOURCES.get(source.partition("://")[0])
     if target is None:
-        raise WeightsError(
-            f"There is no kind of source for {source!r}.",
-            source=source,
-            next_step=f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}.",
-        )
+        hint = f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}."
+        raise WeightsError(f"There is no source {source!r}.", source=source, next_step=hint)
     module, _, name = target.partition(":")
     return cast("Source", getattr(import_module(module), name).open(request))

@@ -293,7 +293,7 @@ def test_a_connection_without_a_byte_is_made_again(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Answer(503, "SlowDown"), "model.bin could not be read (SlowDown"),
+        (Answer(503, "SlowDown"), "could not be read at sub/model.bin (SlowDown"),
         (Answer(403, "AccessDenied"), "lists sub/model.bin, but it may not be read"),
         (SetHeader("ETag", '"another"'), "changed while it was read: sub/model.bin"),
         (Answer(412, "PreconditionFailed"), "changed while it was read: sub/model.bin"),
