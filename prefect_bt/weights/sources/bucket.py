@@ -187,19 +187,14 @@ class BucketSource:
         return self._error(text, hint, TransientError)
 
     def _fault_error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
-        message, next_step = _SENTENCES[kind]
+        message, hint = _SENTENCES[kind]
         text = message.format(path=file.path if file else "", bucket=self._address.bucket)
         error = RangesUnsupported if kind is FaultKind.NO_RANGES else WeightsError
-        return self._error(text, next_step, error)
+        return self._error(text, hint, error)
 
-    def _error(
-        self, message: str, next_step: str, error: type[WeightsError] = WeightsError
-    ) -> WeightsError:
+    def _error(self, text: str, hint: str, kind: type[WeightsError] = WeightsError) -> WeightsError:
         source = self._plan.source
-        return error(f"{source} {message}.", source=source, next_step=next_step)
-
-
-# -- credentials ------------------------------------------------------------------------------
+        return kind(f"{source} {text}.", source=source, next_step=hint)
 
 
 def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
@@ -228,12 +223,11 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
         credentials = {name.replace("account_", "access_"): text for name, text in found.items()}
     else:
         keys = secret_fields.parse_s3_secret(plan, secret)
-        credentials, region = _aws_credentials(keys), keys.region
+        credentials, region = _aws_credentials(keys), keys.region or secret_fields.DEFAULT_REGION
     return connect.create_access(name, lambda: {**credentials, "expires_at": None}, region=region)
 
 
 def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
-    """Request temporary credentials of the plan's role or service account. WeightsError."""
     auth = plan.auth
     with _explain_for(plan):
         if auth.method == "GCP_OIDC":

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
     from obstore.store import HTTPStore
 
-MAX_RETRY_AFTER: Final = 60.0
-"""The longest pause in seconds that a server can ask for."""
+_MAX_RETRY_AFTER: Final = 60.0
 _MAX_REDIRECTS: Final = 10
 _MAX_TARGETS: Final = 8
 _MAX_BLOCK_SECONDS: Final = 300.0
@@ -67,7 +66,7 @@ class HttpFault(Exception):
 
     @property
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait; at most MAX_RETRY_AFTER."""
+        """Seconds that the server asks to wait, up to a limit."""
         value, seconds = self.headers.get("Retry-After", "").strip(), 0.0
         if value.isdecimal():
             seconds = float(value)
@@ -76,7 +75,7 @@ class HttpFault(Exception):
                 seconds = parsedate_to_datetime(value).timestamp() - time.time()
         elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
             seconds = float(reset[1])
-        return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+        return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
 
 
 class HttpSource:
@@ -86,11 +85,9 @@ class HttpSource:
     _setting: ClassVar = "the URL"
     """What contains the server's address, for messages."""
 
-    def __init__(
-        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
-    ) -> None:
+    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         self._source, self._shown = source, source.partition("?")[0]
-        self._token, self._stall = token or "", stall_timeout
+        self._token, self._stall = token, stall_timeout
         self._connect = min(CONNECT_TIMEOUT, stall_timeout)
         self._targets: dict[str, HTTPStore] = {}
         """File -> store of the URL to which its own URL redirects."""
@@ -98,8 +95,7 @@ class HttpSource:
 
     @classmethod
     def open(cls, request: SourceRequest) -> Self:
-        secret = request.secret
-        token = parse_token(request.plan, secret) if secret else None
+        token = parse_token(request.plan, request.secret) if request.secret else ""
         return cls(request.plan.source, token, stall_timeout=request.stall_timeout)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
@@ -108,7 +104,7 @@ class HttpSource:
         with self._translate_errors(file.path):
             if length < 0 and start == 0:
                 with self._get(self._file_url(file)) as answer:
-                    self._check_version(file, *describe_version(answer))
+                    self._check_version(file, *parse_version(answer.status_code, answer.headers))
                     yield from answer.iter_raw()
                 return
             end = (file.size or 0) if length < 0 else start + length
@@ -219,7 +215,6 @@ class HttpSource:
             raise self._explain(self._create_fault(error), path) from None
 
     def _create_fault(self, error: Exception) -> HttpFault:
-        """Classify an error of httpx or obstore."""
         text = f"{type(error).__name__} {error}"
         if status := re.search(r"\bstatus code: (\d{3})\b", text):
             return _status_fault(int(status[1]))
@@ -235,7 +230,6 @@ class HttpSource:
         return HttpFault(fault.kind, fault.reason or default)
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
-        """Return the error for users."""
         self._targets.pop(path, None)
         kind, step = WeightsError, f"Check {self._setting}."
         if fault.is_transient:
@@ -266,10 +260,8 @@ class HttpSource:
         return WeightsError(f"{self._shown} {message}.", source=self._source, next_step=next_step)
 
 
-def describe_version(answer: httpx.Response | HttpFault) -> tuple[str, int | None]:
+def parse_version(status: int, headers: Mapping[str, str]) -> tuple[str, int | None]:
     """Return the tag of a file, and its length if the answer contains it."""
-    headers = answer.headers
-    status = answer.status if isinstance(answer, HttpFault) else answer.status_code
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
     length = found[1] if found else headers.get("Content-Length", "") if status == 200 else ""
     modified = headers.get("Last-Modified", "")

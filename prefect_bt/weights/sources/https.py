@@ -9,7 +9,7 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
-from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, describe_version
+from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, parse_version
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
 
@@ -18,9 +18,7 @@ class WebSource(HttpSource):
 
     pinned_revision = ""
 
-    def __init__(
-        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
-    ) -> None:
+    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
         self._name = unquote(urlsplit(source).path.rpartition("/")[2])
         if not self._name:
@@ -30,16 +28,17 @@ class WebSource(HttpSource):
         with self._translate_errors():
             try:
                 with self._get(self._source, first_byte=True) as answer:
-                    (tag, size), whole = describe_version(answer), answer.status_code == 200
+                    status, headers = answer.status_code, answer.headers
             except HttpFault as fault:
-                (tag, size), whole = describe_version(fault), False
-                if fault.status != 416 or size != 0:  # no first byte: the file is empty
-                    raise
+                status, headers = fault.status, fault.headers
+                if status != 416 or parse_version(status, headers)[1] != 0:
+                    raise  # an empty file has no first byte
+        tag, size = parse_version(status, headers)
         if not tag and size is None:
             what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
             raise self._error(what, "Fetch it in your start command instead.")
-        whole = whole and size != 0
-        file = ListedFile(self._name, size, version_tag=tag, sequential_only=whole)
+        no_ranges = status == 200 and size != 0
+        file = ListedFile(self._name, size, version_tag=tag, sequential_only=no_ranges)
         return Listing(self._source, compute_revision([file]), (file,))
 
     def _file_url(self, file: ListedFile) -> str:

@@ -5,8 +5,7 @@ The token is sent to the Hub only. No token of the environment is used.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -31,9 +30,7 @@ class HubSource(HttpSource):
 
     _setting = "HF_ENDPOINT"
 
-    def __init__(
-        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
-    ) -> None:
+    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
         self._repo_id, _, self._revision = source.removeprefix("hf://").partition("@")
         self._commit = self.pinned_revision
@@ -87,17 +84,11 @@ class HubSource(HttpSource):
         with self._get(url) as answer:
             return read_document(answer.iter_raw()), answer.headers
 
-    @contextmanager
-    def _translate_errors(self, path: str = "") -> Generator[None]:
-        try:
-            with super()._translate_errors(path):
-                yield
-        except MalformedResponse as error:
-            what = f"cannot be used: the answer of {_endpoint()} {error}"
-            hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
-            raise self._error(what, hint) from None
-
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
+        if isinstance(fault, MalformedResponse):
+            what = f"cannot be used: the answer of {_endpoint()} {fault.reason}"
+            hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
+            return self._error(what, hint)
         match _error_code(fault):
             case "GatedRepo":
                 return self._error("is gated", f"Accept its terms on the Hub. {self._access_step}")

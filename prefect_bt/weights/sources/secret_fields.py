@@ -10,20 +10,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Annotated, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    RootModel,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsPlan
 
 DEFAULT_REGION: Final = "us-east-1"
-_Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+_Text = Annotated[str, Field(min_length=1)]
+_AzureFields = dict[Literal["account_key", "sas_token"], _Text]
 _S3: Final = (
     "JSON with aws_access_key_id and aws_secret_access_key, and optionally aws_region and "
     "aws_session_token"
@@ -32,25 +26,23 @@ _GOOGLE: Final = "a service account's JSON key, with type, client_email and priv
 _AZURE: Final = "an account key, a SAS token, or JSON with one of account_key and sas_token"
 
 
-class S3Secret(BaseModel, extra="forbid"):
+class S3Secret(BaseModel, extra="forbid", str_strip_whitespace=True):
     """An access key of S3, R2 or CoreWeave. A permanent one has no `session_token`."""
 
     access_key_id: _Text = Field(alias="aws_access_key_id", repr=False)
     secret_access_key: _Text = Field(alias="aws_secret_access_key", repr=False)
-    region: Annotated[str, BeforeValidator(lambda value: value or DEFAULT_REGION)] = Field(
-        DEFAULT_REGION, alias="aws_region"
-    )
+    region: str | None = Field(DEFAULT_REGION, alias="aws_region")
     session_token: str | None = Field("", alias="aws_session_token", repr=False)
 
 
-class _GoogleKey(BaseModel):
+class _GoogleKey(BaseModel, str_strip_whitespace=True):
     type: Literal["service_account"]
     client_email: _Text
     private_key: _Text
 
 
-class _AzureSecret(RootModel[dict[Literal["account_key", "sas_token"], _Text]]):
-    root: dict[Literal["account_key", "sas_token"], _Text] = Field(min_length=1, max_length=1)
+class _AzureSecret(RootModel[_AzureFields], str_strip_whitespace=True):
+    root: _AzureFields = Field(min_length=1, max_length=1)
 
 
 def parse_s3_secret(plan: WeightsPlan, text: str) -> S3Secret:
