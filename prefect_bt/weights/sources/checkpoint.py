@@ -11,15 +11,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final
 
-from prefect_bt.checkpoints.committed.catalog import (
-    CommittedCheckpoint,
-    find_newest,
-    list_checkpoints,
-)
+from prefect_bt.checkpoints.committed import catalog
 from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.errors import (
-    AmbiguousError,
-    CheckpointError,
     NotFoundError,
     ObjectNotFound,
     PrefectBtError,
@@ -33,8 +27,8 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import SourceRequest, TransientError
 
-CHUNK_BYTES: Final = 8 << 20
-LATEST: Final = "latest"
+_CHUNK_BYTES: Final = 8 << 20
+_LATEST: Final = "latest"
 
 
 def checkpoint_revision(manifest_key: str) -> str:
@@ -63,7 +57,7 @@ class CheckpointSource:
     def list_files(self) -> Listing:
         try:
             found = self._find()
-        except (NotFoundError, AmbiguousError, CheckpointError, StoreError) as error:
+        except PrefectBtError as error:
             raise self._explain(error) from error
         part = min(found.manifests, key=lambda part: part.rank)
         self._entries = {entry.path: entry for entry in part.entries}
@@ -74,8 +68,8 @@ class CheckpointSource:
         end = (file.size or 0) if length < 0 else start + length
         key = self._entries[file.path].key
         try:
-            for at in range(start, end, CHUNK_BYTES):
-                yield self._store.get_range(key, start=at, length=min(CHUNK_BYTES, end - at))
+            for at in range(start, end, _CHUNK_BYTES):
+                yield self._store.get_range(key, start=at, length=min(_CHUNK_BYTES, end - at))
         except ObjectNotFound as error:
             what = f"{self._source}: {file.path} is missing: the checkpoint was deleted."
             hint = "Name another checkpoint."
@@ -83,29 +77,29 @@ class CheckpointSource:
         except StoreError as error:
             raise self._explain(error) from error
 
-    def _find(self) -> CommittedCheckpoint:
+    def _find(self) -> catalog.CommittedCheckpoint:
         reference, _, checkpoint = self._source.removeprefix("bt://").partition("/")
         project_name, at, job_name = reference.rpartition("@")
         if not at:
-            project_name, job_name = reference, LATEST
+            project_name, job_name = reference, _LATEST
         ledger = Ledger(self._store)
         project = ledger.get_project(project_name)
         for job in self._jobs(ledger, project.id, job_name):
             if checkpoint:
-                committed = list_checkpoints(self._store, job.project_id, job.id)
+                committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
                 found = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
             else:
-                found = [find_newest(self._store, job.project_id, job.id)]
+                found = [catalog.find_newest(self._store, job.project_id, job.id)]
             if found and found[-1]:
                 return found[-1]
-        where = f"project {project.name}" if job_name == LATEST else f"job {job_name}"
+        where = f"project {project.name}" if job_name == _LATEST else f"job {job_name}"
         hint = "`prefect-bt checkpoints list --job-id …` shows what a job has committed."
         raise NotFoundError("checkpoint", f"{checkpoint or 'latest'} of {where}", next_step=hint)
 
     def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
         """Return the jobs with that name or id, or all for `latest`, the newest first."""
         jobs = ledger.list_jobs(project_id=project_id)
-        if name == LATEST:
+        if name == _LATEST:
             return jobs[::-1]
         named = [job for job in jobs if name in {job.id, job.name}]
         if named:

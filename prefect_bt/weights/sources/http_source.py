@@ -120,10 +120,11 @@ class HttpSource:
                     return
 
     def _file_url(self, file: ListedFile) -> str:
-        raise NotImplementedError
+        return self._source
 
     def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
-        """Raise WeightsError if an answer is of another version than the listed one."""
+        if tag != (file.version_tag or tag) or size not in {file.size, None}:
+            raise self._error("changed while it was read", "Push again when nothing writes there.")
 
     def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
         import obstore

@@ -40,10 +40,3 @@ class WebSource(HttpSource):
         no_ranges = status == 200 and size != 0
         file = ListedFile(self._name, size, version_tag=tag, sequential_only=no_ranges)
         return Listing(self._source, compute_revision([file]), (file,))
-
-    def _file_url(self, file: ListedFile) -> str:
-        return self._source
-
-    def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
-        if tag != file.version_tag or size not in {file.size, None}:
-            raise self._error("changed while it was read", "Push again when nothing writes there.")

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.weights.sources import hub_responses
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
-from prefect_bt.weights.sources.hub_responses import (
-    COMMIT,
-    MalformedResponse,
-    iter_files,
-    parse_commit,
-    read_document,
-)
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
 if TYPE_CHECKING:
@@ -38,20 +32,20 @@ class HubSource(HttpSource):
 
     @property
     def pinned_revision(self) -> str:
-        return self._revision if COMMIT.fullmatch(self._revision) else ""
+        return self._revision if hub_responses.COMMIT.fullmatch(self._revision) else ""
 
     def resolve_revision(self) -> str:
         at = f"/revision/{quote(self._revision, safe='')}" if self._revision else ""
         with self._translate_errors():
             document, _ = self._get_document(f"{self._repo_url('/api/models')}{at}?expand=sha")
-            self._commit = parse_commit(document)
+            self._commit = hub_responses.parse_commit(document)
         return self._commit
 
     def list_files(self) -> Listing:
         commit = self._commit or self.resolve_revision()
         with self._translate_errors():
             url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
-            files = tuple(iter_files(self._get_document, url))
+            files = tuple(hub_responses.iter_files(self._get_document, url))
         return Listing(self._source, commit, files)
 
     def _locate(self, file: ListedFile, *, whole: bool) -> tuple[HTTPStore, str]:
@@ -82,10 +76,10 @@ class HubSource(HttpSource):
     def _get_document(self, url: str) -> tuple[Any, Mapping[str, str]]:
         """Return the JSON of an answer, and its headers."""
         with self._get(url) as answer:
-            return read_document(answer.iter_raw()), answer.headers
+            return hub_responses.read_document(answer.iter_raw()), answer.headers
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
-        if isinstance(fault, MalformedResponse):
+        if isinstance(fault, hub_responses.MalformedResponse):
             what = f"cannot be used: the answer of {_endpoint()} {fault.reason}"
             hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
             return self._error(what, hint)
