@@ -1,4 +1,4 @@
-"""Classify errors of obstore and botocore.
+"""Classify errors of obstore, botocore and httpx.
 
 A result never contains the text of an error, which may hold a signed URL.
 """
@@ -76,6 +76,14 @@ _KINDS_BY_TEXT: Final = (
     ("Could not connect", FaultKind.UNREACHABLE, "there is no connection to the server"),
     ("kind: Timeout", FaultKind.UNREACHABLE, ""),
     ("kind: Interrupted", FaultKind.UNREACHABLE, "the body ended early"),
+    # Headers that obstore cannot use, such as those without a length.
+    ("source: Header", FaultKind.NO_RANGES, ""),
+    ("source: ParseContentRange", FaultKind.NO_RANGES, ""),
+    ("source: NoContentRange", FaultKind.NO_RANGES, ""),
+    # httpx
+    ("CERTIFICATE_VERIFY_FAILED", FaultKind.CERTIFICATE, "its certificate is not trusted"),
+    ("peer closed connection", FaultKind.UNREACHABLE, "the body ended early"),
+    ("[Errno -", FaultKind.UNREACHABLE, "no address is known for its host"),
 )
 """Parts of the libraries' texts, for errors without a class of their own."""
 

@@ -230,7 +230,7 @@ class _Queue:
     def _open_part(self, listed: ListedFile) -> PartialFile | None:
         """Return the partial file; None when another process has it or has finished it."""
         context, folder = self._context, get_partial_folder(self._context, listed)
-        has_digest = bool(listed.sha256 or listed.git_sha1 or listed.md5)
+        has_digest = bool(listed.sha256 or listed.git_sha1)
         try:
             part = PartialFile(folder, listed.size or 0, has_digest=has_digest)
         except PartialFileLocked:
