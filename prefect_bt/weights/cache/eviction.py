@@ -126,7 +126,7 @@ def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
         return 0
     with suppress(StoreError):
         if mirror is not None and mirror.is_on_same_disk(name, cache.root):
-            tree.unmark_stored()  # first, because a job may lease the tree meanwhile
+            cache.unmark_stored(name)  # first, because a job may lease the tree meanwhile
             mirror.delete(name)
     return cache.evict(name)
 

@@ -77,10 +77,6 @@ class CachedTree:
         with suppress(FileNotFoundError), (self.path / "stored").open("a") as writer:
             writer.write(f"{url}\n")
 
-    def unmark_stored(self) -> None:
-        """Record that no store is known to have a copy."""
-        (self.path / "stored").unlink(missing_ok=True)
-
     def read_manifest(self) -> WeightsManifest:
         """Raise ValueError, KeyError, TypeError or OSError when it cannot be read."""
         return load_manifest((self.path / "manifest.json").read_bytes())
@@ -164,6 +160,11 @@ class NodeCache:
         if tree is None:
             raise FileNotFoundError(f"{str(target)!r} became unreadable as it was published")
         return tree
+
+    def unmark_stored(self, name: str) -> None:
+        """Record that no store has a copy of the tree, so that the next mirror stores it again."""
+        with suppress(ValueError):  # a name that no tree can have
+            (self.tree_path(name) / "stored").unlink(missing_ok=True)
 
     def evict(self, name: str) -> int:
         """Delete a tree without living jobs and the blobs of it alone. Return the bytes freed."""

@@ -27,7 +27,7 @@ _File = tuple[int, int, str, int]
 
 
 @dataclass(frozen=True)
-class CacheFailure:
+class WeightsFailure:
     """A missing, corrupt or additional file. `location` is its path or its key in the store.
 
     `path` is relative to the mount. `tree` and `path` are empty for a blob that no tree names.
@@ -46,31 +46,23 @@ class CacheFailure:
 
 
 @dataclass
-class CacheReport:
-    """`files` counts files of trees; `blobs` and `size` (bytes) count files on disk that were read.
+class VerificationReport:
+    """`trees` counts trees or the store's copies; `size` counts the bytes of `blobs` files read.
 
     `unlinked` counts intact files that are not hard links to the blob of their digest.
     """
 
-    trees: int = 0
+    trees: int
     files: int = 0
     blobs: int = 0
     size: int = 0
     unlinked: int = 0
-    failures: list[CacheFailure] = field(default_factory=list[CacheFailure])
+    failures: list[WeightsFailure] = field(default_factory=list[WeightsFailure])
     corrupt_blobs: set[str] = field(default_factory=set[str])
 
     @property
     def corrupt_trees(self) -> list[str]:
         return sorted({failure.tree for failure in self.failures if failure.tree})
-
-
-@dataclass(frozen=True)
-class RepairResult:
-    """`still_leased` are corrupt trees that living jobs use, with the ids of these jobs."""
-
-    unpublished: tuple[str, ...]
-    still_leased: dict[str, tuple[str, ...]]
 
 
 class ExpectedFiles:
@@ -81,42 +73,40 @@ class ExpectedFiles:
     ) -> None:
         """Read the manifests. `include_unreferenced` adds the blobs that none of them names."""
         self._cache = cache
-        self._report = CacheReport(trees=len(trees))
-        self._paths: dict[_File, Path] = {}
-        self._sizes: dict[tuple[int, int], int] = {}
+        self._report = VerificationReport(len(trees))
+        self._tasks: dict[_File, HashTask] = {}
         self._files: list[tuple[CachedTree, FileEntry, _File]] = []
         self._blobs: dict[str, _File] = {}
-        self._unreferenced: set[str] = set()
         for tree in trees:
             self._add_tree(tree)
+        self._named = set(self._blobs)
         if include_unreferenced:
             for blob in find_paths(cache.root / "blobs", "*/*"):
-                if blob.name not in self._blobs:
-                    self._unreferenced.add(blob.name)
+                if blob.name not in self._named:
                     self._add_blob(blob.name)
 
     @property
     def size(self) -> int:
         """Return the bytes to read."""
-        return sum(self._sizes.values())
+        return sum(task.size for task in self._tasks.values())
 
-    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> CacheReport:
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
         """Hash each file on the disk once, several at a time."""
         report = self._report
-        report.blobs, report.size = len(self._sizes), self.size
-        problems = self._rehash(on_bytes)
+        report.blobs, report.size = len(self._tasks), self.size
+        workers = min(_MAX_WORKERS, os.cpu_count() or 1)
+        problems = rehash(self._tasks, workers=workers, on_bytes=on_bytes)
         for tree, entry, file in self._files:
             if file in problems:
                 self._add_failure(tree, entry.path, problems[file])
             elif self._blobs.get(entry.sha256) != file:
                 report.unlinked += 1
-        for sha256, file in self._blobs.items():
-            if file in problems:
-                report.corrupt_blobs.add(sha256)
-                if sha256 in self._unreferenced:
-                    path = str(self._cache.blob_path(sha256))
-                    report.failures.append(CacheFailure(path, problems[file]))
-        # A tree that was evicted meanwhile is no failure.
+        corrupt = {sha256: file for sha256, file in self._blobs.items() if file in problems}
+        report.corrupt_blobs = set(corrupt)
+        for sha256 in corrupt.keys() - self._named:
+            path = str(self._cache.blob_path(sha256))
+            report.failures.append(WeightsFailure(path, problems[corrupt[sha256]]))
+        # A tree that was evicted meanwhile is not a failure.
         report.failures = [
             failure
             for failure in report.failures
@@ -124,28 +114,20 @@ class ExpectedFiles:
         ]
         return report
 
-    def _rehash(self, on_bytes: ByteCallback) -> dict[_File, str]:
-        tasks = {
-            file: HashTask(file[2], file[3], partial(read_file, path))
-            for file, path in self._paths.items()
-        }
-        workers = min(_MAX_WORKERS, os.cpu_count() or 1)
-        return rehash(tasks, workers=workers, on_bytes=on_bytes)
-
     def _add_tree(self, tree: CachedTree) -> None:
         manifest = tree.find_manifest()
         if manifest is None:
             self._add_failure(tree, "its manifest", "cannot be read", tree.path / "manifest.json")
             return
         self._report.files += len(manifest.entries)
+        folder, known = tree.files_folder, {entry.path for entry in manifest.entries}
         for entry in manifest.entries:
             self._add_blob(entry.sha256, entry.size)
             try:
-                file = self._add_file(tree.files_folder / entry.path, entry.sha256, entry.size)
+                file = self._add_file(folder / entry.path, entry.sha256, entry.size)
                 self._files.append((tree, entry, file))
             except OSError:
                 self._add_failure(tree, entry.path, "is missing")
-        folder, known = tree.files_folder, {entry.path for entry in manifest.entries}
         found = {file.relative_to(folder).as_posix() for file in find_files(folder)}
         for path in sorted(found - known):
             self._add_failure(tree, path, "is not in the manifest")
@@ -159,25 +141,22 @@ class ExpectedFiles:
         facts = path.lstat()
         size = facts.st_size if size is None else size
         file = facts.st_dev, facts.st_ino, sha256, size
-        self._paths.setdefault(file, path)
-        self._sizes[file[:2]] = size
+        self._tasks.setdefault(file, HashTask(sha256, size, partial(read_file, path)))
         return file
 
     def _add_failure(
         self, tree: CachedTree, path: str, problem: str, location: Path | None = None
     ) -> None:
         place = str(location or tree.files_folder / path)
-        self._report.failures.append(
-            CacheFailure(place, problem, tree.name, tree.summary.source, path)
-        )
+        failure = WeightsFailure(place, problem, tree.name, tree.summary.source, path)
+        self._report.failures.append(failure)
 
 
-def repair(cache: NodeCache, report: CacheReport) -> RepairResult:
-    """Delete corrupt blobs and unpublish corrupt trees, except those that living jobs use."""
+def repair(cache: NodeCache, report: VerificationReport) -> dict[str, tuple[str, ...]]:
+    """Delete corrupt blobs and unpublish corrupt trees, except those that living jobs use.
+
+    Return the ids of these jobs for each corrupt tree.
+    """
     for sha256 in report.corrupt_blobs:
         cache.blob_path(sha256).unlink(missing_ok=True)
-    holders = {name: cache.unpublish(name) for name in report.corrupt_trees}
-    return RepairResult(
-        unpublished=tuple(name for name, jobs in holders.items() if not jobs),
-        still_leased={name: jobs for name, jobs in holders.items() if jobs},
-    )
+    return {name: cache.unpublish(name) for name in report.corrupt_trees}

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from prefect_bt.filesystem.rehash import HashTask, hash_file, ignore_progress, rehash
 from prefect_bt.object_store.protocols import ByteCallback, Store
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.cache.verify_cache import CacheFailure
-from prefect_bt.weights.inventory import WeightsEntry, match_entries, unmark_stored
+from prefect_bt.weights.cache.verify_cache import VerificationReport, WeightsFailure
+from prefect_bt.weights.inventory import WeightsEntry, match_entries
 from prefect_bt.weights.manifest import summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
 
 _WORKERS: Final = 8
-
-
-@dataclass
-class StoreVerificationReport:
-    """`copies` counts manifests; `size` (bytes) counts each blob once."""
-
-    copies: int = 0
-    size: int = 0
-    failures: list[CacheFailure] = field(default_factory=list[CacheFailure])
-    corrupt_blobs: set[str] = field(default_factory=set[str])
-
-    @property
-    def corrupt_copies(self) -> list[str]:
-        return sorted({failure.tree for failure in self.failures})
 
 
 class ExpectedBlobs:
@@ -38,15 +23,12 @@ class ExpectedBlobs:
 
     def __init__(self, store: Store, names: Sequence[str] = ()) -> None:
         """Read the manifests of all copies, or of those that `names` match. Raise StoreError."""
-        self._store, self._mirror = store, StoreMirror(store)
+        self._mirror = StoreMirror(store)
         found = {name: self._mirror.find_manifest(name) for name in self._mirror.list_names()}
         entries = [WeightsEntry(summarize(one), None, True) for one in found.values() if one]
         selected = {one.name for pattern in names for one in match_entries(entries, pattern)}
-        self._manifests = {
-            name: manifest
-            for name, manifest in found.items()
-            if not names or name in selected or name in names
-        }
+        selected = {*selected, *names} if names else found.keys()
+        self._manifests = {name: found[name] for name in found if name in selected}
         readable = [manifest for manifest in self._manifests.values() if manifest]
         self._sizes = {e.sha256: e.size for manifest in readable for e in manifest.entries}
 
@@ -55,7 +37,7 @@ class ExpectedBlobs:
         """Return the bytes to read."""
         return sum(self._sizes.values())
 
-    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> StoreVerificationReport:
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
         """Hash each blob once, several at a time."""
         read = self._mirror.read
         tasks = {
@@ -63,25 +45,24 @@ class ExpectedBlobs:
             for sha256, size in self._sizes.items()
         }
         problems = rehash(tasks, workers=_WORKERS, on_bytes=on_bytes)
-        report = StoreVerificationReport(len(self._manifests), self.size)
+        report = VerificationReport(len(self._manifests), blobs=len(tasks), size=self.size)
         report.corrupt_blobs = set(problems)
         for name, manifest in self._manifests.items():
             if manifest is None:
-                report.failures.append(CacheFailure(manifest_key(name), "is no manifest", name))
+                failure = WeightsFailure(manifest_key(name), "is not a manifest", name)
+                report.failures.append(failure)
                 continue
-            for sha256, path in ((entry.sha256, entry.path) for entry in manifest.entries):
-                if problem := problems.get(sha256):
-                    report.failures.append(
-                        CacheFailure(blob_key(sha256), problem, name, manifest.source, path)
-                    )
+            report.failures += (
+                WeightsFailure(blob_key(one.sha256), problem, name, manifest.source, one.path)
+                for one in manifest.entries
+                if (problem := problems.get(one.sha256))
+            )
         return report
 
-    def repair(self, report: StoreVerificationReport) -> None:
-        """Delete the manifests of corrupt copies, then their corrupt blobs. Intact blobs stay."""
-        for name in report.corrupt_copies:
-            self._store.delete(manifest_key(name))
-        for sha256 in report.corrupt_blobs:
-            self._mirror.delete_blob(sha256)
+
+def repair_copies(store: Store, cache: NodeCache, report: VerificationReport) -> None:
+    """Delete the manifests of corrupt copies, then their corrupt blobs. Intact blobs stay."""
+    _delete(StoreMirror(store), cache, report.corrupt_trees, report.corrupt_blobs)
 
 
 def repair_shared(store: Store, cache: NodeCache, digests: Collection[str]) -> list[str]:
@@ -95,11 +76,7 @@ def repair_shared(store: Store, cache: NodeCache, digests: Collection[str]) -> l
         return []
     found = (mirror.find_manifest(name) for name in mirror.list_names())
     names = [one.name for one in found if one and corrupt & {e.sha256 for e in one.entries}]
-    for name in names:
-        store.delete(manifest_key(name))
-        unmark_stored(cache, name)
-    for sha256 in corrupt:
-        mirror.delete_blob(sha256)
+    _delete(mirror, cache, names, corrupt)
     return names
 
 
@@ -108,3 +85,13 @@ def _is_corrupt(mirror: StoreMirror, sha256: str) -> bool:
     with suppress(OSError):
         return path is not None and hash_file(path) != sha256
     return True
+
+
+def _delete(
+    mirror: StoreMirror, cache: NodeCache, names: Collection[str], digests: Collection[str]
+) -> None:
+    for name in names:
+        mirror.store.delete(manifest_key(name))
+        cache.unmark_stored(name)
+    for sha256 in digests:
+        mirror.delete_blob(sha256)
