@@ -16,8 +16,8 @@ from prefect_bt.errors import PrefectBtError, StoreError
 if TYPE_CHECKING:
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-    from prefect_bt.weights.cache.verify_cache import VerificationReport, WeightsFailure
     from prefect_bt.weights.inventory import WeightsEntry
+    from prefect_bt.weights.verification import VerificationReport, WeightsFailure
 
 _MAX_NAMED: Final = 8
 
@@ -40,7 +40,7 @@ def verify_weights(
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.verify_cache import ExpectedFiles
+    from prefect_bt.weights.verification import ExpectedFiles
 
     settings, beside = Settings(), terminal.for_output(output)
     cache = open_cache(settings)
@@ -62,8 +62,7 @@ def verify_weights(
 def _repair(
     terminal: Terminal, settings: Settings, cache: NodeCache, report: VerificationReport
 ) -> dict[str, tuple[str, ...]]:
-    from prefect_bt.weights.cache.verify_cache import repair
-    from prefect_bt.weights.store_copy.verify_copies import repair_shared
+    from prefect_bt.weights.verification import repair, repair_shared
 
     try:
         repair_shared(open_weights_store(settings), cache, report.corrupt_blobs)
@@ -110,7 +109,7 @@ def _verify_store(
     *,
     dry_run: bool,
 ) -> VerificationReport:
-    from prefect_bt.weights.store_copy.verify_copies import ExpectedBlobs, repair_copies
+    from prefect_bt.weights.verification import ExpectedBlobs, repair_copies
 
     store = open_weights_store(settings)
     promises = ExpectedBlobs(store, names)

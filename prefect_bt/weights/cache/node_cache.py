@@ -29,6 +29,7 @@ import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ from prefect_bt import codec
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import measure_folder, remove_tree
-from prefect_bt.host.job_lock import is_free, is_job_alive, try_lock
+from prefect_bt.host.job_lock import is_job_alive, try_lock
 from prefect_bt.host.writeback import sync_folder
 from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_manifest
 from prefect_bt.weights.sources.file_listing import SHA256, quote
@@ -102,23 +103,16 @@ class NodeCache:
             raise ValueError(f"not a SHA-256: {quote(sha256)}")
         return self.root / "blobs" / sha256[:2] / sha256
 
-    def staging_path(self, name: str) -> Path:
-        return self._entry_path("fills", name)
-
-    def partial_path(self, part_id: str) -> Path:
-        return self._entry_path("parts", part_id)
-
-    def index_path(self, source_id: str) -> Path:
-        return self._entry_path("index", source_id)
-
-    def tree_path(self, name: str) -> Path:
-        return self._entry_path("trees", name)
-
     def _entry_path(self, folder: str, name: str) -> Path:
         """Raise ValueError for a name of more than one component."""
         if "/" in name or "\0" in name or name in {"", ".", ".."}:
             raise ValueError(f"not a name in the node cache: {quote(name)}")
         return self.root / folder / name
+
+    tree_path = partialmethod(_entry_path, "trees")
+    staging_path = partialmethod(_entry_path, "fills")
+    partial_path = partialmethod(_entry_path, "parts")
+    index_path = partialmethod(_entry_path, "index")
 
     def list_trees(self) -> list[CachedTree]:
         """Return the published trees, the least recently used first."""
@@ -216,16 +210,12 @@ class NodeCache:
         """Return the folders of all downloads that are not complete."""
         return find_paths(self.root, "fills/*") + find_paths(self.root, "parts/*")
 
-    def is_abandoned(self, path: Path) -> bool:
-        """Return whether no process works on this download."""
-        return is_free(self._work_lock(path))
-
     def delete_abandoned(self, path: Path, *, older_than: float) -> int:
         """Delete a download that is abandoned and unchanged for so long. Return the bytes freed."""
         with suppress(FileNotFoundError):
             size, modified_at = measure_folder(path)  # first, because a new lock is a change
             if modified_at < time.time() - older_than:
-                with _hold_lock(self._work_lock(path)) as free:
+                with _hold_lock(self.work_lock(path)) as free:
                     if free:
                         self._discard(path)
                         return size
@@ -256,11 +246,12 @@ class NodeCache:
 
     def try_lock_staging(self, name: str) -> AbstractContextManager[bool]:
         """Lock the download of a tree on this machine. Yield whether it is locked; never wait."""
-        lock = self._work_lock(self.staging_path(name))
+        lock = self.work_lock(self.staging_path(name))
         ensure_private_folder(lock.parent)
         return _hold_lock(lock)
 
-    def _work_lock(self, path: Path) -> Path:
+    def work_lock(self, path: Path) -> Path:
+        """Return the file that a process locks while it works on this unfinished download."""
         is_tree = path.parent.name == "fills"
         return self.root / "locks" / path.name if is_tree else path / "lock"
 

@@ -1,13 +1,12 @@
-"""Read every byte of the node cache again, and take corrupt contents out of use.
+"""Read every mirrored byte again, and take corrupt contents out of use.
 
-A file that several trees share is read once. A corrupt tree is unpublished, but its intact contents
-stay, so that the next mirror downloads only the corrupt files.
+A content that several trees or copies share is read once. A corrupt tree or copy is removed, but
+its intact contents stay, so that the next mirror downloads only the corrupt files.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,13 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.filesystem.directories import find_paths
-from prefect_bt.filesystem.rehash import HashTask, ignore_progress, read_file, rehash
+from prefect_bt.filesystem.rehash import HashTask, hash_file, ignore_progress, read_file, rehash
 from prefect_bt.filesystem.trees import find_files
-from prefect_bt.object_store.protocols import ByteCallback
+from prefect_bt.object_store.protocols import ByteCallback, Store
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-from prefect_bt.weights.manifest import FileEntry
+from prefect_bt.weights.inventory import WeightsEntry, match_entries
+from prefect_bt.weights.manifest import FileEntry, summarize
+from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
 
-_MAX_WORKERS: Final = 8
+_WORKERS: Final = 8
 _File = tuple[int, int, str, int]
 """Device, inode, expected SHA-256 and expected size."""
 
@@ -81,21 +82,17 @@ class ExpectedFiles:
             self._add_tree(tree)
         self._named = set(self._blobs)
         if include_unreferenced:
-            for blob in find_paths(cache.root / "blobs", "*/*"):
+            for blob in find_paths(cache.root, "blobs/*/*"):
                 if blob.name not in self._named:
                     self._add_blob(blob.name)
-
-    @property
-    def size(self) -> int:
-        """Return the bytes to read."""
-        return sum(task.size for task in self._tasks.values())
+        self.size = sum(task.size for task in self._tasks.values())
+        """Bytes to read."""
 
     def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
         """Hash each file on the disk once, several at a time."""
         report = self._report
         report.blobs, report.size = len(self._tasks), self.size
-        workers = min(_MAX_WORKERS, os.cpu_count() or 1)
-        problems = rehash(self._tasks, workers=workers, on_bytes=on_bytes)
+        problems = rehash(self._tasks, workers=_WORKERS, on_bytes=on_bytes)
         for tree, entry, file in self._files:
             if file in problems:
                 self._add_failure(tree, entry.path, problems[file])
@@ -107,20 +104,16 @@ class ExpectedFiles:
             path = str(self._cache.blob_path(sha256))
             report.failures.append(WeightsFailure(path, problems[corrupt[sha256]]))
         # A tree that was evicted meanwhile is not a failure.
-        report.failures = [
-            failure
-            for failure in report.failures
-            if not failure.tree or self._cache.tree_path(failure.tree).is_dir()
-        ]
+        trees = {tree.name for tree in self._cache.list_trees()} | {""}
+        report.failures = [failure for failure in report.failures if failure.tree in trees]
         return report
 
     def _add_tree(self, tree: CachedTree) -> None:
-        manifest = tree.find_manifest()
+        manifest, folder = tree.find_manifest(), tree.files_folder
         if manifest is None:
             self._add_failure(tree, "its manifest", "cannot be read", tree.path / "manifest.json")
             return
         self._report.files += len(manifest.entries)
-        folder, known = tree.files_folder, {entry.path for entry in manifest.entries}
         for entry in manifest.entries:
             self._add_blob(entry.sha256, entry.size)
             try:
@@ -129,7 +122,7 @@ class ExpectedFiles:
             except OSError:
                 self._add_failure(tree, entry.path, "is missing")
         found = {file.relative_to(folder).as_posix() for file in find_files(folder)}
-        for path in sorted(found - known):
+        for path in sorted(found - {entry.path for entry in manifest.entries}):
             self._add_failure(tree, path, "is not in the manifest")
 
     def _add_blob(self, sha256: str, size: int | None = None) -> None:
@@ -160,3 +153,79 @@ def repair(cache: NodeCache, report: VerificationReport) -> dict[str, tuple[str,
     for sha256 in report.corrupt_blobs:
         cache.blob_path(sha256).unlink(missing_ok=True)
     return {name: cache.unpublish(name) for name in report.corrupt_trees}
+
+
+class ExpectedBlobs:
+    """The blobs that the store's manifests name."""
+
+    def __init__(self, store: Store, names: Sequence[str] = ()) -> None:
+        """Read the manifests of all copies, or of those that `names` match. Raise StoreError."""
+        self._mirror = StoreMirror(store)
+        found = {name: self._mirror.find_manifest(name) for name in self._mirror.list_names()}
+        entries = [WeightsEntry(summarize(one), None, True) for one in found.values() if one]
+        selected = {one.name for pattern in names for one in match_entries(entries, pattern)}
+        selected = {*selected, *names} if names else found.keys()
+        self._manifests = {name: found[name] for name in found if name in selected}
+        readable = [manifest for manifest in self._manifests.values() if manifest]
+        self._sizes = {e.sha256: e.size for manifest in readable for e in manifest.entries}
+        self.size = sum(self._sizes.values())
+        """Bytes to read."""
+
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
+        """Hash each blob once, several at a time."""
+        read = self._mirror.read
+        tasks = {
+            sha256: HashTask(sha256, size, partial(read, sha256, start=0, length=size + 1))
+            for sha256, size in self._sizes.items()
+        }
+        problems = rehash(tasks, workers=_WORKERS, on_bytes=on_bytes)
+        report = VerificationReport(len(self._manifests), blobs=len(tasks), size=self.size)
+        report.corrupt_blobs = set(problems)
+        for name, manifest in self._manifests.items():
+            if manifest is None:
+                failure = WeightsFailure(manifest_key(name), "is not a manifest", name)
+                report.failures.append(failure)
+                continue
+            report.failures += (
+                WeightsFailure(blob_key(one.sha256), problem, name, manifest.source, one.path)
+                for one in manifest.entries
+                if (problem := problems.get(one.sha256))
+            )
+        return report
+
+
+def repair_copies(store: Store, cache: NodeCache, report: VerificationReport) -> None:
+    """Delete the manifests of corrupt copies, then their corrupt blobs. Intact blobs stay."""
+    _delete(StoreMirror(store), cache, report.corrupt_trees, report.corrupt_blobs)
+
+
+def repair_shared(store: Store, cache: NodeCache, digests: Collection[str]) -> list[str]:
+    """Delete the store's copies whose blobs are hard links to corrupt blobs of this machine.
+
+    Return the names of the copies.
+    """
+    mirror = StoreMirror(store)
+    corrupt = {sha256 for sha256 in digests if _is_corrupt(mirror, sha256)}
+    if not corrupt:
+        return []
+    found = (mirror.find_manifest(name) for name in mirror.list_names())
+    names = [one.name for one in found if one and corrupt & {e.sha256 for e in one.entries}]
+    _delete(mirror, cache, names, corrupt)
+    return names
+
+
+def _is_corrupt(mirror: StoreMirror, sha256: str) -> bool:
+    path = mirror.find_local_path(sha256)
+    with suppress(OSError):
+        return path is not None and hash_file(path) != sha256
+    return True
+
+
+def _delete(
+    mirror: StoreMirror, cache: NodeCache, names: Collection[str], digests: Collection[str]
+) -> None:
+    for name in names:
+        mirror.store.delete(manifest_key(name))
+        cache.unmark_stored(name)
+    for sha256 in digests:
+        mirror.delete_blob(sha256)

@@ -8,9 +8,15 @@ import pytest
 
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.weights import MirrorResult
-from prefect_bt.weights.cache.verify_cache import ExpectedFiles, VerificationReport, repair
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
-from prefect_bt.weights.store_copy.verify_copies import ExpectedBlobs, repair_copies, repair_shared
+from prefect_bt.weights.verification import (
+    ExpectedBlobs,
+    ExpectedFiles,
+    VerificationReport,
+    repair,
+    repair_copies,
+    repair_shared,
+)
 from tests.weights.conftest import tree
 from tests.weights.kept import LARGE, Shelf
 
