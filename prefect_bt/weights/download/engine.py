@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.host.cgroup import count_cpus
+from prefect_bt.host.job_lock import is_free
 from prefect_bt.weights.cache.digest_index import file_identity
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile, PartialFileLocked
 from prefect_bt.weights.download.errors import (
@@ -24,7 +25,7 @@ from prefect_bt.weights.download.errors import (
     interrupted_error,
     write_error,
 )
-from prefect_bt.weights.download.open_file import DownloadContext, OpenFile, get_partial_folder
+from prefect_bt.weights.download.open_file import DownloadContext, OpenFile
 from prefect_bt.weights.download.retry import RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
@@ -229,7 +230,7 @@ class _Queue:
 
     def _open_part(self, listed: ListedFile) -> PartialFile | None:
         """Return the partial file; None when another process has it or has finished it."""
-        context, folder = self._context, get_partial_folder(self._context, listed)
+        context, folder = self._context, self._context.staging.partial_folder(listed)
         has_digest = bool(listed.sha256 or listed.git_sha1)
         try:
             part = PartialFile(folder, listed.size or 0, has_digest=has_digest)
@@ -247,7 +248,7 @@ class _Queue:
     def _collect_unlocked(self) -> None:
         """Queue the files again that another process has finished or given up."""
         for file in list(self._locked):
-            if not get_partial_folder(self._context, file).is_locked():
+            if is_free(self._context.staging.partial_folder(file) / "lock"):
                 self._locked.remove(file)
                 self._waiting.append(file)
                 self._context.staging.index.invalidate()
