@@ -124,11 +124,11 @@ class BucketSource:
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         batches = self._sdk.list(store, prefix or None, chunk_size=1000)
-        found = {str(item["path"]): item for batch in batches for item in batch}
-        folders = {parent for path in found for parent in _parents(path)}
+        found = [(str(item["path"]), item) for batch in batches for item in batch]
+        folders = {parent for path, _ in found for parent in _parents(path)}
         files = [
             _listed_file(path.removeprefix(base), item)
-            for path, item in found.items()
+            for path, item in found
             # Consoles create empty objects as folders.
             if item["size"] or path not in folders
         ]
@@ -218,13 +218,12 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
         key = secret_fields.parse_google_secret(plan, secret)
         return Access(name, lambda: {"service_account_key": key})
     if address.scheme == "azure":
-        found = secret_fields.parse_azure_secret(plan, secret)
-        # obstore calls an account key an access key.
-        credentials = {name.replace("account_", "access_"): text for name, text in found.items()}
+        fields = secret_fields.parse_azure_secret(plan, secret)
     else:
-        keys = secret_fields.parse_s3_secret(plan, secret)
-        credentials, region = _aws_credentials(keys), keys.region or secret_fields.DEFAULT_REGION
-    return connect.create_access(name, lambda: {**credentials, "expires_at": None}, region=region)
+        fields = secret_fields.parse_s3_secret(plan, secret).model_dump()
+        region = fields.pop("region") or secret_fields.DEFAULT_REGION
+    credentials = _rename({**fields, "expires_at": None})
+    return connect.create_access(name, lambda: credentials, region=region)
 
 
 def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
@@ -232,20 +231,18 @@ def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
     with _explain_for(plan):
         if auth.method == "GCP_OIDC":
             account, provider = auth.service_account, auth.identity_provider
-            return asdict(cloud_identity.exchange_google_token(account, provider))
-        if auth.method == "AWS_OIDC":
+            keys = cloud_identity.exchange_google_token(account, provider)
+        elif auth.method == "AWS_OIDC":
             keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
         else:
             keys = cloud_identity.assume_role(auth.role_arn, auth.region)
-    return {**_aws_credentials(keys), "expires_at": keys.expires_at}
+    return _rename(asdict(keys))
 
 
-def _aws_credentials(keys: secret_fields.S3Secret | cloud_identity.AwsKeys) -> dict[str, Any]:
-    return {
-        "access_key_id": keys.access_key_id,
-        "secret_access_key": keys.secret_access_key,
-        "token": keys.session_token or None,
-    }
+def _rename(credentials: dict[str, Any]) -> dict[str, Any]:
+    """Return credentials by the names that obstore has for them."""
+    names = {"session_token": "token", "account_key": "access_key"}
+    return {names.get(name, name): value or None for name, value in credentials.items()}
 
 
 @contextmanager
