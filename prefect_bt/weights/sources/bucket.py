@@ -23,15 +23,10 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
-from prefect_bt.weights.sources.protocol import (
-    CONNECT_TIMEOUT,
-    READ_BYTES,
-    RangesUnsupported,
-    SourceRequest,
-    TransientError,
-)
+from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
 
 _MAX_REQUEST_BYTES: Final = 8 << 20
+_PIECE_BYTES: Final = 1 << 20
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _ROLES: Final = {
     "AWS_ASSUME_ROLE": "the assumed role",
@@ -68,7 +63,7 @@ class BucketSource:
         self._plan = request.plan
         stall = request.stall_timeout
         # The caller retries. A request has minutes at most, however slowly its bytes arrive.
-        self._limits = Limits(CONNECT_TIMEOUT, stall, max(300.0, 10 * stall), retries=0)
+        self._limits = Limits(read=stall, total=max(300.0, 10 * stall), retries=0)
         with _explain_for(request.plan):
             self._address = parse_bucket_url(request.plan.source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
@@ -148,7 +143,7 @@ class BucketSource:
                 # Works on a server without ranges, too.
                 limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
                 answer = self._get(self._connect(self._access, limits), file, {})
-                yield from map(memoryview, answer.stream(min_chunk_size=READ_BYTES))
+                yield from map(memoryview, answer.stream(min_chunk_size=_PIECE_BYTES))
                 return
             for at in range(start, end, _MAX_REQUEST_BYTES):
                 until = min(end, at + _MAX_REQUEST_BYTES)

@@ -24,7 +24,6 @@ from prefect_bt.object_store.connect import Limits, create_http_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.protocol import (
-    CONNECT_TIMEOUT,
     STALL_TIMEOUT,
     RangesUnsupported,
     SourceRequest,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
     from obstore.store import HTTPStore
 
+_CONNECT_TIMEOUT: Final = 10.0
 _MAX_RETRY_AFTER: Final = 60.0
 _MAX_REDIRECTS: Final = 10
 _MAX_TARGETS: Final = 8
@@ -88,7 +88,7 @@ class HttpSource:
     def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         self._source, self._shown = source, source.partition("?")[0]
         self._token, self._stall = token, stall_timeout
-        self._connect = min(CONNECT_TIMEOUT, stall_timeout)
+        self._connect = min(_CONNECT_TIMEOUT, stall_timeout)
         self._targets: dict[str, HTTPStore] = {}
         """File -> store of the URL to which its own URL redirects."""
         self._lock = threading.Lock()
