@@ -14,7 +14,7 @@ from prefect_bt.weights.cache.leftovers import (
     delete_stale_item,
     delete_stale_lease,
     iter_stale_items,
-    iter_stale_leases,
+    list_stale_leases,
 )
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.store_copy.copies import sharing_prefix
@@ -32,19 +32,19 @@ class WeightsScanner:
     older_than: float
 
     def scan(self) -> Iterator[Orphan]:
-        for lease in iter_stale_leases(self.cache):
-            folder = JobFolder(self.cache.root.parent, lease.job)
+        for lease in list_stale_leases(self.cache):
+            folder = JobFolder(self.cache.root.parent, lease.name)
             verdict = self.stores.check_liveness(
-                lease.job, list_stores(folder) or [self.stores.default_url]
+                lease.name, list_stores(folder) or [self.stores.default_url]
             )
             # A job unknown to our store may be another store's, which nothing here tells.
             if verdict.ended and verdict.since is not None and self._is_old(verdict.since):
                 yield Orphan(
                     OrphanKind.LEASE,
-                    str(lease.file),
+                    str(lease),
                     verdict.reason,
                     lambda lease=lease: delete_stale_lease(self.cache, lease),
-                    job=lease.job,
+                    job=lease.name,
                     since=verdict.since,
                 )
         for left in iter_stale_items(self.cache, older_than=self.older_than):

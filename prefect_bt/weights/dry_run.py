@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -43,12 +42,16 @@ def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = Tr
     if tree := cache.find_tree(name):
         return MirrorPlan(plan, revision, here=(tree.summary.files, tree.summary.bytes))
     copy = _list_copy(request, name) if use_copy else []
-    files = copy or select_files(plan, listing or ask())
-    total, here = _count(files), _count(_iter_here(plan, cache, files))
-    rest = (total[0] - here[0], total[1] - here[1])
+    index = DigestIndex(cache.index_path(source_id(plan.source)))
+    here: list[int] = []
+    missing: list[int] = []
+    for file in copy or select_files(plan, listing or ask()):
+        sha256, size = file.sha256 or index.get(file_identity(plan.source, file)), file.size or 0
+        (here if sha256 and cache.has_blob(sha256, size) else missing).append(size)
+    present, rest = (len(here), sum(here)), (len(missing), sum(missing))
     if copy:
-        return MirrorPlan(plan, revision, here, from_store=rest)
-    return MirrorPlan(plan, revision, here, from_source=rest)
+        return MirrorPlan(plan, revision, present, from_store=rest)
+    return MirrorPlan(plan, revision, present, from_source=rest)
 
 
 def _list_copy(request: SourceRequest, name: str) -> list[ListedFile]:
@@ -58,18 +61,3 @@ def _list_copy(request: SourceRequest, name: str) -> list[ListedFile]:
             if found := StoreMirror(request.store).find_manifest(name):
                 return [ListedFile(entry.path, entry.size, entry.sha256) for entry in found.entries]
     return []
-
-
-def _iter_here(
-    plan: WeightsPlan, cache: NodeCache, files: list[ListedFile]
-) -> Iterator[ListedFile]:
-    index = DigestIndex(cache.index_path(source_id(plan.source)))
-    for file in files:
-        sha256 = file.sha256 or index.get(file_identity(plan.source, file))
-        if sha256 and cache.has_blob(sha256, file.size or 0):
-            yield file
-
-
-def _count(files: Iterable[ListedFile]) -> tuple[int, int]:
-    sizes = [file.size or 0 for file in files]
-    return len(sizes), sum(sizes)

@@ -1,8 +1,8 @@
-"""The mirrored sources of this machine and of the store, as people name and list them."""
+"""The mirrored sources of this machine and of the store, and their selection by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prefect_bt.object_keys import weights_tree_name
@@ -39,35 +39,21 @@ def list_entries(cache: NodeCache, mirror: StoreMirror | None) -> list[WeightsEn
     """
     names = set(mirror.list_names()) if mirror else set[str]()
     here = [WeightsEntry(tree.summary, tree, tree.name in names) for tree in cache.list_trees()]
-    away = sorted(names - {kept.name for kept in here})
-    return [*here, *(_iter_store_entries(mirror, away) if mirror else ())]
+    away = sorted(names - {entry.name for entry in here})
+    return [*here, *(iter_store_entries(mirror, away) if mirror else ())]
 
 
-def list_store_entries(mirror: StoreMirror) -> list[WeightsEntry]:
-    """Return the store's copies, the oldest first. Raise StoreError."""
-    return sorted(
-        _iter_store_entries(mirror, mirror.list_names()), key=lambda kept: kept.summary.created_at
-    )
-
-
-def _iter_store_entries(mirror: StoreMirror, names: Sequence[str]) -> Iterator[WeightsEntry]:
+def iter_store_entries(mirror: StoreMirror, names: Iterable[str]) -> Iterator[WeightsEntry]:
+    """Yield the store's copies of these names whose manifests are readable. Raise StoreError."""
     for name in names:
-        manifest = mirror.find_manifest(name)
-        if manifest is not None:  # else deleted meanwhile, or not readable
+        if manifest := mirror.find_manifest(name):
             yield WeightsEntry(summarize(manifest), None, True)
 
 
 def match_entries(entries: Sequence[WeightsEntry], pattern: str) -> list[WeightsEntry]:
-    """Return the entries with this name, source or key, else those whose name begins with it."""
+    """Return entries with this name, source or key, or else entries whose name begins with it."""
     names = {pattern, redact_url(pattern)}
     exact = [one for one in entries if names & {one.name, one.summary.source, one.summary.key}]
     if exact or len(pattern) < 6:
         return exact
     return [one for one in entries if one.name.startswith(pattern)]
-
-
-def unmark_stored(cache: NodeCache, name: str) -> None:
-    """Record that the store has no copy of the tree, so that the next mirror stores it again."""
-    tree = cache.find_tree(name)
-    if tree is not None:
-        tree.unmark_stored()

@@ -263,7 +263,6 @@ class _MirrorRun:
             stop=self.stop,
             on_note=self.meter.set_note,
         )
-        share.find_stored()
         reader.stored_digests = share.stored
         return share
 
@@ -327,7 +326,7 @@ class _MirrorRun:
         if not _is_use_record_due(tree):
             return True
         if self._find_store_manifest(tree.name) is None:
-            tree.unmark_stored()
+            self.cache.unmark_stored(tree.name)
             return False
         self._record_use(mirror, tree)
         return True

@@ -16,7 +16,7 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.weights import NodeCache, Progress
-from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder
+from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.engine import BLOCK_BYTES
 from prefect_bt.weights.sources import protocol
@@ -37,7 +37,7 @@ from .ranged import serving_ranges
 
 
 def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
-    part = PartialFile(PartialFolder(tmp_path / "part"), 100, has_digest=False)
+    part = PartialFile(tmp_path / "part", 100, has_digest=False)
     listing = Listing("s", "r", (ListedFile("a", 5),))
     fill = StagingTree(NodeCache(tmp_path / "weights"), "s", "k1", listing)
     part.close()

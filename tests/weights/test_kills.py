@@ -18,7 +18,7 @@ import pytest
 
 from prefect_bt.weights.cache.digest_index import file_identity
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.cache.partial_file import PartialFolder, partial_file_id
+from prefect_bt.weights.cache.partial_file import partial_file_id
 from prefect_bt.weights.sources.file_listing import ListedFile
 from tests.conftest import Soak
 from tests.forked import Forked
@@ -55,9 +55,9 @@ def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
         file = ListedFile(
             row["path"], row["size"], sha256=row["sha256"], version_tag=row["version_tag"]
         )
-        folder = PartialFolder(cache.partial_path(partial_file_id(file_identity(ranges.url, file))))
-        if folder.map_file.exists():
-            raw = folder.map_file.read_bytes()
+        folder = cache.partial_path(partial_file_id(file_identity(ranges.url, file)))
+        if (folder / "map").exists():
+            raw = (folder / "map").read_bytes()
             here = [n for n, mark in enumerate(raw[64:]) if mark]
             found[file.path] = [(n * GRANULE, (n + 1) * GRANULE) for n in here]
     for journal in root.glob("fills/*/journal"):

@@ -120,11 +120,10 @@ class _StoreTarget:
 
     def list_entries(self) -> list[WeightsEntry]:
         """Return the store's copies, the least recently used first."""
-        from prefect_bt.weights.inventory import list_store_entries
+        from prefect_bt.weights.inventory import iter_store_entries
 
-        return sorted(
-            list_store_entries(self._mirror), key=lambda one: (self.last_used(one), one.name)
-        )
+        found = iter_store_entries(self._mirror, self._mirror.list_names())
+        return sorted(found, key=lambda one: (self.last_used(one), one.name))
 
     def last_used(self, one: WeightsEntry) -> float:
         return self._uses.get(one.name, one.summary.created_at)
@@ -147,12 +146,11 @@ class _StoreTarget:
     def remove(self, one: WeightsEntry) -> tuple[bool, int]:
         """Look again what needs it: a job may have been pushed since."""
         from prefect_bt.gc.weights_in_use import find_needed_copies
-        from prefect_bt.weights.inventory import unmark_stored
 
         if find_needed_copies(self._ledger, self._cache, [one.name]):
             return False, 0
         freed = self._mirror.delete(one.name)
-        unmark_stored(self._cache, one.name)
+        self._cache.unmark_stored(one.name)
         return True, freed
 
     def orphan_bytes(self, older: float) -> int:

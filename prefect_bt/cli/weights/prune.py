@@ -76,10 +76,10 @@ def prune_weights(
 ) -> int:
     """Remove mirrored sources from this machine, or their copies from the store.
 
-    What a running job uses stays; in the store also what a job needs that may be taken up again, a
-    deployment, or a host that mirrors it now. What was begun and not touched for seven days goes as
-    well, with --all whatever its age. A source that is gone is fetched again by the next job that
-    needs it.
+    Weights that a running job uses stay. In the store, weights stay also for jobs that may be
+    retried and for deployments. Unless names are given, unfinished downloads that did not change
+    for seven days are removed too; with --all, all of them. The next job that needs a removed
+    source downloads it again.
 
     `prefect-bt weights prune --keep-bytes 100GB --dry-run`
 

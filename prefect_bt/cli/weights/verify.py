@@ -16,13 +16,8 @@ from prefect_bt.errors import PrefectBtError, StoreError
 if TYPE_CHECKING:
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-    from prefect_bt.weights.cache.verify_cache import (
-        CacheFailure,
-        CacheReport,
-        RepairResult,
-    )
     from prefect_bt.weights.inventory import WeightsEntry
-    from prefect_bt.weights.store_copy.verify_copies import StoreVerificationReport
+    from prefect_bt.weights.verification import VerificationReport, WeightsFailure
 
 _MAX_NAMED: Final = 8
 
@@ -45,8 +40,7 @@ def verify_weights(
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.verify_cache import ExpectedFiles, RepairResult
-    from prefect_bt.weights.inventory import unmark_stored
+    from prefect_bt.weights.verification import ExpectedFiles
 
     settings, beside = Settings(), terminal.for_output(output)
     cache = open_cache(settings)
@@ -54,11 +48,8 @@ def verify_weights(
     promises = ExpectedFiles(cache, trees, include_unreferenced=not names)
     with byte_progress(beside, "Verifying", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
-    mended = RepairResult((), {}) if dry_run else _repair(beside, settings, cache, report)
-    stored = _verify_store(beside, settings, names, dry_run=dry_run) if store else None
-    if stored is not None and not dry_run:
-        for name in stored.corrupt_copies:
-            unmark_stored(cache, name)
+    mended = {} if dry_run else _repair(beside, settings, cache, report)
+    stored = _verify_store(beside, settings, cache, names, dry_run=dry_run) if store else None
     if output == "json":
         beside.print_json(_document(report, mended, stored, dry_run))
     else:
@@ -69,10 +60,9 @@ def verify_weights(
 
 
 def _repair(
-    terminal: Terminal, settings: Settings, cache: NodeCache, report: CacheReport
-) -> RepairResult:
-    from prefect_bt.weights.cache.verify_cache import repair
-    from prefect_bt.weights.store_copy.verify_copies import repair_shared
+    terminal: Terminal, settings: Settings, cache: NodeCache, report: VerificationReport
+) -> dict[str, tuple[str, ...]]:
+    from prefect_bt.weights.verification import repair, repair_shared
 
     try:
         repair_shared(open_weights_store(settings), cache, report.corrupt_blobs)
@@ -112,36 +102,46 @@ def unknown_source_error(
 
 
 def _verify_store(
-    terminal: Terminal, settings: Settings, names: tuple[str, ...], *, dry_run: bool
-) -> StoreVerificationReport:
-    from prefect_bt.weights.store_copy.verify_copies import ExpectedBlobs
+    terminal: Terminal,
+    settings: Settings,
+    cache: NodeCache,
+    names: tuple[str, ...],
+    *,
+    dry_run: bool,
+) -> VerificationReport:
+    from prefect_bt.weights.verification import ExpectedBlobs, repair_copies
 
-    promises = ExpectedBlobs(open_weights_store(settings), names)
+    store = open_weights_store(settings)
+    promises = ExpectedBlobs(store, names)
     with byte_progress(terminal, "Verifying the store", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if not dry_run:
-        promises.repair(report)
+        repair_copies(store, cache, report)
     return report
 
 
 def _print_report(
-    terminal: Terminal, report: CacheReport, mended: RepairResult, dry_run: bool
+    terminal: Terminal,
+    report: VerificationReport,
+    mended: dict[str, tuple[str, ...]],
+    dry_run: bool,
 ) -> None:
     from prefect_bt.text.quantities import format_size
 
     for fault in report.failures:
         terminal.error(fault.message)
-    for name, holders in mended.still_leased.items():
-        terminal.warn(
-            f"{name} is damaged and stays in use by job {', '.join(holders)}: "
-            "verify again when that is over."
-        )
+    for name, jobs in mended.items():
+        if jobs:
+            terminal.warn(
+                f"{name} is damaged and stays in use by job {', '.join(jobs)}: "
+                "verify again when that is over."
+            )
     trees, files = format_count(report.trees, "tree"), format_count(report.files, "file")
     read = f"{trees}, {files}, {format_size(report.size)}"
     if report.failures:
         word = "1 file is" if len(report.failures) == 1 else f"{len(report.failures)} files are"
         terminal.echo(f"{word} not what was mirrored, of {read}.", style="red")
-        for name in mended.unpublished:
+        for name in _list_unpublished(mended):
             terminal.echo(f"{name} is out of use: the next mirror fetches its damaged files anew.")
         if dry_run:
             terminal.echo("Nothing was changed.", style="yellow")
@@ -154,12 +154,12 @@ def _print_report(
         terminal.echo(f"{copies} of that: right, but a copy that takes room of its own.")
 
 
-def _print_store_report(terminal: Terminal, report: StoreVerificationReport, dry_run: bool) -> None:
+def _print_store_report(terminal: Terminal, report: VerificationReport, dry_run: bool) -> None:
     from prefect_bt.text.quantities import format_size
 
     for fault in report.failures:
         terminal.error(fault.message)
-    copies = format_count(report.copies, "copy").replace("copys", "copies")
+    copies = format_count(report.trees, "copy").replace("copys", "copies")
     read = f"{copies}, {format_size(report.size)}"
     if not report.failures:
         terminal.echo(f"The store: {read}: all as mirrored.", style="green")
@@ -168,13 +168,13 @@ def _print_store_report(terminal: Terminal, report: StoreVerificationReport, dry
         f"The store: {format_count(len(report.failures), 'fault')}, of {read}.", style="red"
     )
     if not dry_run:
-        terminal.echo(f"Out of use there: {', '.join(report.corrupt_copies)}.")
+        terminal.echo(f"Out of use there: {', '.join(report.corrupt_trees)}.")
 
 
 def _document(
-    report: CacheReport,
-    mended: RepairResult,
-    stored: StoreVerificationReport | None,
+    report: VerificationReport,
+    mended: dict[str, tuple[str, ...]],
+    stored: VerificationReport | None,
     dry_run: bool,
 ) -> dict[str, Any]:
     return {
@@ -185,20 +185,24 @@ def _document(
         "bytes": report.size,
         "unlinked": report.unlinked,
         "faults": [_format_failure(fault) for fault in report.failures],
-        "withdrawn": list(mended.unpublished),
-        "in_use": {name: list(holders) for name, holders in mended.still_leased.items()},
+        "withdrawn": _list_unpublished(mended),
+        "in_use": {name: list(jobs) for name, jobs in mended.items() if jobs},
         "store": None
         if stored is None
         else {
-            "copies": stored.copies,
+            "copies": stored.trees,
             "bytes": stored.size,
             "faults": [_format_failure(fault) for fault in stored.failures],
-            "withdrawn": [] if dry_run else stored.corrupt_copies,
+            "withdrawn": [] if dry_run else stored.corrupt_trees,
         },
     }
 
 
-def _format_failure(failure: CacheFailure) -> dict[str, str]:
+def _list_unpublished(mended: dict[str, tuple[str, ...]]) -> list[str]:
+    return [name for name, jobs in mended.items() if not jobs]
+
+
+def _format_failure(failure: WeightsFailure) -> dict[str, str]:
     return {
         "tree": failure.tree,
         "source": failure.source,

@@ -1,14 +1,13 @@
 """The digests of files whose source lists no SHA-256, remembered from earlier downloads.
 
-One line a file, appended once its content is verified: `{"id", "sha256", "size"}`. The id contains
-what pins the file upstream, so a line never becomes wrong.
+A line `{"id", "sha256"}` is appended once a file is verified. The id contains the file's version at
+the source, so a line never becomes wrong.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -27,7 +26,7 @@ def source_id(source: str) -> str:
 
 
 def file_identity(source: str, file: ListedFile) -> str:
-    """Return a text that equal files share and different files do not; "" when nothing tells."""
+    """Return a text that only files with equal content share; "" when the source lists none."""
     if file.sha256:
         return f"sha256:{file.sha256}"
     if file.git_sha1:
@@ -57,26 +56,21 @@ class DigestIndex:
         """Read the file again at the next `get`, because other processes may have added to it."""
         self._known = None
 
-    def add(self, found: Mapping[str, tuple[str, int]]) -> None:
-        """Append identity -> (sha256, size)."""
-        new = {key: digest for key, (digest, _) in found.items() if self.get(key) != digest}
+    def add(self, found: Mapping[str, str]) -> None:
+        """Append identity -> sha256."""
+        new = {key: sha256 for key, sha256 in found.items() if self.get(key) != sha256}
         if not new:
             return
-        rows = ({"id": key, "sha256": sha256, "size": found[key][1]} for key, sha256 in new.items())
-        # The first newline ends a line that a crash cut off.
-        data = "\n" + "".join(json.dumps(row) + "\n" for row in rows)
+        rows = (json.dumps({"id": key, "sha256": sha256}) for key, sha256 in new.items())
         ensure_private_folder(self._path.parent)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o644)
-        try:
-            os.write(descriptor, data.encode())
-        finally:
-            os.close(descriptor)
+        with self._path.open("ab", buffering=0) as writer:  # one write for all lines
+            # The first newline ends a line that a crash cut off.
+            writer.write("\n".join(("", *rows, "")).encode())
         self._known = (self._known or {}) | new
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, one a line. Skip what a crash cut off."""
+    """Yield the JSON objects of a file, one a line. Skip lines that a crash cut off."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ _ABANDONED_AFTER: Final = 24 * 3600.0
 
 @dataclass(frozen=True)
 class EvictionCandidate:
-    """A tree. `blobs` are (sha256, bytes); `protected` means that a living job needs it."""
+    """A tree. `blobs` are (sha256, bytes); a `protected` tree stays."""
 
     name: str
     last_used: float
@@ -100,20 +100,17 @@ def ensure_disk_space(
         )
 
 
-def enforce_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = "") -> list[str]:
-    """Evict until the cache is within its budget. Return the names of the evicted trees.
+def enforce_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = "") -> None:
+    """Evict until the cache is within its budget.
 
     `keep` and trees that living jobs need stay, even when they exceed the budget.
     """
-    if cache.budget is None:
-        return []
-    excess = cache.usage() - cache.budget
-    if excess > 0:
-        excess -= cache.sweep(older_than=_ABANDONED_AFTER)
-    if excess <= 0:
-        return []
-    names = choose_evictions(list_candidates(cache, keep=keep), excess=excess)
-    return [name for name in names if evict(cache, mirror, name)]
+    if cache.budget is None or cache.usage() <= cache.budget:
+        return
+    cache.sweep(older_than=_ABANDONED_AFTER)
+    candidates, excess = list_candidates(cache, keep=keep), cache.usage() - cache.budget
+    for name in choose_evictions(candidates, excess=excess):
+        evict(cache, mirror, name)
 
 
 def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
@@ -126,7 +123,7 @@ def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
         return 0
     with suppress(StoreError):
         if mirror is not None and mirror.is_on_same_disk(name, cache.root):
-            tree.unmark_stored()  # first, because a job may lease the tree meanwhile
+            cache.unmark_stored(name)  # first, because a job may lease the tree meanwhile
             mirror.delete(name)
     return cache.evict(name)
 

@@ -1,31 +1,21 @@
-"""Leases and unfinished downloads that jobs and killed processes left in the node cache."""
+"""Leases and unfinished downloads that ended jobs and killed processes left in the node cache."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.trees import measure_folder, remove_tree
-from prefect_bt.host.job_lock import is_job_alive
+from prefect_bt.host.job_lock import is_free, is_job_alive
 from prefect_bt.weights.cache.node_cache import NodeCache
 
 
-@dataclass(frozen=True)
-class Lease:
-    """`file` is the lease of `job` on the tree called `tree`."""
-
-    tree: str
-    job: str
-    file: Path
-
-
-@dataclass(frozen=True)
-class UnfinishedItem:
-    """An unfinished download or deletion. `bytes` are on this disk only for it."""
+class UnfinishedItem(NamedTuple):
+    """An unfinished download or deletion. Deleting it frees `bytes`."""
 
     path: Path
     bytes: int
@@ -35,10 +25,10 @@ class UnfinishedItem:
 
 def list_unfinished_downloads(cache: NodeCache) -> list[UnfinishedItem]:
     """Return the trees and files that are not complete; the next mirror continues them."""
-    return list(_iter_items(cache.list_unfinished()))
+    return list(_measure(cache.list_unfinished()))
 
 
-def _iter_items(paths: list[Path]) -> Iterator[UnfinishedItem]:
+def _measure(paths: Iterable[Path]) -> Iterator[UnfinishedItem]:
     for path in paths:
         with suppress(FileNotFoundError):
             yield UnfinishedItem(path, *measure_folder(path))
@@ -46,8 +36,8 @@ def _iter_items(paths: list[Path]) -> Iterator[UnfinishedItem]:
 
 def iter_stale_items(cache: NodeCache, *, older_than: float) -> Iterator[UnfinishedItem]:
     """Yield the items that no process works on and that did not change for so many seconds."""
-    trash = find_paths(cache.root / "trash", "*")
-    for item in _iter_items([*filter(cache.is_abandoned, cache.list_unfinished()), *trash]):
+    abandoned = [path for path in cache.list_unfinished() if is_free(cache.work_lock(path))]
+    for item in _measure([*abandoned, *find_paths(cache.root, "trash/*")]):
         if item.modified_at < time.time() - older_than:
             yield item
 
@@ -62,17 +52,16 @@ def delete_stale_item(cache: NodeCache, item: UnfinishedItem, *, older_than: flo
         raise OSError(f"{item.path} is in use, or cannot be deleted")
 
 
-def iter_stale_leases(cache: NodeCache) -> Iterator[Lease]:
-    """Yield the leases of jobs that have no living process on this machine.
+def list_stale_leases(cache: NodeCache) -> list[Path]:
+    """Return the leases of jobs without a process here. The file's name is the id of the job.
 
     They protect nothing. Only the store tells whether such a job is over.
     """
-    for file in find_paths(cache.root / "trees", "*/leases/*"):
-        if not is_job_alive(cache.root.parent, file.name):
-            yield Lease(file.parents[1].name, file.name, file)
+    leases, state_dir = find_paths(cache.root, "trees/*/leases/*"), cache.root.parent
+    return [lease for lease in leases if not is_job_alive(state_dir, lease.name)]
 
 
-def delete_stale_lease(cache: NodeCache, lease: Lease) -> None:
-    """Delete the lease unless the job lives again. Idempotent."""
-    if not is_job_alive(cache.root.parent, lease.job):
-        lease.file.unlink(missing_ok=True)
+def delete_stale_lease(cache: NodeCache, lease: Path) -> None:
+    """Delete the lease unless the job has a process again. Idempotent."""
+    if not is_job_alive(cache.root.parent, lease.name):
+        lease.unlink(missing_ok=True)

@@ -28,21 +28,18 @@ import time
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Final
 
+from prefect_bt import codec
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import measure_folder, remove_tree
-from prefect_bt.host.job_lock import OPEN_FLAGS, is_free, is_job_alive, try_lock
+from prefect_bt.host.job_lock import is_job_alive, try_lock
 from prefect_bt.host.writeback import sync_folder
-from prefect_bt.weights.manifest import (
-    ManifestSummary,
-    WeightsManifest,
-    load_manifest,
-    load_summary,
-)
+from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_manifest
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
 _NO_LINK_ERRNOS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
@@ -51,18 +48,23 @@ _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError)
 
 @dataclass(frozen=True)
 class CachedTree:
-    """A published source. `last_used` in epoch seconds; `leases` are ids of living jobs."""
+    """A published source. `last_used` is in epoch seconds."""
 
     name: str
     path: Path
     summary: ManifestSummary
     last_used: float
-    leases: tuple[str, ...] = ()
 
     @property
     def files_folder(self) -> Path:
         """Return the folder that nodes mount."""
         return self.path / "files"
+
+    @property
+    def leases(self) -> tuple[str, ...]:
+        """Return the ids of the jobs that lease the tree and have a living process here."""
+        jobs, state_dir = find_paths(self.path, "leases/*"), self.path.parents[2]
+        return tuple(job.name for job in jobs if is_job_alive(state_dir, job.name))
 
     def is_stored(self, url: str) -> bool:
         """Return whether the store at `url` was given a copy."""
@@ -75,10 +77,6 @@ class CachedTree:
         """Record that the store has a copy, unless the tree was evicted meanwhile."""
         with suppress(FileNotFoundError), (self.path / "stored").open("a") as writer:
             writer.write(f"{url}\n")
-
-    def unmark_stored(self) -> None:
-        """Record that no store is known to have a copy."""
-        (self.path / "stored").unlink(missing_ok=True)
 
     def read_manifest(self) -> WeightsManifest:
         """Raise ValueError, KeyError, TypeError or OSError when it cannot be read."""
@@ -105,23 +103,16 @@ class NodeCache:
             raise ValueError(f"not a SHA-256: {quote(sha256)}")
         return self.root / "blobs" / sha256[:2] / sha256
 
-    def staging_path(self, name: str) -> Path:
-        return self._entry_path("fills", name)
-
-    def partial_path(self, part_id: str) -> Path:
-        return self._entry_path("parts", part_id)
-
-    def index_path(self, source_id: str) -> Path:
-        return self._entry_path("index", source_id)
-
-    def tree_path(self, name: str) -> Path:
-        return self._entry_path("trees", name)
-
     def _entry_path(self, folder: str, name: str) -> Path:
         """Raise ValueError for a name of more than one component."""
         if "/" in name or "\0" in name or name in {"", ".", ".."}:
             raise ValueError(f"not a name in the node cache: {quote(name)}")
         return self.root / folder / name
+
+    tree_path = partialmethod(_entry_path, "trees")
+    staging_path = partialmethod(_entry_path, "fills")
+    partial_path = partialmethod(_entry_path, "parts")
+    index_path = partialmethod(_entry_path, "index")
 
     def list_trees(self) -> list[CachedTree]:
         """Return the published trees, the least recently used first."""
@@ -129,52 +120,45 @@ class NodeCache:
         return sorted(filter(None, found), key=lambda tree: (tree.last_used, tree.name))
 
     def find_tree(self, name: str) -> CachedTree | None:
-        tree = self._read(name)
-        return replace(tree, leases=self.list_leases(name)) if tree else None
+        """Return the tree; None when it is not published or cannot be read."""
+        try:
+            path = self.tree_path(name)
+            summary = codec.loads(ManifestSummary, (path / "summary.json").read_bytes())
+            return CachedTree(name, path, summary, (path / "used").stat().st_mtime)
+        except _UNREADABLE:
+            return None
 
     def acquire_tree(self, name: str, *, holder: str = "") -> CachedTree | None:
         """Return the tree, used now and leased to the job `holder`; None when it is not published.
 
-        Its leases are not looked up, so the cost does not depend on the number of jobs.
+        The cost does not depend on the number of jobs that lease it.
         """
         path = self.tree_path(name)
         if not path.is_dir():
             return None
-        with self._locked():
-            try:
-                os.utime(path / "used")
-                if holder:
-                    (path / "leases").mkdir(exist_ok=True)
-                    (path / "leases" / holder).touch()
-            except FileNotFoundError:
-                return None
-        return self._read(name)
+        with suppress(FileNotFoundError), self._locked():
+            _record_use(path, holder)
+        return self.find_tree(name)
 
     def publish(self, staged: Path, name: str, *, holder: str = "") -> CachedTree:
-        """Rename a complete, synced tree. One that was published meanwhile is used instead."""
-        (staged / "leases").mkdir(exist_ok=True)
-        (staged / "used").touch()
-        if holder:
-            (staged / "leases" / holder).touch()
+        """Rename a complete, synced tree whose download the caller has locked."""
+        _record_use(staged, holder)
         target = self.tree_path(name)
         ensure_private_folder(target.parent)
         with self._locked():
-            if self._read(name):
-                self._discard(staged)
-            else:
-                if target.exists():  # an unreadable tree
-                    self._discard(target)
-                staged.rename(target)
-                sync_folder(target.parent)
-            tree = self._read(name)  # before an eviction
+            if target.exists():  # an unreadable tree
+                self._discard(target)
+            staged.rename(target)
+            sync_folder(target.parent)
+            tree = self.find_tree(name)  # before an eviction
         if tree is None:
             raise FileNotFoundError(f"{str(target)!r} became unreadable as it was published")
         return tree
 
-    def list_leases(self, name: str) -> tuple[str, ...]:
-        """Return the ids of the jobs that lease the tree and have a living process here."""
-        leases = find_paths(self.tree_path(name), "leases/*")
-        return tuple(one.name for one in leases if is_job_alive(self.root.parent, one.name))
+    def unmark_stored(self, name: str) -> None:
+        """Record that no store has a copy of the tree, so that the next mirror stores it again."""
+        with suppress(ValueError):  # a name that no tree can have
+            (self.tree_path(name) / "stored").unlink(missing_ok=True)
 
     def evict(self, name: str) -> int:
         """Delete a tree without living jobs and the blobs of it alone. Return the bytes freed."""
@@ -182,32 +166,20 @@ class NodeCache:
             tree = self.find_tree(name)
             if tree is None or tree.leases:
                 return 0
-            digests = _list_digests(tree)
+            digests = _list_digests([tree])
             trash = self._move_to_trash(tree.path)
-            freed = self._delete_blobs(digests - self._list_named_digests())
+            freed = self._delete_blobs(digests - _list_digests(self.list_trees()))
         remove_tree(trash)
         return freed
 
     def unpublish(self, name: str) -> tuple[str, ...]:
         """Remove a tree but keep its blobs. Return the living jobs that lease it: then it stays."""
         with self._locked():
-            holders = self.list_leases(name)
-            if not holders and self.tree_path(name).exists():
-                self._discard(self.tree_path(name))
-        return holders
-
-    def _read(self, name: str) -> CachedTree | None:
-        try:
-            path = self.tree_path(name)
-            summary = load_summary((path / "summary.json").read_bytes())
-            used = (path / "used").stat().st_mtime
-        except _UNREADABLE:
-            return None
-        return CachedTree(name, path, summary, used)
-
-    def _list_named_digests(self) -> set[str]:
-        trees = (self._read(path.name) for path in find_paths(self.root, "trees/*"))
-        return set[str]().union(*map(_list_digests, filter(None, trees)))
+            tree = self.find_tree(name)
+            jobs = tree.leases if tree else ()
+            if tree and not jobs:
+                self._discard(tree.path)
+        return jobs
 
     def has_blob(self, sha256: str, size: int) -> bool:
         try:
@@ -229,27 +201,24 @@ class NodeCache:
             remove_tree(path)
         unfinished = self.list_unfinished()
         freed = sum(self.delete_abandoned(path, older_than=older_than) for path in unfinished)
-        named, before = self._list_named_digests(), time.time() - older_than
+        named, before = _list_digests(self.list_trees()), time.time() - older_than
         blobs = self._iter_files("blobs/*/*")
-        old = (path.name for path, facts in blobs if facts.st_ctime < before)
-        return freed + self._delete_blobs(digest for digest in old if digest not in named)
+        old = {path.name for path, facts in blobs if facts.st_ctime < before}
+        return freed + self._delete_blobs(old - named)
 
     def list_unfinished(self) -> list[Path]:
         """Return the folders of all downloads that are not complete."""
         return find_paths(self.root, "fills/*") + find_paths(self.root, "parts/*")
 
-    def is_abandoned(self, path: Path) -> bool:
-        """Return whether no process works on this download."""
-        return is_free(self._work_lock(path))
-
     def delete_abandoned(self, path: Path, *, older_than: float) -> int:
         """Delete a download that is abandoned and unchanged for so long. Return the bytes freed."""
-        with suppress(FileNotFoundError), locked(self._work_lock(path), create=False) as free:
-            if free:
-                size, modified_at = measure_folder(path)
-                if modified_at < time.time() - older_than:
-                    self._discard(path)
-                    return size
+        with suppress(FileNotFoundError):
+            size, modified_at = measure_folder(path)  # first, because a new lock is a change
+            if modified_at < time.time() - older_than:
+                with _hold_lock(self.work_lock(path)) as free:
+                    if free:
+                        self._discard(path)
+                        return size
         return 0
 
     def _iter_files(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
@@ -277,29 +246,24 @@ class NodeCache:
 
     def try_lock_staging(self, name: str) -> AbstractContextManager[bool]:
         """Lock the download of a tree on this machine. Yield whether it is locked; never wait."""
-        return locked(self._work_lock(self.staging_path(name)))
+        lock = self.work_lock(self.staging_path(name))
+        ensure_private_folder(lock.parent)
+        return _hold_lock(lock)
 
-    def _work_lock(self, path: Path) -> Path:
+    def work_lock(self, path: Path) -> Path:
+        """Return the file that a process locks while it works on this unfinished download."""
         is_tree = path.parent.name == "fills"
         return self.root / "locks" / path.name if is_tree else path / "lock"
 
     def _locked(self) -> AbstractContextManager[bool]:
-        return locked(self.root / "lock", wait=True)
+        ensure_private_folder(self.root)
+        return _hold_lock(self.root / "lock", wait=True)
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = False, create: bool = True) -> Generator[bool]:
-    """Hold the flock of a file. Yield whether it is held; a missing file counts as held."""
-    if create:
-        ensure_private_folder(path.parent)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC if create else OPEN_FLAGS
-    try:
-        descriptor = os.open(path, flags, 0o644)
-    except FileNotFoundError:
-        if create:
-            raise
-        yield True
-        return
+def _hold_lock(path: Path, *, wait: bool = False) -> Generator[bool]:
+    """Hold the flock of a file. Yield whether it is held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -319,6 +283,14 @@ def link_file(source: Path, target: Path) -> bool:
     return True
 
 
-def _list_digests(tree: CachedTree) -> set[str]:
-    manifest = tree.find_manifest()
-    return {entry.sha256 for entry in manifest.entries} if manifest else set()
+def _record_use(tree: Path, holder: str) -> None:
+    """Set the time of the last use to now, and lease the tree to the job `holder`."""
+    (tree / "leases").mkdir(exist_ok=True)
+    (tree / "used").touch()
+    if holder:
+        (tree / "leases" / holder).touch()
+
+
+def _list_digests(trees: Iterable[CachedTree]) -> set[str]:
+    manifests = (tree.find_manifest() for tree in trees)
+    return {entry.sha256 for found in manifests if found for entry in found.entries}

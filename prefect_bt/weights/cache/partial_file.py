@@ -16,19 +16,18 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.host.job_lock import OPEN_FLAGS, try_lock
+from prefect_bt.host.job_lock import try_lock
 from prefect_bt.host.writeback import start_writeback
 from prefect_bt.weights.threads import Closed
 
 GRANULE_BYTES: Final = 1 << 20
-"""The unit of the map, and the most that a kill costs a connection beside what is in memory."""
+"""The unit of the map. A kill costs a connection at most one granule and its memory."""
 _HEADER: Final = struct.Struct("<8sQQ40s")
 _MAGIC: Final = b"pbtpart2"
 _BOOT_BYTES: Final = 40
@@ -37,7 +36,7 @@ _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 @cache
 def boot_id() -> str:
-    """Return the id of this boot of the machine; "" where there is none."""
+    """Return the id of this boot of the machine; "" where the kernel does not show it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -48,51 +47,24 @@ def partial_file_id(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
+def count_received(folder: Path) -> int:
+    """Return the number of bytes of a partial file that have arrived, without taking its lock."""
+    try:
+        raw = (folder / "map").read_bytes()
+        magic, size, granule, _ = _HEADER.unpack_from(raw)
+    except (OSError, struct.error):
+        return 0
+    return min(size, granule * raw.count(1, _HEADER.size)) if magic == _MAGIC else 0
+
+
 class PartialFileLocked(Exception):
     """Another process downloads this file."""
-
-
-@dataclass(frozen=True)
-class PartialFolder:
-    path: Path
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def data_file(self) -> Path:
-        return self.path / "data"
-
-    @property
-    def map_file(self) -> Path:
-        return self.path / "map"
-
-    def is_locked(self) -> bool:
-        """Return whether a living process downloads the file."""
-        try:
-            descriptor = os.open(self.lock_file, OPEN_FLAGS)
-        except FileNotFoundError:
-            return False
-        try:
-            return not try_lock(descriptor, shared=True)
-        finally:
-            os.close(descriptor)
-
-    def received_bytes(self) -> int:
-        """Return the number of bytes that have arrived, without taking the lock."""
-        try:
-            raw = self.map_file.read_bytes()
-            magic, size, granule, _ = _HEADER.unpack_from(raw)
-        except (OSError, struct.error):
-            return 0
-        return min(size, granule * raw.count(1, _HEADER.size)) if magic == _MAGIC else 0
 
 
 class PartialFile:
     """An open partial file, locked by this process. Threads write different granules."""
 
-    def __init__(self, folder: PartialFolder, size: int, *, has_digest: bool) -> None:
+    def __init__(self, folder: Path, size: int, *, has_digest: bool) -> None:
         """Open or create it. PartialFileLocked when another process has it.
 
         `has_digest`: the source lists a digest, with which the whole file will be compared.
@@ -102,12 +74,12 @@ class PartialFile:
         self._header = _HEADER.pack(_MAGIC, size, GRANULE_BYTES, boot_id().encode())
         self._closed = False
         self._lock = threading.Lock()
-        """The kernel admits one writer of a file at a time too, and lets the others spin."""
+        """Held by a writer, because the kernel lets concurrent writers of one file spin."""
         with ExitStack() as opened:
-            opened.callback(os.close, _lock(folder.lock_file))
-            self._data = os.open(folder.data_file, _CREATE, 0o644)
+            opened.callback(os.close, _lock(folder / "lock"))
+            self._data = os.open(folder / "data", _CREATE, 0o644)
             opened.callback(os.close, self._data)
-            self._map = os.open(folder.map_file, _CREATE, 0o644)
+            self._map = os.open(folder / "map", _CREATE, 0o644)
             opened.callback(os.close, self._map)
             self._load_map(has_digest)
             self._opened = opened.pop_all()
@@ -131,14 +103,15 @@ class PartialFile:
         return bool(self._received[at // GRANULE_BYTES])
 
     def write(self, at: int, view: bytes | memoryview) -> None:
-        """Write bytes. A granule has arrived with its last byte: write each from its beginning.
+        """Write bytes. A granule counts once its last byte is written: write it in order.
 
         Closed when the file was closed before.
         """
         end = at + len(view)
         first, last = at // GRANULE_BYTES, self._count if end == self.size else end // GRANULE_BYTES
         with self._lock:
-            self._require_open()
+            if self._closed:
+                raise Closed
             while view:
                 view = view[os.pwrite(self._data, view, end - len(view)) :]
             if first < last:
@@ -147,23 +120,24 @@ class PartialFile:
         start_writeback(self._data, first * GRANULE_BYTES, (last - first) * GRANULE_BYTES)
 
     def read(self, at: int, buffer: memoryview) -> memoryview:
-        """Return bytes from this place, as far as the buffer and their granule have them."""
+        """Return bytes from `at` until the buffer is full or the granule ends."""
         rest = GRANULE_BYTES - at % GRANULE_BYTES
         with self._lock:
-            self._require_open()
+            if self._closed:
+                raise Closed
             count = os.preadv(self._data, [buffer[:rest]], at)
         if not count:
-            raise OSError(f"{self.folder.data_file} ended at byte {at}")
+            raise OSError(f"{self.folder / 'data'} ended at byte {at}")
         return buffer[:count]
 
     def finalize(self) -> Path:
         """Sync the verified file to the disk. Return its path."""
         os.fchmod(self._data, 0o444)
         os.fdatasync(self._data)
-        return self.folder.data_file
+        return self.folder / "data"
 
     def remove(self) -> None:
-        remove_tree(self.folder.path)
+        remove_tree(self.folder)
 
     def close(self) -> None:
         """Close the file once no thread reads or writes. Idempotent."""
@@ -171,40 +145,31 @@ class PartialFile:
             self._closed = True
             self._opened.close()
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise Closed
-
     def _load_map(self, has_digest: bool) -> None:
-        """Take over the map of an earlier process where it fits, else begin a new one."""
-        raw = self.folder.map_file.read_bytes()
-        header, self._received = raw[: _HEADER.size], bytearray(raw[_HEADER.size :])
-        fits = header == self._header
-        if has_digest:
-            fits = header[:-_BOOT_BYTES] == self._header[:-_BOOT_BYTES]
+        """Continue the map of an earlier process if it is valid, else begin a new one."""
+        raw = (self.folder / "map").read_bytes()
+        self._received = bytearray(raw[_HEADER.size :])
+        compared = _HEADER.size - (_BOOT_BYTES if has_digest else 0)
+        same_file = raw[:compared] == self._header[:compared]
         complete = len(self._received) == self._count and not self._received.strip(b"\0\1")
-        if fits and complete and os.fstat(self._data).st_size == self.size:
-            os.pwrite(self._map, self._header, 0)
-        else:
+        if not (same_file and complete and os.fstat(self._data).st_size == self.size):
             self._received = bytearray(self._count)
             os.ftruncate(self._map, 0)
             os.ftruncate(self._data, 0)
             os.ftruncate(self._data, self.size)
-            os.pwrite(self._map, self._header + self._received, 0)
+        os.pwrite(self._map, self._header + self._received, 0)
 
 
 def _lock(path: Path) -> int:
-    """Return a locked descriptor of the file that has this name: a finished part is removed."""
+    """Return a locked descriptor of the file at `path`, which a finished download removes."""
     while True:
         try:
             ensure_private_folder(path.parent)
             descriptor = os.open(path, _CREATE, 0o644)
-        except FileNotFoundError:
-            continue
-        except FileExistsError:  # also of a folder that went before mkdir looked again
+        except (FileNotFoundError, FileExistsError):
             if path.parent.is_file():
                 raise
-            continue
+            continue  # another process removed the folder meanwhile
         if not try_lock(descriptor):
             os.close(descriptor)
             raise PartialFileLocked

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from prefect_bt.weights.cache.digest_index import (
     source_id,
 )
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache, link_file
-from prefect_bt.weights.cache.partial_file import PartialFolder, boot_id, partial_file_id
+from prefect_bt.weights.cache.partial_file import boot_id, count_received, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.threads import Closed
@@ -55,7 +55,7 @@ class StagingTree:
         self._resume()
 
     def close(self) -> None:
-        """Close the journal once no thread adds a file. A later one gets Closed. Idempotent."""
+        """Close the journal. A thread that adds a file later gets Closed. Idempotent."""
         with self._lock:
             if not self._closed:
                 os.close(self._journal)
@@ -68,15 +68,15 @@ class StagingTree:
         """Return the digest from the listing or from an earlier download; "" if unknown."""
         return file.sha256 or self.index.get(file_identity(self.source, file))
 
-    def partial_folder(self, file: ListedFile) -> PartialFolder:
+    def partial_folder(self, file: ListedFile) -> Path:
         """Return the folder of the file's partial download, which all trees with it share."""
         identity = file_identity(self.source, file) or f"{self.name}/{file.path}"
-        return PartialFolder(self.cache.partial_path(partial_file_id(identity)))
+        return self.cache.partial_path(partial_file_id(identity))
 
     def missing_bytes(self, files: Sequence[ListedFile]) -> int:
         """Return the bytes of the files less those that partial downloads already have."""
         parts = {self.partial_folder(file): file.size for file in files if file.size}
-        return sum(size - part.received_bytes() for part, size in parts.items())
+        return sum(size - count_received(part) for part, size in parts.items())
 
     def link_cached(self, file: ListedFile) -> bool:
         """Add the file if its blob is in the cache. Return whether it is."""
@@ -99,9 +99,8 @@ class StagingTree:
         """Add a small file with verified content."""
         with self._adding():
             place = self._free_place(file)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(place, flags, 0o444), "wb") as writer:
-                writer.write(data)
+            place.write_bytes(data)
+            place.chmod(0o444)
             self._record(file.path, sha256, len(data))
 
     def move_in(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
@@ -124,22 +123,20 @@ class StagingTree:
             self._record(file.path, sha256, size)
 
     def link_verified(self, file: ListedFile, path: Path) -> bool:
-        """Add a hard link to a file of this file system. Return False when it is not the file.
-
-        It is read and compared, because its owner may have changed it.
-        """
+        """Add a hard link to a file that others may have changed. Return whether it is intact."""
         try:
             with self._adding():
                 place = self._free_place(file)
                 if not link_file(path, place):
                     return False
-            matches = place.stat().st_size == file.size and hash_file(place) == file.sha256
+            size = place.stat().st_size
+            if size != file.size or hash_file(place) != file.sha256:
+                return False
         except OSError:
             return False
-        if matches:
-            with self._adding():
-                self._record(file.path, file.sha256, file.size or 0)
-        return matches
+        with self._adding():
+            self._record(file.path, file.sha256, size)
+        return True
 
     def drop(self) -> None:
         """Delete the tree, because none of it may be used."""
@@ -151,7 +148,7 @@ class StagingTree:
         sync_file_system(self.path)
         for file in desired:
             self._share_content(self.path, file.path, self._done[file.path][0])
-        self.record_digests({file.path: self._done[file.path] for file in desired})
+        self.record_digests({file.path: self._done[file.path][0] for file in desired})
         (self.path / "journal").unlink(missing_ok=True)
         tree = self.cache.publish(self.path, self.name, holder=holder)
         # Until now an eviction could delete a blob, and another download write it again.
@@ -160,8 +157,8 @@ class StagingTree:
                 self._share_content(tree.path, file.path, self._done[file.path][0])
         return tree
 
-    def record_digests(self, found: dict[str, tuple[str, int]]) -> None:
-        """Remember verified digests, path -> (sha256, size), of files listed without one."""
+    def record_digests(self, found: Mapping[str, str]) -> None:
+        """Remember verified digests, path -> sha256, of files listed without one."""
         listed = (file for file in self.listing.files if file.path in found and not file.sha256)
         known = {file_identity(self.source, file): found[file.path] for file in listed}
         known.pop("", None)
@@ -184,24 +181,20 @@ class StagingTree:
                     if link_file(blob, fresh):
                         fresh.replace(place)
                     return
-                blob.unlink()  # something truncated it
+                blob.unlink()  # another program truncated it
 
     def _write_manifest(self, desired: Sequence[ListedFile]) -> None:
         done = ((path, *self._done[path]) for path in sorted(file.path for file in desired))
-        manifest = WeightsManifest(
-            source=redact_url(self.source),
-            key=self.key,
-            revision=self.listing.revision,
-            entries=tuple(FileEntry(path, size, sha256) for path, sha256, size in done),
-            created_at=time.time(),
-        )
-        summary = codec.dumps(summarize(manifest), indent=1).encode()
+        entries = tuple(FileEntry(path, size, sha256) for path, sha256, size in done)
+        source, revision = redact_url(self.source), self.listing.revision
+        manifest = WeightsManifest(source, self.key, revision, entries, time.time())
+        summary = codec.dumps(summarize(manifest), indent=1)
         (self.path / "manifest.json").write_bytes(dump_manifest(manifest))
-        (self.path / "summary.json").write_bytes(summary)
+        (self.path / "summary.json").write_text(summary)
 
     @contextmanager
     def _adding(self) -> Generator[None]:
-        """Hold the lock while a file is added. Closed when the tree was closed before."""
+        """Hold the lock while a file is added. Closed when the tree is closed."""
         with self._lock:
             if self._closed:
                 raise Closed
@@ -225,7 +218,7 @@ class StagingTree:
         os.write(self._journal, line.encode() + b"\n")
 
     def _resume(self) -> None:
-        """Delete what is not in its place, keep the intact files, and open a journal of them."""
+        """Delete what a killed process left unfinished; open a new journal of the intact files."""
         for entry in self.path.iterdir():
             if entry.name not in {"files", "journal"}:
                 remove_tree(entry)

@@ -1,4 +1,4 @@
-"""Weights that are not on this machine yet: where their bytes come from, and their transfer.
+"""Download of files into a staging tree.
 
-Begin with `engine`; `readers` choose the store or upstream, `open_file` keeps and verifies bytes.
+Begin with `engine`; `readers` chooses the store or the source, `open_file` verifies the bytes.
 """

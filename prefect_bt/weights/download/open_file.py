@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.text.progress import ProgressMeter
-from prefect_bt.weights.cache.digest_index import file_identity
-from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder, partial_file_id
+from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.errors import stopped_error
 from prefect_bt.weights.download.ordered_digest import OrderedDigest
@@ -43,13 +42,6 @@ class DownloadContext:
         """WeightsError when `stop` is set."""
         if self.stop.is_set():
             raise stopped_error(self.staging.source)
-
-
-def get_partial_folder(context: DownloadContext, file: ListedFile) -> PartialFolder:
-    """Return the folder of the file's partial file, which all trees with this file share."""
-    staging = context.staging
-    identity = file_identity(staging.source, file) or f"{staging.name}/{file.path}"
-    return PartialFolder(staging.cache.partial_path(partial_file_id(identity)))
 
 
 class OpenFile:
@@ -118,7 +110,7 @@ class OpenFile:
         if self.part is not None:
             if self._context.reader.source.detects_changes:
                 # Before the blob: after a kill nothing else would find it.
-                staging.record_digests({self.listed.path: (sha256, size)})
+                staging.record_digests({self.listed.path: sha256})
             staging.add_blob(self.listed, self.part.finalize(), sha256, size)
         elif self.stream is not None:
             staging.move_in(self.listed, self.stream, sha256, size)

@@ -1,4 +1,4 @@
 """The store's copies of sources, which all hosts share.
 
-Begin with `copies`, which draws the keys; `claims` and `single_flight` let one host download.
+Begin with `copies`, which lists the keys; `shared_download` divides a download among hosts.
 """

@@ -3,27 +3,30 @@
     weights/manifests/<name>.json      files of a source at one revision; create-only, written last
     weights/blobs/<xx>/<sha256>        content that manifests name
     weights/sharing/<name>/<file>      division of a download among hosts (shared_download.py)
-    weights/used/<name>                empty; its time is that of the last use, to an hour
+    weights/used/<name>                empty; modified at the last use, at most once an hour
 
-A manifest is created after its blobs and deleted before them. A reader of a copy that is deleted
-meanwhile gets ObjectNotFound, reads the source instead, and publishes the blob again.
+A manifest is created after its blobs and deleted before them. If a copy is deleted while a host
+reads it, the host gets ObjectNotFound, reads the source instead, and publishes the blob again.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
+from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
-from prefect_bt.weights.store_copy.upload import BlobUploader, UploadStopped
+from prefect_bt.weights.store_copy.upload import Blob, BlobUploader, UploadStopped
 from prefect_bt.weights.url_redaction import redact_url
 
+T = TypeVar("T")
+R = TypeVar("R")
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 _MANIFESTS: Final = "weights/manifests"
 _BLOBS: Final = "weights/blobs"
@@ -47,11 +50,7 @@ class StoreMirror:
     """Published sources in a store. Every method may raise StoreError and is safe in any thread."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @property
-    def store(self) -> Store:
-        return self._store
+        self.store = store
 
     def is_on_same_disk(self, name: str, root: Path) -> bool:
         """Return whether the copy's files can be hard links of files below `root`."""
@@ -63,17 +62,12 @@ class StoreMirror:
 
     def list_names(self) -> list[str]:
         """Return the sorted names of the manifests."""
-        keys = (info.key for info in self._store.list(_MANIFESTS))
-        return [
-            key.removeprefix(f"{_MANIFESTS}/").removesuffix(".json")
-            for key in keys
-            if key.endswith(".json") and key.count("/") == _MANIFESTS.count("/") + 1
-        ]
+        return sorted(self._list_times(_MANIFESTS, ".json"))
 
     def find_manifest(self, name: str) -> WeightsManifest | None:
         """Return the manifest; None when it is missing or invalid."""
         try:
-            found = load_manifest(self._store.get(manifest_key(name)))
+            found = load_manifest(self.store.get(manifest_key(name)))
         except (ObjectNotFound, ValueError, KeyError, TypeError):
             return None
         return found if found.name == name else None
@@ -82,7 +76,7 @@ class StoreMirror:
         """Yield `length` bytes from `start`, fewer at the end. The caller verifies the digest."""
         key, end = blob_key(sha256), start + length
         while start < end:
-            piece = self._store.get_range(key, start=start, length=min(CHUNK_BYTES, end - start))
+            piece = self.store.get_range(key, start=start, length=min(CHUNK_BYTES, end - start))
             if not piece:
                 return
             yield piece
@@ -94,18 +88,13 @@ class StoreMirror:
 
     def list_sizes(self, digests: Collection[str]) -> dict[str, int]:
         """Return the sizes of the blobs that are stored, with one request for many of them."""
-        folders = sorted({blob_key(digest).rpartition("/")[0] for digest in digests})
-
-        def list_folder(folder: str) -> dict[str, int]:
-            found = ((info.key.rpartition("/")[2], info.size) for info in self._store.list(folder))
-            return {digest: size for digest, size in found if digest in digests}
-
-        with ThreadPoolExecutor(_THREADS, "weights-list") as pool:
-            found = pool.map(list_folder, folders)
-            return {digest: size for sizes in found for digest, size in sizes.items()}
+        folders = {blob_key(digest).rpartition("/")[0] for digest in digests}
+        found = _map(lambda folder: [*self.store.list(folder)], sorted(folders))
+        sizes = {_last_part(info.key): info.size for infos in found for info in infos}
+        return {digest: sizes[digest] for digest in digests if digest in sizes}
 
     def _find_local_path(self, key: str) -> Path | None:
-        return self._store.find_local_path(key) if isinstance(self._store, SupportsLinks) else None
+        return self.store.find_local_path(key) if isinstance(self.store, SupportsLinks) else None
 
     # -- publishing ---------------------------------------------------------------------------
 
@@ -114,22 +103,30 @@ class StoreMirror:
         manifest: WeightsManifest,
         blob_path: Callable[[str], Path],
         *,
-        on_bytes: ByteCallback | None = None,
+        on_bytes: ByteCallback = ignore_progress,
         stop: threading.Event | None = None,
     ) -> int:
         """Store missing blobs, then the manifest. Return the number of bytes sent.
 
         `blob_path` returns the file of a digest. `on_bytes` gets the count of every stored byte,
-        those that were stored before included, and negative counts for bytes that are sent again.
+        also of blobs that were stored before, and negative counts for bytes that are sent again.
         Several hosts may publish at once. OSError for a file of this machine; WeightsError when
         `stop` is set.
         """
         sizes = {entry.sha256: entry.size for entry in manifest.entries}
-        uploader = BlobUploader(
-            self._store, blob_path, stop=stop or threading.Event(), on_bytes=on_bytes
+        stored = self.list_sizes(sizes)
+        complete = {digest for digest, size in stored.items() if size == sizes[digest]}
+        for digest in stored.keys() - complete:
+            self.delete_blob(digest)
+        if complete:
+            on_bytes(sum(sizes[digest] for digest in complete))
+        missing = (
+            Blob(digest, blob_key(digest), blob_path(digest), sizes[digest])
+            for digest in sizes.keys() - complete
         )
+        uploader = BlobUploader(self.store, stop or threading.Event(), on_bytes)
         try:
-            sent = self._upload_missing(sizes, uploader)
+            sent = uploader.upload(missing)
         except UploadStopped:
             raise WeightsError(
                 f"{redact_url(manifest.source)}: stopped before the store had a complete copy.",
@@ -139,23 +136,14 @@ class StoreMirror:
         self._create_manifest(manifest)
         return sent
 
-    def _upload_missing(self, sizes: Mapping[str, int], uploader: BlobUploader) -> int:
-        stored = self.list_sizes(sizes)
-        complete = {digest for digest, size in stored.items() if size == sizes[digest]}
-        for digest in stored.keys() - complete:
-            self.delete_blob(digest)
-        uploader.add_present(sizes[digest] for digest in complete)
-        missing = sizes.keys() - complete
-        return uploader.upload({one: (blob_key(one), sizes[one]) for one in missing})
-
     def _create_manifest(self, manifest: WeightsManifest) -> None:
         key, data = manifest_key(manifest.name), dump_manifest(manifest)
         try:
-            self._store.create(key, data)
+            self.store.create(key, data)
         except ObjectExists:
-            # An invalid manifest would block the name forever.
+            # An invalid manifest is replaced, because no reader accepts it.
             if self.find_manifest(manifest.name) is None:
-                self._store.put(key, data)
+                self.store.put(key, data)
         except StoreError:
             # The object exists if only the response was lost.
             if self.find_manifest(manifest.name) is None:
@@ -165,20 +153,15 @@ class StoreMirror:
 
     def record_use(self, name: str) -> None:
         """Record a use of the copy at the store's present time."""
-        self._store.put(f"{_USED}/{name}", b"")
+        self.store.put(f"{_USED}/{name}", b"")
 
     def list_last_uses(self) -> dict[str, float]:
         """Return the last use of each copy in epoch seconds, at the earliest its publication."""
-        found: dict[str, float] = {}
-        for info in self._store.list(_MANIFESTS):
-            if info.key.endswith(".json"):
-                name = info.key.removeprefix(f"{_MANIFESTS}/").removesuffix(".json")
-                found[name] = info.modified
-        for info in self._store.list(_USED):
-            name = info.key.removeprefix(f"{_USED}/")
-            if name in found:
-                found[name] = max(found[name], info.modified)
-        return found
+        used = self._list_times(_USED)
+        return {
+            name: max(published, used.get(name, 0.0))
+            for name, published in self._list_times(_MANIFESTS, ".json").items()
+        }
 
     def delete(self, name: str) -> int:
         """Delete the manifest, then the blobs that no other manifest names. Return freed bytes.
@@ -186,45 +169,52 @@ class StoreMirror:
         After a kill in between, `delete_unreferenced` deletes the remaining blobs.
         """
         manifest = self.find_manifest(name)
-        self._store.delete(manifest_key(name))
-        for info in list(self._store.list(sharing_prefix(name))):
-            self._store.delete(info.key)
-        self._store.delete(f"{_USED}/{name}")
-        if manifest is None:
-            return 0
-        return self._delete_blobs({entry.sha256 for entry in manifest.entries})
+        self.store.delete(manifest_key(name))
+        for info in list(self.store.list(sharing_prefix(name))):
+            self.store.delete(info.key)
+        self.store.delete(f"{_USED}/{name}")
+        named = {entry.sha256 for entry in manifest.entries} if manifest else set[str]()
+        return self._delete_blobs(self.list_sizes(named - self._list_referenced()))
 
-    def list_unreferenced(
-        self, *, older_than: float = 0.0, now: float | None = None
-    ) -> dict[str, int]:
+    def list_unreferenced(self, *, older_than: float = 0.0) -> dict[str, int]:
         """Return the sizes of blobs that no manifest names and that are `older_than` seconds old.
 
         A younger blob may belong to a copy that is being published.
         """
-        before = (time.time() if now is None else now) - older_than
-        blobs = {
-            info.key.rpartition("/")[2]: info.size
-            for info in self._store.list(_BLOBS)
-            if info.modified <= before
-        }
+        before = time.time() - older_than
+        blobs = [info for info in self.store.list(_BLOBS) if info.modified <= before]
         named = self._list_referenced() if blobs else set[str]()
-        return {digest: size for digest, size in blobs.items() if digest not in named}
+        sizes = {_last_part(info.key): info.size for info in blobs}
+        return {digest: size for digest, size in sizes.items() if digest not in named}
 
     def delete_unreferenced(self, *, older_than: float = 0.0) -> int:
         """Delete blobs as `list_unreferenced` returns them. Return freed bytes."""
-        return self._delete_blobs(set(self.list_unreferenced(older_than=older_than)))
+        return self._delete_blobs(self.list_unreferenced(older_than=older_than))
 
     def delete_blob(self, sha256: str) -> None:
-        """Delete a blob, for example a corrupt one, which then is sent again."""
-        self._store.delete(blob_key(sha256))
+        """Delete a blob. The next publication of a source that has it stores it again."""
+        self.store.delete(blob_key(sha256))
 
-    def _delete_blobs(self, digests: set[str]) -> int:
-        sizes = self.list_sizes(digests - self._list_referenced() if digests else digests)
-        with ThreadPoolExecutor(_THREADS, "weights-delete") as pool:
-            list(pool.map(self.delete_blob, sizes))
+    def _delete_blobs(self, sizes: dict[str, int]) -> int:
+        _map(self.delete_blob, sizes)
         return sum(sizes.values())
 
     def _list_referenced(self) -> set[str]:
-        with ThreadPoolExecutor(_THREADS, "weights-manifests") as pool:
-            found = pool.map(self.find_manifest, self.list_names())
-            return {entry.sha256 for one in found if one for entry in one.entries}
+        found = _map(self.find_manifest, self.list_names())
+        return {entry.sha256 for one in found if one for entry in one.entries}
+
+    def _list_times(self, folder: str, suffix: str = "") -> dict[str, float]:
+        """Return the modification times of the objects in a folder by the name of their copy."""
+        times = {info.key[len(folder) + 1 :]: info.modified for info in self.store.list(folder)}
+        names = (key for key in times if key.endswith(suffix) and "/" not in key)
+        return {name.removesuffix(suffix): times[name] for name in names}
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _map(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call `call` for each item, in several threads because most of the time is a wait."""
+    with ThreadPoolExecutor(_THREADS, "weights-store") as pool:
+        return list(pool.map(call, items))

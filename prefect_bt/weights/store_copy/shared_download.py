@@ -22,9 +22,10 @@ from queue import SimpleQueue
 from typing import Final, cast
 
 from prefect_bt.errors import ObjectExists, StoreError
+from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
-from prefect_bt.weights.store_copy.upload import BlobUploader, UploadStopped
+from prefect_bt.weights.store_copy.upload import Blob, BlobUploader, UploadStopped
 
 RENEW_SECONDS: Final = 5.0
 EXPIRE_SECONDS: Final = 30.0
@@ -52,19 +53,26 @@ class SharedDownload:
     ) -> None:
         self._mirror, self._prefix = mirror, sharing_prefix(name)
         self._files, self._batches = files, dict(enumerate(_split(files)))
+        self._file_path, self._stop, self._on_note = file_path, stop, on_note
         self._wanted = set[str]()
         """Paths that this host does not have."""
-        self._file_path, self._on_note = file_path, on_note
-        self._stop, self._ended = stop, threading.Event()
-        self._lock, self._renewal = threading.Lock(), threading.Lock()
+        self.stored: set[str] = set()
+        """Digests of blobs that the store has."""
         self._held: dict[int, dict[str, str]] = {}
-        self._expiry: dict[int, tuple[float, float]] = {}
+        """The digests of files by path, for each batch that this host downloads."""
+        self._seen: dict[int, tuple[float, float]] = {}
+        """The modification time of each batch's object, and since when it is known."""
+        self._lock, self._renewal = threading.Lock(), threading.Lock()
+        self._ended = threading.Event()
         self._completed: SimpleQueue[int | None] = SimpleQueue()
         self._uploads = threading.Thread(target=self._upload_completed, daemon=True)
-        self.stored: set[str] = set()
-        """Digests of blobs that other hosts stored."""
 
     def __enter__(self) -> SharedDownload:
+        """Find the blobs that the store has for other trees, and begin to renew and upload."""
+        sizes = {file.sha256: file.size for file in self._files if file.sha256}
+        with suppress(StoreError):
+            found = self._mirror.list_sizes(sizes)
+            self.stored |= {digest for digest, size in found.items() if size == sizes[digest]}
         self._uploads.start()
         threading.Thread(target=self._renew, daemon=True).start()
         return self
@@ -78,15 +86,6 @@ class SharedDownload:
         with self._renewal, suppress(StoreError):
             for batch in self._held:
                 self._mirror.store.delete(self._key(batch))
-
-    def find_stored(self) -> None:
-        """Find the blobs that the store has for other trees."""
-        sizes = {file.sha256: file.size for file in self._files if file.sha256}
-        try:
-            found = self._mirror.list_sizes(sizes)
-        except StoreError:
-            return
-        self.stored |= {digest for digest, size in found.items() if size == sizes[digest]}
 
     def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
         """Yield the missing files in batches, each when this host is to read it.
@@ -124,7 +123,7 @@ class SharedDownload:
                         self._completed.put(batch)
 
     def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]] | None:
-        """Return a batch to download, or one that is stored, with the digests of its files.
+        """Return a batch to download, or a stored batch with the digests of its files.
 
         Return None once `stop` is set.
         """
@@ -141,8 +140,8 @@ class SharedDownload:
                 if size and (digests := self._read_digests(batch)):
                     return batch, digests
                 if self._is_expired(batch, modified):
-                    self._hold(batch)
                     self._mirror.store.put(self._key(batch), b"")
+                    self._hold(batch)
                     return batch, {}
             self._on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
@@ -152,12 +151,11 @@ class SharedDownload:
         return [file for file in self._batches[batch] if file.path in self._wanted]
 
     def _claim(self, batch: int) -> bool:
-        try:
+        with suppress(ObjectExists):
             self._mirror.store.create(self._key(batch), b"")
-        except ObjectExists:
-            return False
-        self._hold(batch)
-        return True
+            self._hold(batch)
+            return True
+        return False
 
     def _hold(self, batch: int) -> None:
         with self._lock:
@@ -174,11 +172,9 @@ class SharedDownload:
     def _is_expired(self, batch: int, modified: float) -> bool:
         """Return whether the object has not changed for a while, by this machine's clock."""
         now = time.monotonic()
-        before, since = self._expiry.get(batch, (-1.0, now))
-        if modified != before:
-            self._expiry[batch] = modified, now
-            return False
-        return now - since > EXPIRE_SECONDS
+        if self._seen.get(batch, (-1.0, now))[0] != modified:
+            self._seen[batch] = modified, now
+        return now - self._seen[batch][1] > EXPIRE_SECONDS
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
@@ -195,16 +191,12 @@ class SharedDownload:
     def _upload(self, batch: int) -> None:
         digests = self._held[batch]
         files = {digests[file.path]: file for file in self._list_wanted(batch)}
-        uploader = BlobUploader(
-            self._mirror.store,
-            lambda sha256: self._file_path(files[sha256].path),
-            stop=self._stop,
-            on_bytes=None,
+        missing = files.keys() - self._mirror.list_sizes(files).keys()
+        blobs = (
+            Blob(one, blob_key(one), self._file_path(files[one].path), files[one].size or 0)
+            for one in missing
         )
-        stored = self._mirror.list_sizes(files)
-        uploader.upload(
-            {one: (blob_key(one), files[one].size or 0) for one in files.keys() - stored.keys()}
-        )
+        BlobUploader(self._mirror.store, self._stop, ignore_progress).upload(blobs)
         with self._renewal:
             self._mirror.store.put(self._key(batch), json.dumps(digests).encode())
             with self._lock:
@@ -215,7 +207,7 @@ class SharedDownload:
 
 
 def _split(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
-    """Yield batches of consecutive files; every host that has the same listing gets the same."""
+    """Yield batches of consecutive files. Hosts with the same listing get the same batches."""
     least = max(BATCH_BYTES, sum(file.size or 0 for file in files) // _MAX_BATCHES)
     batch: list[ListedFile] = []
     size = 0

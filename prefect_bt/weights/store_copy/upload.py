@@ -1,151 +1,115 @@
-"""Blobs of this machine into the store: linked where the store is a folder beside us, else sent,
-large ones a few at a time and small ones many, because each of those waits for an answer most.
+"""Upload of blobs to the store: hard links where the store is a folder of the same file system.
+
+Large blobs are sent a few at a time, because a store sends their parts in parallel. Small blobs are
+sent many at a time, because most of their time is a wait for the response.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store.protocols import Store, SupportsLinks
+from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.weights.threads import StopSignal, run_workers
 
-UPLOAD_THREADS: Final = 24
 LARGE_BLOB_BYTES: Final = 8 * 1024 * 1024
-"""Bytes above which a store takes a file in parts, several at a time by itself."""
+"""Size above which a store sends a file in parts."""
+_THREADS: Final = 24
 _MAX_LARGE_UPLOADS: Final = 4
 _RETRY_DELAYS: Final = (0.5, 2.0)
-"""Seconds before a blob is sent again; a little more or less, so that two hosts part."""
-
-ByteCallback = Callable[[int], None]
+"""Seconds before a blob is sent again, with jitter for hosts that send the same blob."""
 
 
-class _Blob(NamedTuple):
+class Blob(NamedTuple):
+    """A content, its key in the store, and its file on this machine."""
+
     sha256: str
     key: str
+    path: Path
     size: int
 
 
 class UploadStopped(Exception):
-    """The caller said so, or another thread of ours failed."""
+    """The caller set `stop`, or another thread of the upload failed."""
 
 
 class BlobUploader:
-    """`blob_path` gives a digest's file; `on_bytes` gets byte counts; `stop` is only read."""
+    """One upload. `stop` is only read; `on_bytes` gets negative counts for bytes sent again."""
 
-    def __init__(
-        self,
-        store: Store,
-        blob_path: Callable[[str], Path],
-        *,
-        stop: threading.Event,
-        on_bytes: ByteCallback | None,
-    ) -> None:
-        self._store, self._blob = store, blob_path
-        self._tick = on_bytes
-        self.caller_stop = stop
-        self._stop = StopSignal(stop)
-        self._lock = threading.Lock()
-        self._large, self._small = deque[_Blob](), deque[_Blob]()
-        self._busy = self._sent = 0
+    def __init__(self, store: Store, stop: threading.Event, on_bytes: ByteCallback) -> None:
+        self._store, self._stop, self._on_bytes = store, StopSignal(stop), on_bytes
+        self._threads = itertools.count()
 
-    def add_present(self, sizes: Iterable[int]) -> None:
-        """What need not be sent."""
-        self._report(sum(sizes))
+    def upload(self, blobs: Iterable[Blob]) -> int:
+        """Store the blobs and return their size.
 
-    def subtract(self, sizes: Iterable[int]) -> None:
-        """What was told as safe, and is not."""
-        self._report(-sum(sizes))
-
-    def upload(self, blobs: Mapping[str, tuple[str, int]]) -> int:
-        """Digest -> key and size; returns the bytes of those that are stored now.
-
-        Stopped once `stop` is set; OSError of a file of this machine; StoreError.
+        UploadStopped; OSError for a file of this machine; StoreError.
         """
-        self._sent = 0
-        for blob in sorted(_Blob(digest, *place) for digest, place in blobs.items()):
-            if self._stop.is_set():
-                raise UploadStopped
-            if not self._try_link(blob):
-                (self._large if blob.size > LARGE_BLOB_BYTES else self._small).append(blob)
-        if waiting := len(self._large) + len(self._small):
-            run_workers(min(UPLOAD_THREADS, waiting), self._upload_next, self._stop)
-        if self._stop.is_set():  # also when no thread found the time to say so
-            raise UploadStopped
-        return self._sent
+        total, store = 0, self._store
+        waiting: list[Blob] = []
+        for blob in sorted(blobs):
+            self._raise_if_stopped()
+            self._check_size(blob)
+            total += blob.size
+            if isinstance(store, SupportsLinks) and store.link_file(blob.key, blob.path):
+                self._on_bytes(blob.size)
+            else:
+                waiting.append(blob)
+        # The threads share these iterators.
+        self._large = iter([blob for blob in waiting if blob.size > LARGE_BLOB_BYTES])
+        self._small = iter([blob for blob in waiting if blob.size <= LARGE_BLOB_BYTES])
+        run_workers(min(_THREADS, len(waiting)), self._upload_all, self._stop)
+        self._raise_if_stopped()
+        return total
 
-    def _try_link(self, blob: _Blob) -> bool:
-        if not isinstance(self._store, SupportsLinks):
-            return False
-        if not self._store.link_file(blob.key, self._check_file(blob)):
-            return False
-        self._sent += blob.size
-        self._report(blob.size)
-        return True
-
-    def _upload_next(self) -> bool:
+    def _raise_if_stopped(self) -> None:
         if self._stop.is_set():
             raise UploadStopped
-        with self._lock:
-            large = bool(self._large) and self._busy < _MAX_LARGE_UPLOADS
-            waiting = self._large if large else self._small
-            if not waiting:
-                return False
-            blob = waiting.popleft()
-            self._busy += large
-        try:
-            self._upload_with_retries(blob)
-        finally:
-            with self._lock:
-                self._busy -= large
-        with self._lock:
-            self._sent += blob.size
-        return True
 
-    def _upload_with_retries(self, blob: _Blob) -> None:
-        """Once more when the store fails: another host that sends the same may be in our way."""
+    def _upload_all(self) -> bool:
+        """Upload until no blob is left for this thread. Only some threads send large blobs."""
+        takes_large = next(self._threads) < _MAX_LARGE_UPLOADS
+        for waiting in (self._large, self._small) if takes_large else (self._small,):
+            for blob in waiting:
+                self._upload_with_retries(blob)
+        return False
+
+    def _upload_with_retries(self, blob: Blob) -> None:
+        # A store can fail because another host sends the same blob.
         for pause in _RETRY_DELAYS:
             try:
-                return self._upload_once(blob)
+                return self._upload(blob)
             except StoreError:
                 if self._stop.wait(pause * random.uniform(0.5, 1.5)):  # noqa: S311
                     raise
-        return self._upload_once(blob)
+        return self._upload(blob)
 
-    def _upload_once(self, blob: _Blob) -> None:
-        path, counted = self._check_file(blob), 0
+    def _upload(self, blob: Blob) -> None:
+        self._raise_if_stopped()
+        counts: list[int] = []
 
-        def tick(size: int) -> None:
-            nonlocal counted
-            if self._stop.is_set():
-                raise UploadStopped
-            with self._lock:
-                counted += size
-            self._report(size)
+        def count(size: int) -> None:
+            self._raise_if_stopped()
+            counts.append(size)
+            self._on_bytes(size)
 
         try:
-            self._store.upload_verified(blob.key, path, sha256=blob.sha256, on_bytes=tick)
+            self._store.upload_verified(blob.key, blob.path, sha256=blob.sha256, on_bytes=count)
         except StoreError:
-            self._report(-counted)
+            self._on_bytes(-sum(counts))
             raise
 
-    def _check_file(self, blob: _Blob) -> Path:
-        path = self._blob(blob.sha256)
-        size = path.stat().st_size
+    def _check_size(self, blob: Blob) -> None:
+        size = blob.path.stat().st_size
         if size != blob.size:
             raise StoreError(
-                f"{path} has {size} bytes, not {blob.size}: something wrote to the cache.",
+                f"{blob.path} has {size} bytes, not {blob.size}: another program changed it.",
                 url=self._store.url,
                 key=blob.key,
-                next_step="Remove what was mirrored there and push again.",
+                next_step="Run prefect-bt weights verify and push again.",
             )
-        return path
-
-    def _report(self, size: int) -> None:
-        if self._tick is not None and size:
-            self._tick(size)

@@ -12,7 +12,7 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.cache.digest_index import DigestIndex
 from prefect_bt.weights.cache.eviction import EvictionCandidate, choose_evictions
-from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder
+from prefect_bt.weights.cache.partial_file import PartialFile
 
 OLD = 3600.0
 
@@ -68,16 +68,16 @@ def test_sweeping_leaves_what_is_young_used_or_worked_on(cache: NodeCache, tmp_p
     loose = cache.blob_path("f" * 64)
     loose.parent.mkdir(parents=True)
     loose.write_bytes(b"x" * 10)
-    worked_on = PartialFolder(cache.partial_path("worked-on"))
+    worked_on = cache.partial_path("worked-on")
     part = PartialFile(worked_on, 100, has_digest=False)
-    forgotten = PartialFile(PartialFolder(cache.partial_path("forgotten")), 100, has_digest=False)
+    forgotten = PartialFile(cache.partial_path("forgotten"), 100, has_digest=False)
     forgotten.close()
     (cache.staging_path("dead") / "files").mkdir(parents=True)
     assert cache.sweep(older_than=OLD) == 0, "all of it is young"
-    for path in (worked_on.path, cache.partial_path("forgotten"), cache.staging_path("dead")):
+    for path in (worked_on, cache.partial_path("forgotten"), cache.staging_path("dead")):
         make_old(path)
     cache.sweep(older_than=OLD)
-    assert worked_on.path.exists()
+    assert worked_on.exists()
     assert not cache.partial_path("forgotten").exists()
     assert not cache.staging_path("dead").exists()
     time.sleep(0.02)
@@ -103,10 +103,10 @@ def test_a_tree_that_somebody_broke_is_no_tree_or_is_made_anew(
 
 def test_an_index_skips_what_a_crash_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    DigestIndex(path).add({"tag:1": ("d" * 64, 5)})
+    DigestIndex(path).add({"tag:1": "d" * 64})
     with path.open("ab") as writer:
         writer.write(b'{"id": "tag:2", "sha')
-    DigestIndex(path).add({"tag:3": ("e" * 64, 6)})
+    DigestIndex(path).add({"tag:3": "e" * 64})
     again = DigestIndex(path)
     assert [again.get(key) for key in ("tag:1", "tag:2", "tag:3")] == ["d" * 64, "", "e" * 64]
 

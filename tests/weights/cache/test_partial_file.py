@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.host.job_lock import is_free
 from prefect_bt.weights.cache import partial_file
 from prefect_bt.weights.cache.partial_file import (
     GRANULE_BYTES,
     PartialFile,
     PartialFileLocked,
-    PartialFolder,
+    count_received,
     partial_file_id,
 )
 from prefect_bt.weights.download.ordered_digest import OrderedDigest
@@ -26,11 +27,11 @@ SIZE = len(DATA)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> PartialFolder:
-    return PartialFolder(tmp_path / "parts" / partial_file_id("something"))
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "parts" / partial_file_id("something")
 
 
-def opened(folder: PartialFolder, size: int = SIZE, *, has_digest: bool = False) -> PartialFile:
+def opened(folder: Path, size: int = SIZE, *, has_digest: bool = False) -> PartialFile:
     return PartialFile(folder, size, has_digest=has_digest)
 
 
@@ -42,22 +43,22 @@ def missing(part: PartialFile, most: int = 1 << 30) -> list[tuple[int, int]]:
     return [(run.start, run.stop) for run in part.missing_runs(most)]
 
 
-def test_granules_in_any_order_become_the_file(folder: PartialFolder, tmp_path: Path) -> None:
+def test_granules_in_any_order_become_the_file(folder: Path, tmp_path: Path) -> None:
     part = opened(folder)
     for first, last in ((4, 5), (1, 3), (0, 1), (3, 4)):
         write(part, first * GRANULE_BYTES, min(SIZE, last * GRANULE_BYTES))
     assert missing(part) == []
-    assert part.received_bytes == folder.received_bytes() == SIZE
+    assert part.received_bytes == count_received(folder) == SIZE
     kept = tmp_path / "kept"
     part.finalize().rename(kept)
     part.remove()
     part.close()
     assert kept.read_bytes() == DATA
     assert kept.stat().st_mode & 0o777 == 0o444
-    assert not folder.path.exists()
+    assert not folder.exists()
 
 
-def test_a_granule_has_arrived_with_its_last_byte(folder: PartialFolder) -> None:
+def test_a_granule_has_arrived_with_its_last_byte(folder: Path) -> None:
     part = opened(folder)
     write(part, 0, GRANULE_BYTES - 1)
     assert not part.has(0)
@@ -71,7 +72,7 @@ def test_a_granule_has_arrived_with_its_last_byte(folder: PartialFolder) -> None
     part.close()
 
 
-def test_missing_runs_are_of_whole_granules(folder: PartialFolder) -> None:
+def test_missing_runs_are_of_whole_granules(folder: Path) -> None:
     part = opened(folder)
     one, end = GRANULE_BYTES, SIZE
     assert missing(part) == [(0, end)]
@@ -83,11 +84,11 @@ def test_missing_runs_are_of_whole_granules(folder: PartialFolder) -> None:
     part.close()
 
 
-def test_another_process_goes_on_with_what_arrived(folder: PartialFolder) -> None:
+def test_another_process_goes_on_with_what_arrived(folder: Path) -> None:
     first = opened(folder)
     write(first, GRANULE_BYTES, 2 * GRANULE_BYTES + 5000)
     first.close()
-    assert folder.received_bytes() == GRANULE_BYTES
+    assert count_received(folder) == GRANULE_BYTES
     second = opened(folder)
     assert missing(second) == [(0, GRANULE_BYTES), (2 * GRANULE_BYTES, SIZE)]
     buffer = memoryview(bytearray(SIZE))
@@ -96,7 +97,7 @@ def test_another_process_goes_on_with_what_arrived(folder: PartialFolder) -> Non
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_digest_is_right_in_whatever_order_bytes_arrive(folder: PartialFolder, seed: int) -> None:
+def test_a_digest_is_right_in_whatever_order_bytes_arrive(folder: Path, seed: int) -> None:
     """Some in order and offered, some not, some by several threads at once."""
     chance = random.Random(seed)
     part, digest = opened(folder), OrderedDigest(hashlib.sha256())
@@ -126,7 +127,7 @@ def test_a_digest_is_right_in_whatever_order_bytes_arrive(folder: PartialFolder,
     part.close()
 
 
-def test_a_stopped_thread_reads_no_further(folder: PartialFolder) -> None:
+def test_a_stopped_thread_reads_no_further(folder: Path) -> None:
     part, digest = opened(folder), OrderedDigest(hashlib.sha256())
     write(part, 0, GRANULE_BYTES)
     digest.catch_up(part, lambda: True)
@@ -136,17 +137,17 @@ def test_a_stopped_thread_reads_no_further(folder: PartialFolder) -> None:
         digest.catch_up(part, lambda: False)
 
 
-def test_one_process_at_a_time(folder: PartialFolder) -> None:
+def test_one_process_at_a_time(folder: Path) -> None:
     part = opened(folder, 10)
-    assert folder.is_locked()
+    assert not is_free(folder / "lock")
     with pytest.raises(PartialFileLocked):
         opened(folder, 10)
     part.close()
     part.close()
-    assert not folder.is_locked()
+    assert is_free(folder / "lock")
 
 
-def test_another_length_begins_anew(folder: PartialFolder) -> None:
+def test_another_length_begins_anew(folder: Path) -> None:
     part = opened(folder, has_digest=True)
     write(part, 0, GRANULE_BYTES)
     part.close()
@@ -156,11 +157,11 @@ def test_another_length_begins_anew(folder: PartialFolder) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "long", "foreign", "another mark", "no data", "empty"])
-def test_a_map_that_cannot_be_is_not_believed(folder: PartialFolder, damage: str) -> None:
+def test_a_map_that_cannot_be_is_not_believed(folder: Path, damage: str) -> None:
     part = opened(folder, has_digest=True)
     write(part, 0, GRANULE_BYTES)
     part.close()
-    raw = bytearray(folder.map_file.read_bytes())
+    raw = bytearray((folder / "map").read_bytes())
     match damage:
         case "cut":
             raw = raw[:-1]
@@ -171,10 +172,10 @@ def test_a_map_that_cannot_be_is_not_believed(folder: PartialFolder, damage: str
         case "another mark":
             raw[-2] = 2
         case "no data":
-            folder.data_file.unlink()
+            (folder / "data").unlink()
         case _:
             raw.clear()
-    folder.map_file.write_bytes(raw)
+    (folder / "map").write_bytes(raw)
     again = opened(folder, has_digest=True)
     assert missing(again) == [(0, SIZE)]
     again.close()
@@ -182,7 +183,7 @@ def test_a_map_that_cannot_be_is_not_believed(folder: PartialFolder, damage: str
 
 @pytest.mark.parametrize("has_digest", [True, False])
 def test_what_another_boot_left_counts_where_it_will_be_checked(
-    folder: PartialFolder, monkeypatch: pytest.MonkeyPatch, has_digest: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_digest: bool
 ) -> None:
     kept = GRANULE_BYTES if has_digest else 0
     part = opened(folder, has_digest=has_digest)

@@ -8,10 +8,15 @@ import pytest
 
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.weights import MirrorResult
-from prefect_bt.weights.cache.verify_cache import CacheReport, ExpectedFiles, repair
-from prefect_bt.weights.inventory import unmark_stored
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
-from prefect_bt.weights.store_copy.verify_copies import ExpectedBlobs, repair_shared
+from prefect_bt.weights.verification import (
+    ExpectedBlobs,
+    ExpectedFiles,
+    VerificationReport,
+    repair,
+    repair_copies,
+    repair_shared,
+)
 from tests.weights.conftest import tree
 from tests.weights.kept import LARGE, Shelf
 
@@ -26,7 +31,7 @@ def source(shelf: Shelf) -> str:
     return shelf.folder("model", large_bin=LARGE, small_txt=100, config_json=b"{}")
 
 
-def check(shelf: Shelf, *, loose: bool = True) -> CacheReport:
+def check(shelf: Shelf, *, loose: bool = True) -> VerificationReport:
     return ExpectedFiles(shelf.cache, shelf.cache.list_trees(), include_unreferenced=loose).verify()
 
 
@@ -70,8 +75,7 @@ def test_one_bit(shelf: Shelf, source: str, at: int) -> None:
 
     # The store lies on the same disk: its file is the same one.
     assert repair_shared(shelf.store, shelf.cache, report.corrupt_blobs) == [done.name]
-    mended = repair(shelf.cache, report)
-    assert (mended.unpublished, mended.still_leased) == ((done.name,), {})
+    assert repair(shelf.cache, report) == {done.name: ()}
     assert [kept.name for kept in shelf.cache.list_trees()] == [other.name]
     assert check(shelf).failures == []
     again = shelf.mirror(source)
@@ -117,12 +121,11 @@ def test_a_tree_of_a_living_job_stays(shelf: Shelf, source: str) -> None:
     try:
         done = shelf.mirror(source, holder="abc1234")
         spoil(done.folder / "small.txt")
-        mended = repair(shelf.cache, check(shelf))
-        assert (mended.unpublished, mended.still_leased) == ((), {done.name: ("abc1234",)})
+        assert repair(shelf.cache, check(shelf)) == {done.name: ("abc1234",)}
         assert shelf.cache.find_tree(done.name)
     finally:
         claim.release()
-    assert repair(shelf.cache, check(shelf)).unpublished == (done.name,)
+    assert repair(shelf.cache, check(shelf)) == {done.name: ()}
 
 
 def test_a_file_that_shares_no_bytes_with_its_blob_is_right(shelf: Shelf, source: str) -> None:
@@ -171,11 +174,10 @@ def test_the_stores_copy(shelf: Shelf, source: str) -> None:
     promises = ExpectedBlobs(shelf.store, [source])
     assert promises.size == LARGE + 102
     report = promises.verify()
-    assert report.corrupt_copies == [done.name]
+    assert report.corrupt_trees == [done.name]
     assert report.corrupt_blobs == {digest}
 
-    promises.repair(report)
-    unmark_stored(shelf.cache, done.name)
+    repair_copies(shelf.store, shelf.cache, report)
     assert StoreMirror(shelf.store).list_names() == []
     shelf.mirror(source)
     assert ExpectedBlobs(shelf.store).verify().failures == []
@@ -186,7 +188,7 @@ def test_names_that_are_not_meant_are_not_read(shelf: Shelf, source: str) -> Non
     shelf.mirror(source)
     other = shelf.mirror(shelf.folder("other", a_txt=10))
     promises = ExpectedBlobs(shelf.store, [other.name])
-    assert (promises.size, promises.verify().copies) == (10, 1)
+    assert (promises.size, promises.verify().trees) == (10, 1)
 
 
 def test_a_manifest_in_the_store_that_is_none(shelf: Shelf, source: str) -> None:
@@ -196,7 +198,7 @@ def test_a_manifest_in_the_store_that_is_none(shelf: Shelf, source: str) -> None
     promises = ExpectedBlobs(shelf.store)
     report = promises.verify()
     assert [(fault.location, fault.problem) for fault in report.failures] == [
-        (key, "is no manifest")
+        (key, "is not a manifest")
     ]
-    promises.repair(report)
+    repair_copies(shelf.store, shelf.cache, report)
     assert StoreMirror(shelf.store).list_names() == []
