@@ -2,7 +2,7 @@
 
     weights/manifests/<name>.json      files of a source at one revision; create-only, written last
     weights/blobs/<xx>/<sha256>        content that manifests name
-    weights/sharing/<name>/<file>      division of a download among hosts (shared_download.py)
+    weights/sharing/<name>/<batch>     division of a download among hosts (shared_download.py)
     weights/used/<name>                empty; modified at the last use, at most once an hour
 
 A manifest is created after its blobs and deleted before them. If a copy is deleted while a host
