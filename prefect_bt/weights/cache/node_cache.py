@@ -161,7 +161,7 @@ class NodeCache:
             (self.tree_path(name) / "stored").unlink(missing_ok=True)
 
     def evict(self, name: str) -> int:
-        """Delete a tree that no living job leases and its unshared blobs. Return the bytes freed."""
+        """Delete a tree without living jobs and its unshared blobs. Return the bytes freed."""
         with self._locked():
             tree = self.find_tree(name)
             if tree is None or tree.leases:

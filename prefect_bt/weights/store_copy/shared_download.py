@@ -4,8 +4,8 @@
 
 A host downloads the batches that no other host has begun, and stores their blobs at once. It reads
 the other batches from the store. A host renews the objects of its batches; a batch whose object is
-not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. No object is a lock,
-because a batch that two hosts download does no harm.
+not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. The objects are not
+locks: it does no harm if two hosts download the same batch.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SharedDownload:
                 self._mirror.store.delete(self._key(batch))
 
     def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
-        """Yield the missing files in the batches that this host reads, from the source or the store.
+        """Yield the missing files in batches that this host can read, from the source or the store.
 
         A file that another host stored gets its digest, which then is in `stored`.
         """
