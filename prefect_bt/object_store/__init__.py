@@ -13,12 +13,10 @@ from urllib.parse import urlsplit
 from prefect_bt.errors import StoreError
 from prefect_bt.object_store.protocols import Store
 
-SCHEMES: Final[dict[str, str]] = {
+_BUCKET_STORE: Final = "prefect_bt.object_store.bucket:BucketStore"
+SCHEMES: Final = {
     "file": "prefect_bt.object_store.disk:DiskStore",
-    "memory": "prefect_bt.object_store.bucket:BucketStore",
-    **dict.fromkeys(
-        ("s3", "r2", "cw", "gs", "azure"), "prefect_bt.object_store.bucket:BucketStore"
-    ),
+    **dict.fromkeys(("memory", "s3", "r2", "cw", "gs", "azure"), _BUCKET_STORE),
 }
 """Scheme -> `module:class`, imported on use. The class has `open(url) -> Store`."""
 

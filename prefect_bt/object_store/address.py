@@ -18,20 +18,19 @@ from urllib.parse import urlsplit
 
 from prefect_bt.errors import StoreError
 
-_BUCKET_PATTERN: Final = r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?"
-_ACCOUNT_PATTERNS: Final = {
-    "r2": r"(?P<account>[^./]+)(?P<place>\.eu)?\.",
-    "azure": r"(?P<account>[^/]+)/",
+_BUCKET: Final = r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?"
+_FORMS: Final = {
+    "s3": (_BUCKET, "s3://bucket/prefix"),
+    "r2": (
+        rf"(?P<account>[^./]+)(?P<place>\.eu)?\.{_BUCKET}",
+        "r2://account_id.bucket/prefix",
+    ),
+    "cw": (_BUCKET, "cw://bucket/prefix"),
+    "gs": (_BUCKET, "gs://bucket/prefix"),
+    "azure": (rf"(?P<account>[^/]+)/{_BUCKET}", "azure://account/container/prefix"),
 }
-_EXAMPLES: Final = {
-    "s3": "s3://bucket/prefix",
-    "r2": "r2://account_id.bucket/prefix",
-    "cw": "cw://bucket/prefix",
-    "gs": "gs://bucket/prefix",
-    "azure": "azure://account/container/prefix",
-}
+"""Scheme -> pattern after `://`, example."""
 _REGIONS: Final = {"r2": "auto", "cw": "us-east-1"}
-_S3_SCHEMES: Final = frozenset({"s3", "r2", "cw"})
 
 
 @dataclass(frozen=True)
@@ -44,37 +43,43 @@ class BucketUrl:
     account: str = ""
     endpoint: str = ""
     """Empty for s3, gs and azure, where the client library knows it."""
-    region: str = ""
-    """The region that the scheme implies; empty for s3."""
-    virtual_hosted: bool = False
-    """Whether the bucket is part of the host name, as CoreWeave requires."""
+
+    @property
+    def url(self) -> str:
+        """Return the address of the bucket for messages."""
+        return f"{self.scheme}://{self.bucket}"
+
+    @property
+    def region(self) -> str:
+        """Return the region that the scheme implies; empty for s3."""
+        return _REGIONS.get(self.scheme, "")
 
     @property
     def is_s3_like(self) -> bool:
-        """Return whether the bucket's server speaks S3."""
-        return self.scheme in _S3_SCHEMES
+        return self.scheme in {"s3", "r2", "cw"}
+
+    @property
+    def virtual_hosted(self) -> bool:
+        """Return whether the bucket is part of the host name, as CoreWeave requires."""
+        return self.scheme == "cw" and bool(re.search(r"[a-z]", urlsplit(self.endpoint).netloc))
 
 
 def parse_bucket_url(url: str) -> BucketUrl:
     """Parse a bucket's URL. StoreError with an example for a URL without a bucket."""
     scheme = urlsplit(url).scheme
-    account = _ACCOUNT_PATTERNS.get(scheme, "")
-    match = re.fullmatch(f"{scheme}://{account}{_BUCKET_PATTERN}", url)
+    pattern, example = _FORMS[scheme]
+    match = re.fullmatch(f"{scheme}://{pattern}", url)
     if match is None:
-        what = f"{url!r} names no bucket."
-        raise StoreError(what, url=url, next_step=f"It reads: {_EXAMPLES[scheme]}")
-    found = match.groupdict()
-    endpoint = _endpoint(scheme, found)
-    return BucketUrl(
-        scheme=scheme,
-        bucket=found["bucket"],
-        prefix=(found["prefix"] or "").strip("/"),
-        account=found.get("account") or "",
-        endpoint=endpoint,
-        region=_REGIONS.get(scheme, ""),
-        virtual_hosted=scheme == "cw"
-        and re.search(r"[a-z]", urlsplit(endpoint).netloc) is not None,
-    )
+        raise StoreError(f"{url!r} names no bucket.", url=url, next_step=f"It reads: {example}")
+    found = match.groupdict(default="")
+    account = found.get("account", "")
+    endpoint = ""
+    if scheme in _REGIONS:
+        from prefect_bt.settings import Settings
+
+        usual = f"https://{account}{found.get('place', '')}.r2.cloudflarestorage.com"
+        endpoint = Settings().cw_endpoint if scheme == "cw" else Settings().r2_endpoint or usual
+    return BucketUrl(scheme, found["bucket"], found["prefix"].strip("/"), account, endpoint)
 
 
 def endpoint_options(address: BucketUrl) -> dict[str, Any]:
@@ -85,15 +90,3 @@ def endpoint_options(address: BucketUrl) -> dict[str, Any]:
         host = address.endpoint.replace("://", f"://{address.bucket}.", 1)
         return {"endpoint": host, "region": address.region, "virtual_hosted_style_request": True}
     return {"endpoint": address.endpoint, "region": address.region}
-
-
-def _endpoint(scheme: str, found: dict[str, str | None]) -> str:
-    if scheme not in {"r2", "cw"}:
-        return ""
-    from prefect_bt.settings import Settings
-
-    settings = Settings()
-    if scheme == "cw":
-        return settings.cw_endpoint
-    usual = f"https://{found['account']}{found['place'] or ''}.r2.cloudflarestorage.com"
-    return settings.r2_endpoint or usual

@@ -27,34 +27,36 @@ from obstore.store import MemoryStore
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
 from prefect_bt.object_store.connect import (
-    DEFAULT_LIMITS,
+    Limits,
     create_bucket_store,
     create_s3_client,
     find_machine_access,
 )
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault, is_transfer_error
 from prefect_bt.object_store.multipart import (
+    MAX_SEND_ATTEMPTS,
     MIN_PART_BYTES,
     CorruptUpload,
     DigestMismatch,
     MultipartUploader,
 )
 from prefect_bt.object_store.protocols import (
+    CHANGED_SOURCE,
     ByteCallback,
     ObjectInfo,
     UnfinishedUpload,
+    ignore_bytes,
     validate_key,
 )
 
 if TYPE_CHECKING:
+    from obstore import PutResult
     from obstore.store import ObjectStore
 
-_LIMITS: Final = DEFAULT_LIMITS
+_LIMITS: Final = Limits()
 _IN_FLIGHT: Final = 24 * 1024 * 1024
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _READERS: Final = 4
-_MAX_SEND_ATTEMPTS: Final = 3
-"""Attempts to send bytes that the server received otherwise."""
 _OWN_PREFIXES: Final = ("training_projects", "weights")
 """Folders of our objects; other folders of a shared bucket are never read."""
 _MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
@@ -71,11 +73,7 @@ _ERRORS: Final = {
         "{url} refuses access to {key}.",
         "Check the credentials (expired?) and their rights on this bucket.",
     ),
-    FaultKind.CHANGED: (
-        StoreError,
-        "The bytes for {key} are not the ones announced: the file changed meanwhile.",
-        "",
-    ),
+    FaultKind.CHANGED: (StoreError, CHANGED_SOURCE, ""),
     FaultKind.CHECKSUM: (
         StoreError,
         "{url} received other bytes for {key} than were sent to it.",
@@ -89,7 +87,7 @@ class BucketStore:
     """Implements Store and SupportsUploadListing on one bucket (and a prefix in it)."""
 
     def __init__(self, url: str, address: BucketUrl) -> None:
-        self._url, self._address, self._inner = url, address, _connect(address)
+        self.url, self._address, self._inner = url, address, _connect(address)
         self._lock = threading.Lock()
         self._parts: MultipartUploader | None = None
         self._tags_are_md5: bool | None = None
@@ -100,10 +98,6 @@ class BucketStore:
         """Open a bucket without a request: a wrong name fails at the first operation."""
         is_memory = url.startswith("memory:")
         return cls(url, BucketUrl("memory", "") if is_memory else parse_bucket_url(url))
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key):
@@ -127,7 +121,7 @@ class BucketStore:
     def create(self, key: str, data: bytes) -> None:
         with self._translate_errors(key):
             put = obstore.put(self._inner, key, data, mode="create")
-            if not self._is_stored_intact(key, data, str(put.get("e_tag") or "")):
+            if not self._is_stored_intact(key, data, put):
                 obstore.delete(self._inner, key)
                 raise CorruptUpload
 
@@ -137,22 +131,21 @@ class BucketStore:
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
     ) -> str:
-        validate_key(key, url=self._url)
-        with source.open("rb") as reader:
-            size = source.stat().st_size
-            with self._translate_errors(key):
-                if size > MIN_PART_BYTES:
-                    multipart = self._multipart()
-                    if multipart:
-                        return multipart.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
-                    return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
-                data = reader.read(size)
-                digest = hashlib.sha256(data).hexdigest()
-                _check_digest(digest, sha256)
-                self._put(key, data)
-                if on_bytes is not None:
-                    on_bytes(size)
-                return digest
+        report = on_bytes or ignore_bytes
+        validate_key(key, url=self.url)
+        with source.open("rb") as reader, self._translate_errors(key):
+            size = os.fstat(reader.fileno()).st_size
+            if size > MIN_PART_BYTES:
+                if multipart := self._multipart():
+                    return multipart.upload(key, reader, sha256=sha256, on_bytes=report)
+                return self._stream(key, reader, sha256=sha256, on_bytes=report)
+            data = reader.read(size)
+            digest = hashlib.sha256(data).hexdigest()
+            if sha256 not in {"", digest}:
+                raise DigestMismatch
+            self._put(key, data)
+            report(size)
+            return digest
 
     def abort_uploads(self, prefix: str) -> int:
         with self._translate_errors(prefix):
@@ -168,9 +161,8 @@ class BucketStore:
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
-            multipart = self._multipart()
-            if multipart:
-                multipart.abort_upload(upload)
+            if multipart := self._multipart():
+                multipart.abort(upload.key, upload.id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))
@@ -182,17 +174,15 @@ class BucketStore:
     def download(self, key: str, target: Path) -> None:
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
-            with self._translate_errors(key), temporary.open("xb") as writer:
-                self._download_ranges(key, writer.fileno())
             with self._translate_errors(key):
+                with temporary.open("xb") as writer:
+                    self._download_ranges(key, writer.fileno())
                 temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        if prefix:
-            validate_key(prefix, url=self._url)
-        with self._translate_errors(prefix or "the whole store", check=False):
+        with self._translate_errors(prefix, is_key=bool(prefix)):
             batches = obstore.list(  # pyright: ignore[reportUnknownMemberType] (arrow is optional)
                 self._inner, prefix or None, chunk_size=1000
             )
@@ -204,39 +194,33 @@ class BucketStore:
         with self._translate_errors(key), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._inner, key)
 
-    # -- writing ------------------------------------------------------------------------------
-
     def _put(self, path: str, data: bytes) -> None:
-        for _ in range(_MAX_SEND_ATTEMPTS):
+        for _ in range(MAX_SEND_ATTEMPTS):
             try:
                 put = obstore.put(self._inner, path, data, use_multipart=False)
             except exceptions.BaseError as error:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
                 continue
-            if self._is_stored_intact(path, data, str(put.get("e_tag") or "")):
+            if self._is_stored_intact(path, data, put):
                 return
             obstore.delete(self._inner, path)
         raise CorruptUpload
 
-    def _is_stored_intact(self, path: str, data: bytes, tag: str) -> bool:
+    def _is_stored_intact(self, path: str, data: bytes, put: PutResult) -> bool:
         """Return whether the store has these bytes: by its ETag if that is an MD5 digest."""
         if not self._address.is_s3_like or self._tags_are_md5 is False:
             return True
-        if tag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
+        if (put["e_tag"] or "").strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
             self._tags_are_md5 = True
             return True
-        if self._tags_are_md5:
-            return False
         # Encrypted buckets have other tags: compare the bytes.
-        if bytes(obstore.get(self._inner, path).bytes()) != data:
+        if self._tags_are_md5 or bytes(obstore.get(self._inner, path).bytes()) != data:
             return False
         self._tags_are_md5 = False
         return True
 
-    def _stream(
-        self, path: str, reader: BinaryIO, *, sha256: str, on_bytes: ByteCallback | None
-    ) -> str:
+    def _stream(self, path: str, reader: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
         """Upload in parts through obstore, for gs and azure; it aborts them after an error."""
         size = os.fstat(reader.fileno()).st_size
         digest, part = hashlib.sha256(), max(MIN_PART_BYTES, -(-size // 9000))
@@ -245,9 +229,9 @@ class BucketStore:
             while chunk := reader.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 yield chunk
-                if on_bytes is not None:
-                    on_bytes(len(chunk))
-            _check_digest(digest.hexdigest(), sha256)
+                on_bytes(len(chunk))
+            if sha256 not in {"", digest.hexdigest()}:
+                raise DigestMismatch
 
         concurrency = max(1, _IN_FLIGHT // part)
         obstore.put(self._inner, path, chunks(), chunk_size=part, max_concurrency=concurrency)
@@ -263,18 +247,13 @@ class BucketStore:
                 self._parts = MultipartUploader(client, bucket=self._address.bucket, prefix=prefix)
             return self._parts
 
-    # -- reading ------------------------------------------------------------------------------
-
-    def _size(self, path: str) -> int:
+    def _download_ranges(self, path: str, descriptor: int) -> None:
+        """Write the object's bytes into a file, a few ranges at a time."""
         try:
-            return obstore.head(self._inner, path)["size"]
+            size = obstore.head(self._inner, path)["size"]
         except FileNotFoundError:
             obstore.get(self._inner, path)  # its error distinguishes a missing bucket
             raise
-
-    def _download_ranges(self, path: str, descriptor: int) -> None:
-        """Write the object's bytes into a file, a few ranges at a time."""
-        size = self._size(path)
         os.truncate(descriptor, size)
 
         def fetch(start: int) -> None:
@@ -285,27 +264,20 @@ class BucketStore:
             os.pwrite(descriptor, data, start)
 
         with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:
-            jobs = [pool.submit(fetch, start) for start in range(0, size, _CHUNK_BYTES)]
-            try:
-                for job in jobs:
-                    job.result()
-            finally:
-                for job in jobs:
-                    job.cancel()
-
-    # -- faults -------------------------------------------------------------------------------
+            # When one fails, `map` cancels those that have not begun.
+            list(pool.map(fetch, range(0, size, _CHUNK_BYTES)))
 
     @contextlib.contextmanager
-    def _translate_errors(self, key: str, *, check: bool = True) -> Generator[None]:
+    def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:
         """Turn errors of the libraries into a StoreError."""
-        if check:
-            validate_key(key, url=self._url)
+        if is_key:
+            validate_key(key, url=self.url)
         try:
             yield
         except Exception as error:
             if not is_transfer_error(error):
                 raise
-            raise self._to_store_error(key, classify_fault(error)) from error
+            raise self._to_store_error(key or "the whole store", classify_fault(error)) from error
 
     def _to_store_error(self, key: str, fault: Fault) -> StoreError:
         if fault.kind is FaultKind.DENIED:
@@ -314,9 +286,8 @@ class BucketStore:
                 self._parts = None
                 self._inner = _connect(self._address)
         error, message, next_step = _ERRORS.get(fault.kind, _OTHER_ERROR)
-        reason = fault.reason or "no usable answer"
-        text = message.format(url=self._url, key=key, reason=reason)
-        return error(text, url=self._url, key=key, next_step=next_step)
+        text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
+        return error(text, url=self.url, key=key, next_step=next_step)
 
 
 def _connect(address: BucketUrl) -> ObjectStore:
@@ -324,16 +295,7 @@ def _connect(address: BucketUrl) -> ObjectStore:
         return MemoryStore()
     access = find_machine_access(address)
     if access is None:
-        raise StoreError(
-            f"No credentials for {address.scheme}://{address.bucket} were found.",
-            url=f"{address.scheme}://{address.bucket}",
-            next_step="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.",
-        )
-    return create_bucket_store(
-        address, access, limits=_LIMITS, prefix=address.prefix, checksums=True
-    )
-
-
-def _check_digest(digest: str, announced: str) -> None:
-    if announced not in {"", digest}:
-        raise DigestMismatch
+        what = f"No credentials for {address.url} were found."
+        hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+        raise StoreError(what, url=address.url, next_step=hint)
+    return create_bucket_store(address, access, limits=_LIMITS, is_store=True)

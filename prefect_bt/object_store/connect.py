@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from obstore.store import HTTPStore, ObjectStore
 
 _REFRESH_MARGIN: Final = timedelta(minutes=5)
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-"""Variables that obstore reads."""
+_MAX_RETRY_TIME: Final = timedelta(seconds=60)
+_OBSTORE_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Limits:
     total: float = 300.0
     """Seconds that a request may take, its body included."""
     retries: int = 6
-    retry_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,13 @@ class Access:
     """Credentials for a bucket."""
 
     name: str
-    """As in "may not be read with {name}"."""
     options: Callable[[], Mapping[str, Any]]
     """Returns arguments of obstore's store class; may ask a token service."""
     has_credentials: bool = True
     """Whether credentials are known to exist; if not, the search for them can fail or time out."""
 
 
-DEFAULT_LIMITS: Final = Limits()
+_DEFAULT_LIMITS: Final = Limits()
 ANONYMOUS: Final = Access("no credentials", lambda: {"skip_signature": True})
 
 
@@ -60,33 +58,34 @@ def create_bucket_store(
     address: BucketUrl,
     access: Access,
     *,
-    limits: Limits = DEFAULT_LIMITS,
-    prefix: str = "",
-    checksums: bool = False,
+    limits: Limits = _DEFAULT_LIMITS,
+    is_store: bool = False,
 ) -> ObjectStore:
     """Create obstore's store for a bucket. No request is sent, except by `access`.
 
-    `checksums`: send the SHA-256 of uploaded bytes to S3-like servers. ValueError or obstore's
-    BaseError for options that it cannot parse.
+    `is_store`: prefix the keys, and send the SHA-256 of uploaded bytes to S3-like servers.
+    ValueError or obstore's BaseError for options that it cannot parse.
     """
     from obstore import store
 
-    given = {"prefix": prefix, **endpoint_options(address), **access.options()}
+    given = {**endpoint_options(address), **access.options()}
     options: dict[str, Any] = {name: value for name, value in given.items() if value}
     options |= _client_arguments(limits, _bucket_client_options(address))
+    if is_store and address.prefix:
+        options["prefix"] = address.prefix
     if address.scheme == "gs":
         return store.GCSStore(address.bucket, **options)
     if address.scheme == "azure":
         return store.AzureStore(address.bucket, account_name=address.account, **options)
     if address.scheme == "r2":
         options["region"] = address.region
-    if checksums:
+    if is_store:
         options["checksum_algorithm"] = "SHA256"
     return store.S3Store(address.bucket, **options)
 
 
 def create_http_store(
-    url: str, *, token: str = "", limits: Limits = DEFAULT_LIMITS, allow_http: bool = False
+    url: str, *, token: str = "", limits: Limits = _DEFAULT_LIMITS, allow_http: bool = False
 ) -> HTTPStore:
     """Create obstore's store below `url`. The token is sent to the host of `url` only.
 
@@ -115,11 +114,9 @@ def find_machine_access(address: BucketUrl) -> Access | None:
         found = session.Session()
         known = found.get_credentials()
     except errors.BotoCoreError as error:
-        raise StoreError(
-            f"The AWS settings of this machine cannot be used ({type(error).__name__}).",
-            url=f"{address.scheme}://{address.bucket}",
-            next_step="Check AWS_PROFILE and the files in ~/.aws.",
-        ) from None
+        what = f"The AWS settings of this machine cannot be used ({type(error).__name__})."
+        hint = "Check AWS_PROFILE and the files in ~/.aws."
+        raise StoreError(what, url=address.url, next_step=hint) from None
     if known is None:
         return None
     providers: Any = import_module("obstore.auth.boto3")
@@ -153,10 +150,10 @@ def create_access(
     return Access(name, options)
 
 
-def create_s3_client(address: BucketUrl, limits: Limits = DEFAULT_LIMITS) -> Any:
+def create_s3_client(address: BucketUrl, limits: Limits = _DEFAULT_LIMITS) -> Any:
     """Create boto3's client. A new session reads the credentials that the machine has now."""
-    # Neither module has types.
     session: Any = import_module("boto3.session").Session()
+    style = {"addressing_style": "virtual"} if address.virtual_hosted else {}
     config: Any = import_module("botocore.config").Config(
         max_pool_connections=16,
         connect_timeout=limits.connect,
@@ -165,46 +162,33 @@ def create_s3_client(address: BucketUrl, limits: Limits = DEFAULT_LIMITS) -> Any
         # Each part is sent with its SHA-256, which is signed; boto3 need not hash it again.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3={
-            "payload_signing_enabled": False,
-            **({"addressing_style": "virtual"} if address.virtual_hosted else {}),
-        },
+        s3={"payload_signing_enabled": False, **style},
         signature_version="s3v4",
     )
-    place: dict[str, Any] = {}
-    if address.endpoint:
-        place = {"endpoint_url": address.endpoint, "region_name": address.region}
-    return session.client("s3", config=config, **place)
+    region, endpoint = address.region or None, address.endpoint or None
+    return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
 
 def _client_arguments(limits: Limits, client_options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "client_options": {
-            "connect_timeout": timedelta(seconds=limits.connect),
-            "read_timeout": timedelta(seconds=limits.read),
-            "timeout": timedelta(seconds=limits.total),
-            **client_options,
-        },
-        "retry_config": {
-            "max_retries": limits.retries,
-            "retry_timeout": timedelta(seconds=limits.retry_seconds),
-        },
+    times = {
+        "connect_timeout": timedelta(seconds=limits.connect),
+        "read_timeout": timedelta(seconds=limits.read),
+        "timeout": timedelta(seconds=limits.total),
     }
+    retries = {"max_retries": limits.retries, "retry_timeout": _MAX_RETRY_TIME}
+    return {"client_options": times | client_options, "retry_config": retries}
 
 
 def _bucket_client_options(address: BucketUrl) -> dict[str, Any]:
     if not address.is_s3_like:
         return {"allow_http": True}  # emulators, metadata services
-    named = (os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)
-    endpoints = [address.endpoint] if address.endpoint else named
+    endpoints = [address.endpoint or os.environ.get(name, "") for name in _OBSTORE_ENDPOINTS]
     options: dict[str, Any] = {"allow_http": any(url.startswith("http://") for url in endpoints)}
     if bundle := os.environ.get("AWS_CA_BUNDLE"):
         try:
             options["root_certificate"] = Path(bundle).read_bytes()
         except OSError as error:
-            raise StoreError(
-                f"AWS_CA_BUNDLE cannot be read: {error.strerror}.",
-                url=f"{address.scheme}://{address.bucket}",
-                next_step="Point it at a file of PEM certificates, or unset it.",
-            ) from None
+            what = f"AWS_CA_BUNDLE cannot be read: {error.strerror}."
+            hint = "Point it at a file of PEM certificates, or unset it."
+            raise StoreError(what, url=address.url, next_step=hint) from None
     return options

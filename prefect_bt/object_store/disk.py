@@ -29,9 +29,11 @@ from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.object_store.disk_copy import copy_and_hash, copy_bytes
 from prefect_bt.object_store.disk_staging import TempFile, TempFolder, retry_with_parent_folder
 from prefect_bt.object_store.protocols import (
+    CHANGED_SOURCE,
     ByteCallback,
     ObjectInfo,
     UnfinishedUpload,
+    ignore_bytes,
     validate_key,
 )
 
@@ -51,6 +53,7 @@ class DiskStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
+        self.url = self._root.as_uri()
         self._temporary = TempFolder(self._root / _TEMP_FOLDER)
 
     @classmethod
@@ -63,10 +66,6 @@ class DiskStore:
             raise StoreError(f"{url!r} names no local folder.", url=url, next_step="file:///path")
         return cls(Path(unquote(parts.path)))
 
-    @property
-    def url(self) -> str:
-        return self._root.as_uri()
-
     def get(self, key: str) -> bytes:
         with self._translate_errors(key), self._opened(key) as stream:
             return stream.read()
@@ -77,23 +76,18 @@ class DiskStore:
             return stream.read(length)
 
     def put(self, key: str, data: bytes) -> None:
-        path = self._path(key)
-        with (
-            self._translate_errors(key),
-            self._temp_file(lambda fd: _write_all(fd, data)) as filled,
-        ):
-            filled.replace(path)
+        with self._stage(key, lambda fd: _write_all(fd, data)) as (staged, path):
+            staged.replace(path)
 
     def create(self, key: str, data: bytes) -> None:
-        path = self._path(key)
         with self._translate_errors(key):
-            if path.exists():
-                raise self._exists_error(key)
-            with self._temp_file(lambda fd: _write_all(fd, data)) as filled:
-                try:
-                    filled.create(path)
-                except FileExistsError as error:
-                    raise self._exists_error(key) from error
+            is_new = not self._path(key).exists()
+        if is_new:
+            staging = self._stage(key, lambda fd: _write_all(fd, data))
+            with staging as (staged, path), contextlib.suppress(FileExistsError):
+                staged.create(path)
+                return
+        raise ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
 
     def upload(self, key: str, source: Path) -> None:
         self._upload(key, source, copy_bytes)
@@ -105,12 +99,9 @@ class DiskStore:
 
         def copy_exactly(fd: int, target: int) -> None:
             nonlocal digest
-            digest = copy_and_hash(fd, target, on_bytes=on_bytes)
+            digest = copy_and_hash(fd, target, on_bytes=on_bytes or ignore_bytes)
             if sha256 not in {"", digest}:
-                what = (
-                    f"The bytes for {key} are not the ones announced: the file changed meanwhile."
-                )
-                raise StoreError(what, url=self.url, key=key)
+                raise StoreError(CHANGED_SOURCE.format(key=key), url=self.url, key=key)
 
         self._upload(key, source, copy_exactly)
         return digest
@@ -126,8 +117,8 @@ class DiskStore:
         except FileExistsError:
             return path.is_file()
         except OSError:
-            # Another file system, one without links, too many links, no permission: a copy works,
-            # or fails with a message.
+            # Another file system, too many links, no permission: a copy works, or fails with a
+            # message.
             return False
         return True
 
@@ -157,13 +148,9 @@ class DiskStore:
     def download(self, key: str, target: Path) -> None:
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
-            with (
-                self._translate_errors(key),
-                self._opened(key) as reader,
-                temporary.open("xb") as writer,
-            ):
-                copy_bytes(reader.fileno(), writer.fileno())
-            with self._translate_errors(key, path=target):
+            with self._translate_errors(key):
+                with self._opened(key) as reader, temporary.open("xb") as writer:
+                    copy_bytes(reader.fileno(), writer.fileno())
                 temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -179,9 +166,9 @@ class DiskStore:
         with self._translate_errors(key):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 path.unlink()
-            for folder in path.parents:
-                if folder == self._root or not _remove_if_empty(folder):
-                    break
+            with contextlib.suppress(OSError):  # the first folder that is not empty
+                for folder in path.parents[: len(Path(key).parts) - 1]:
+                    folder.rmdir()
 
     def _path(self, key: str) -> Path:
         return self._root / validate_key(key, url=self.url, reserved=_TEMP_FOLDER)
@@ -199,75 +186,49 @@ class DiskStore:
 
     def _upload(self, key: str, source: Path, fill: Callable[[int, int], None]) -> None:
         """Store a file. `fill` copies from its first descriptor to its second."""
-        path = self._path(key)
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            with (
-                self._translate_errors(key),
-                self._temp_file(lambda target: fill(fd, target)) as filled,
-            ):
-                filled.replace(path)
-        finally:
-            os.close(fd)
+        with source.open("rb") as reader:
+            fd = reader.fileno()
+            with self._stage(key, lambda target: fill(fd, target)) as (staged, path):
+                staged.replace(path)
 
     @contextlib.contextmanager
-    def _temp_file(self, fill: Callable[[int], None]) -> Generator[TempFile]:
-        """Yield a temporary file with synced bytes."""
-        ensure_store_folder(self._root)
-        with self._temporary.create_file() as filling:
-            fill(filling.fd)
-            os.fsync(filling.fd)
-            yield filling
+    def _stage(self, key: str, fill: Callable[[int], None]) -> Generator[tuple[TempFile, Path]]:
+        """Yield a temporary file with synced bytes, and the path of the object."""
+        path = self._path(key)
+        with self._translate_errors(key):
+            ensure_store_folder(self._root)
+            with self._temporary.create_file() as staged:
+                fill(staged.fd)
+                os.fsync(staged.fd)
+                yield staged, path
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
-        pending = [folder]
+        missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+        pending = [str(folder)]
         while pending:
-            try:
-                with os.scandir(pending.pop()) as entries:
-                    for entry in entries:
-                        if entry.is_dir():
-                            if entry.name != _TEMP_FOLDER:
-                                pending.append(Path(entry.path))
-                        else:
-                            yield from self._info(entry)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-
-    def _info(self, entry: os.DirEntry[str]) -> Iterator[ObjectInfo]:
-        with contextlib.suppress(FileNotFoundError):
-            fact = entry.stat()
-            key = os.path.relpath(entry.path, self._root)
-            yield ObjectInfo(key=key, size=fact.st_size, modified=fact.st_mtime)
-
-    def _exists_error(self, key: str) -> ObjectExists:
-        return ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
+            with missing, os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if not entry.is_dir():
+                        with missing:
+                            facts = entry.stat()
+                            key = os.path.relpath(entry.path, self._root)
+                            yield ObjectInfo(key, facts.st_size, facts.st_mtime)
+                    elif entry.name != _TEMP_FOLDER:
+                        pending.append(entry.path)
 
     @contextlib.contextmanager
-    def _translate_errors(self, key: str, path: Path | None = None) -> Generator[None]:
+    def _translate_errors(self, key: str) -> Generator[None]:
         """Turn an OSError into a StoreError."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
             raise ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key) from error
         except OSError as error:
-            place = path or error.filename or self._root
-            what = (
-                "The disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
-            )
-            raise StoreError(
-                f"{what}: {place}, for {key}.",
-                url=self.url,
-                key=key,
-                next_step=_NEXT_STEPS.get(error.errno or 0, ""),
-            ) from error
-
-
-def _remove_if_empty(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:
-        return False
-    return True
+            number = error.errno or 0
+            place = error.filename2 or error.filename or self._root
+            what = "The disk is full" if number == errno.ENOSPC else os.strerror(number)
+            message, hint = f"{what}: {place}, for {key}.", _NEXT_STEPS.get(number, "")
+            raise StoreError(message, url=self.url, key=key, next_step=hint) from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -7,13 +7,14 @@ writeback, so that the sync at the end has little left to do. The hash is that o
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from prefect_bt.host.writeback import start_writeback
-from prefect_bt.object_store.protocols import ByteCallback
+from prefect_bt.object_store.protocols import ByteCallback, ignore_bytes
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -26,30 +27,18 @@ _UNSUPPORTED_ERRNOS: Final = frozenset(
 )
 
 
-def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback | None = None) -> None:
+def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback = ignore_bytes) -> None:
     """Copy an open file into an empty one."""
-    if _try_reflink(source, target):
-        _report(on_bytes, os.fstat(target).st_size)
-        return
-    at, step = 0, _copy_in_kernel
-    while True:
-        try:
-            copied = step(source, target, at)
-        except OSError as error:
-            if at or step is _copy_in_user_space or error.errno not in _UNSUPPORTED_ERRNOS:
-                raise
-            copied = 0
-        if not copied:
-            # For files of /proc, among others, the kernel reports an end at once.
-            if at or step is _copy_in_user_space:
-                return
-            step = _copy_in_user_space
-            continue
-        at += copied
-        _report(on_bytes, copied)
+    at = 0
+    for step in (_reflink, _copy_in_kernel, _copy_in_user_space):
+        while copied := step(source, target, at):
+            at += copied
+            on_bytes(copied)
+        if at:
+            return
 
 
-def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback | None = None) -> str:
+def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback = ignore_bytes) -> str:
     """Copy as `copy_bytes`. Return the SHA-256 of the target, in hex."""
     size = os.fstat(source).st_size
     hashed = _FileHash(target, size)
@@ -62,7 +51,7 @@ def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback | None = N
 
     def follow(copied: int) -> None:
         nonlocal end
-        _report(on_bytes, copied)
+        on_bytes(copied)
         end += copied
         running.append(pool.submit(hashed.advance, end))
         while running and running[0].done():
@@ -99,21 +88,30 @@ class _FileHash:
         return self._digest.hexdigest()
 
 
-def _try_reflink(source: int, target: int) -> bool:
-    """Make the target a reflink, which shares the bytes of the source until one is written."""
+def _reflink(source: int, target: int, at: int) -> int:
+    """Share the bytes of the source until one is written. Return their number, or 0."""
+    if at:
+        return 0
     try:
-        import fcntl
-
         fcntl.ioctl(target, _FICLONE, source)
-    except (ImportError, OSError):
-        return False
-    return True
+    except OSError:
+        return 0
+    return os.fstat(target).st_size
 
 
 def _copy_in_kernel(source: int, target: int, at: int) -> int:
-    if not hasattr(os, "copy_file_range"):
+    """Return the number of copied bytes; 0 at the end, and for files that the kernel cannot copy.
+
+    For files of /proc, among others, the kernel reports an end at once.
+    """
+    if not hasattr(os, "copy_file_range"):  # Python was built for an older C library
         return 0
-    return os.copy_file_range(source, target, _STEP, at, at)
+    try:
+        return os.copy_file_range(source, target, _STEP, at, at)
+    except OSError as error:
+        if at or error.errno not in _UNSUPPORTED_ERRNOS:
+            raise
+        return 0
 
 
 def _copy_in_user_space(source: int, target: int, at: int) -> int:
@@ -123,8 +121,3 @@ def _copy_in_user_space(source: int, target: int, at: int) -> int:
         count = os.pwrite(target, view, at)
         view, at = view[count:], at + count
     return copied
-
-
-def _report(on_bytes: ByteCallback | None, size: int) -> None:
-    if on_bytes is not None:
-        on_bytes(size)

@@ -1,7 +1,6 @@
 """Temporary files of a store, which become objects in one step when they are complete.
 
-They have names in a folder of their own. A killed process leaves its file there; files are removed
-when they are a day old.
+A killed process leaves its file in their folder, where it is removed when it is a day old.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import uuid
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 _STALE_AFTER: Final = 24 * 3600.0
 _MAX_ATTEMPTS: Final = 20
@@ -21,8 +22,6 @@ _MAX_ATTEMPTS: Final = 20
 
 @dataclass(frozen=True)
 class TempFile:
-    """An open temporary file."""
-
     fd: int
     path: Path
 
@@ -39,22 +38,19 @@ class TempFolder:
     """A folder of temporary files, created with the first one."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_swept = False
+        self._path, self._is_swept = path, False
 
     @contextlib.contextmanager
     def create_file(self) -> Generator[TempFile]:
-        """Yield an empty file for reading and writing. Its temporary name is removed at the end."""
-        if not self._is_swept:
-            self._sweep()
+        """Yield an empty file. Its temporary name is removed at the end."""
+        self._sweep()
         path = self._path / uuid.uuid4().hex
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        opened: list[int] = []
-        retry_with_parent_folder(path, lambda: opened.append(os.open(path, flags, 0o666)))
+        fd = retry_with_parent_folder(path, lambda: os.open(path, flags, 0o666))
         try:
-            yield TempFile(opened[0], path)
+            yield TempFile(fd, path)
         finally:
-            os.close(opened[0])
+            os.close(fd)
             path.unlink(missing_ok=True)
 
     def list_files(self) -> list[tuple[str, int, float]]:
@@ -72,21 +68,19 @@ class TempFolder:
         (self._path / name).unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        oldest = time.time() - _STALE_AFTER
-        for name, _, modified_at in self.list_files():
-            if modified_at < oldest:
+        for name, _, modified_at in [] if self._is_swept else self.list_files():
+            if modified_at < time.time() - _STALE_AFTER:
                 with contextlib.suppress(OSError):
                     self.delete(name)
         self._is_swept = True
 
 
-def retry_with_parent_folder(target: Path, operation: Callable[[], object]) -> None:
+def retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
     """Run `operation`, and again after creating the parent folder of `target` if it is missing."""
     for _ in range(_MAX_ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
-            operation()
-            return
+            return operation()
         # A concurrent delete can remove the folder while it is empty, at any moment.
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             target.parent.mkdir(parents=True, exist_ok=True)
-    operation()
+    return operation()

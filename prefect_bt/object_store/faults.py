@@ -1,4 +1,4 @@
-"""Classify errors of obstore and botocore.
+"""Classify errors of obstore, botocore and httpx.
 
 A result never contains the text of an error, which may hold a signed URL.
 """
@@ -12,8 +12,6 @@ from typing import Any, Final
 
 
 class FaultKind(StrEnum):
-    """What is wrong with a request."""
-
     DENIED = auto()
     NOT_FOUND = auto()
     """No such object; HTTP servers, and some that speak S3, mean the bucket as well."""
@@ -40,52 +38,31 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A classified error."""
-
     kind: FaultKind
-    code: str = ""
-    """The server's code, such as `SlowDown`, else the HTTP status; empty without an answer."""
     reason: str = ""
-    """A part of a sentence without URLs; empty when nothing is known, as after a timeout."""
+    """The server's code, or a part of a sentence without URLs; empty if neither is known."""
 
 
-def _codes(kind: FaultKind, names: str) -> dict[str, FaultKind]:
-    return dict.fromkeys(names.split(), kind)
-
-
-_KINDS_BY_CODE: Final = {
-    **_codes(FaultKind.CHECKSUM, "BadDigest InvalidDigest XAmzContentChecksumMismatch"),
-    **_codes(
-        FaultKind.DENIED,
-        "AccessDenied ExpiredToken Forbidden InvalidAccessKeyId InvalidToken SignatureDoesNotMatch"
-        " TokenRefreshRequired AuthenticationFailed AuthorizationFailure InvalidAuthenticationInfo"
-        " AuthorizationPermissionMismatch NoAuthenticationInformation PublicAccessNotPermitted"
-        " 401 403",
-    ),
-    **_codes(FaultKind.NO_BUCKET, "NoSuchBucket ContainerNotFound"),
-    **_codes(FaultKind.NOT_FOUND, "NoSuchKey 404"),
-    **_codes(
-        FaultKind.WRONG_REGION,
-        "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException",
-    ),
-    **_codes(FaultKind.PAST_END, "InvalidRange 416"),
-    **_codes(FaultKind.THROTTLED, "SlowDown 429 503"),
+_NAMES: Final = {
+    FaultKind.DENIED: "AccessDenied ExpiredToken Forbidden InvalidAccessKeyId InvalidToken"
+    " SignatureDoesNotMatch TokenRefreshRequired AuthenticationFailed AuthorizationFailure"
+    " InvalidAuthenticationInfo AuthorizationPermissionMismatch NoAuthenticationInformation"
+    " PublicAccessNotPermitted 401 403 PermissionDeniedError UnauthenticatedError PermissionError"
+    " NoCredentialsError PartialCredentialsError CredentialRetrievalError",
+    FaultKind.NOT_FOUND: "NoSuchKey 404 FileNotFoundError",
+    FaultKind.NO_BUCKET: "NoSuchBucket ContainerNotFound",
+    FaultKind.EXISTS: "AlreadyExistsError",
+    FaultKind.WRONG_REGION: "PermanentRedirect AuthorizationHeaderMalformed"
+    " IllegalLocationConstraintException",
+    FaultKind.CHANGED: "PreconditionError DigestMismatch",
+    FaultKind.NO_RANGES: "NotSupportedError",
+    FaultKind.PAST_END: "InvalidRange 416",
+    FaultKind.INVALID_NAME: "InvalidPathError",
+    FaultKind.CHECKSUM: "BadDigest InvalidDigest XAmzContentChecksumMismatch CorruptUpload",
+    FaultKind.THROTTLED: "SlowDown 429 503",
 }
-_KINDS_BY_CLASS: Final = {
-    "PermissionDeniedError": FaultKind.DENIED,
-    "UnauthenticatedError": FaultKind.DENIED,
-    "PermissionError": FaultKind.DENIED,
-    "NoCredentialsError": FaultKind.DENIED,
-    "PartialCredentialsError": FaultKind.DENIED,
-    "CredentialRetrievalError": FaultKind.DENIED,
-    "FileNotFoundError": FaultKind.NOT_FOUND,
-    "AlreadyExistsError": FaultKind.EXISTS,
-    "PreconditionError": FaultKind.CHANGED,
-    "DigestMismatch": FaultKind.CHANGED,
-    "CorruptUpload": FaultKind.CHECKSUM,
-    "InvalidPathError": FaultKind.INVALID_NAME,
-    "NotSupportedError": FaultKind.NO_RANGES,
-}
+"""Codes and statuses of servers, and classes of errors."""
+_KINDS: Final = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _KINDS_BY_TEXT: Final = (
     ("redirect without LOCATION", FaultKind.WRONG_REGION, ""),
     ("non-partial response", FaultKind.NO_RANGES, ""),
@@ -99,6 +76,14 @@ _KINDS_BY_TEXT: Final = (
     ("Could not connect", FaultKind.UNREACHABLE, "there is no connection to the server"),
     ("kind: Timeout", FaultKind.UNREACHABLE, ""),
     ("kind: Interrupted", FaultKind.UNREACHABLE, "the body ended early"),
+    # Headers that obstore cannot use, such as those without a length.
+    ("source: Header", FaultKind.NO_RANGES, ""),
+    ("source: ParseContentRange", FaultKind.NO_RANGES, ""),
+    ("source: NoContentRange", FaultKind.NO_RANGES, ""),
+    # httpx
+    ("CERTIFICATE_VERIFY_FAILED", FaultKind.CERTIFICATE, "its certificate is not trusted"),
+    ("peer closed connection", FaultKind.UNREACHABLE, "the body ended early"),
+    ("[Errno -", FaultKind.UNREACHABLE, "no address is known for its host"),
 )
 """Parts of the libraries' texts, for errors without a class of their own."""
 
@@ -110,26 +95,22 @@ def is_transfer_error(error: Exception) -> bool:
 
 
 def classify_fault(error: Exception) -> Fault:
-    """Return the kind of an error, its code or status, and a short reason without URLs."""
+    """Return the kind of an error, and a short reason without URLs."""
     answer: Any = getattr(error, "response", None) or {}
     text = str(error)
     code = str(answer.get("Error", {}).get("Code") or _search(r"<Code>(\w+)</Code>", text))
-    kind = _KINDS_BY_CODE.get(code) or _KINDS_BY_CLASS.get(type(error).__name__)
+    kind = _KINDS.get(code) or _KINDS.get(type(error).__name__)
+    system = (error.strerror or "") if isinstance(error, OSError) else ""
     if kind or code:
-        return Fault(kind or FaultKind.OTHER, code, code or _system_reason(error))
+        return Fault(kind or FaultKind.OTHER, code or system)
     if status := _search(r"\bstatus(?: code)?: (\d{3})\b", text):
-        kind = _KINDS_BY_CODE.get(status, FaultKind.OTHER)
-        return Fault(kind, status, f"the server answered {status}")
+        return Fault(_KINDS.get(status, FaultKind.OTHER), f"the server answered {status}")
     for sign, kind, reason in _KINDS_BY_TEXT:
         if sign in text:
-            return Fault(kind, reason=reason)
-    return Fault(FaultKind.OTHER, reason=_system_reason(error))
+            return Fault(kind, reason)
+    return Fault(FaultKind.OTHER, system)
 
 
 def _search(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
     return found[1] if found else ""
-
-
-def _system_reason(error: Exception) -> str:
-    return (error.strerror or "") if isinstance(error, OSError) else ""

@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from prefect_bt.errors import StoreError
 
+CHANGED_SOURCE: Final = (
+    "The bytes for {key} are not the ones announced: the file changed meanwhile."
+)
 ByteCallback = Callable[[int], None]
-"""Called with a number of further bytes that were read, sent or found stored; from any thread."""
+"""Called from any thread with a number of further bytes that were read, sent or found stored."""
+
+
+def ignore_bytes(_: int) -> None:
+    """Take the place of a callback that is not given."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +47,14 @@ class SupportsGet(Protocol):
 class SupportsPut(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Write or replace an object atomically: readers see the old bytes or the new ones."""
-        ...
 
     def create(self, key: str, data: bytes) -> None:
         """Write a new object; ObjectExists if there is one. One of several racing writers wins."""
-        ...
 
 
 class SupportsUpload(Protocol):
     def upload(self, key: str, source: Path) -> None:
         """Write or replace an object with a file's bytes, visible when all of them are stored."""
-        ...
 
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
@@ -66,19 +70,9 @@ class SupportsUpload(Protocol):
 
     def download(self, key: str, target: Path) -> None:
         """Write the object's bytes into a file, which appears when it is complete."""
-        ...
 
     def abort_uploads(self, prefix: str) -> int:
-        """Abort unfinished uploads under the folder `prefix`. Return their number.
-
-        A running upload of another process fails.
-        """
-        ...
-
-
-class SupportsPresign(Protocol):
-    def presign(self, key: str, *, seconds: int) -> str:
-        """Return a URL that answers GET, also with Range, for so long; "" if there is none."""
+        """Abort unfinished uploads under `prefix`, running ones too. Return their number."""
         ...
 
 
@@ -91,7 +85,6 @@ class SupportsList(Protocol):
 class SupportsDelete(Protocol):
     def delete(self, key: str) -> None:
         """Delete an object. A missing object is not an error."""
-        ...
 
 
 @runtime_checkable
@@ -113,14 +106,12 @@ class SupportsLinks(Protocol):
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """An upload that is not finished. `id` distinguishes two uploads of one key.
-
-    `modified_at`: the time of the last write to it, in epoch seconds.
-    """
+    """An unfinished upload. `id` distinguishes two uploads of one key."""
 
     key: str
     id: str
     modified_at: float
+    """Time of the last write, in epoch seconds."""
     bytes: int
 
 
@@ -134,22 +125,17 @@ class SupportsUploadListing(Protocol):
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Abort an upload, if it still exists. A running upload of another process fails."""
-        ...
 
 
-class Store(
-    SupportsGet,
-    SupportsPut,
-    SupportsUpload,
-    SupportsPresign,
-    SupportsList,
-    SupportsDelete,
-    Protocol,
-):
+class Store(SupportsGet, SupportsPut, SupportsUpload, SupportsList, SupportsDelete, Protocol):
     """A place for objects. `url` names it in messages and reopens it in another process."""
 
     @property
     def url(self) -> str: ...
+
+    def presign(self, key: str, *, seconds: int) -> str:
+        """Return a URL that answers GET, also with Range, for `seconds`; "" if there is none."""
+        ...
 
 
 def validate_key(key: str, *, url: str, reserved: str = "") -> str:

@@ -1,4 +1,1 @@
-"""Pull images onto a Docker Engine, with a registry's credentials.
-
-Begin with `pull`; `credentials` has the login methods, `pull_errors` the causes and remedies.
-"""
+"""Pull images onto a Docker Engine, with a registry's credentials."""

@@ -8,29 +8,48 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from prefect_bt.credentials.cloud_identity import exchange_google_token
+from prefect_bt.credentials.cloud_identity import (
+    assume_role,
+    assume_role_with_web_identity,
+    aws_error_code,
+    exchange_google_token,
+    make_aws_config,
+)
 from prefect_bt.definitions.image import AWSIAMDockerAuth, DockerAuth
 from prefect_bt.definitions.variables import SecretReference
 from prefect_bt.errors import IdentityError, SecretError
-from prefect_bt.registries.ecr import request_key_password, request_role_password
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import DOCKER_HUB, ImageReference, normalize_registry_host
 
-GOOGLE_KEY_USER: Final = "_json_key"
-GOOGLE_TOKEN_USER: Final = "oauth2accesstoken"
 _HUB_ADDRESS: Final = "https://index.docker.io/v1/"
 _NOT_SECRET: Final = {"username", "email", "serveraddress"}
+_Account = tuple[str, str, str]
+"""User, password, and a description of the identity for messages."""
 _AWS_KEYS: Final = {
     "aws_access_key_id": "an access key's id",
     "aws_secret_access_key": "a secret access key",
 }
+_ECR_HOST: Final = re.compile(
+    r"(?:\d{12}|vpce-[a-z0-9-]+)\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
+    r"(?:(?:vpce\.)?amazonaws\.com(?:\.cn)?|on\.aws)"
+)
+_ECR_FORM: Final = (
+    "Their hosts have the form <account>.dkr.ecr.<region>.amazonaws.com. Use REGISTRY_SECRET for "
+    "other registries."
+)
+_ECR_RIGHTS: Final = (
+    "Check the key or role, and that it may ecr:GetAuthorizationToken, ecr:BatchGetImage and "
+    "ecr:GetDownloadUrlForLayer."
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +62,8 @@ class Login:
     @property
     def header(self) -> str:
         """Return the value of the header X-Registry-Auth; empty without credentials."""
-        if not self.config:
-            return ""
-        return base64.urlsafe_b64encode(json.dumps(dict(self.config)).encode()).decode()
+        text = json.dumps(dict(self.config)) if self.config else ""
+        return base64.urlsafe_b64encode(text.encode()).decode()
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -60,31 +78,20 @@ ANONYMOUS: Final = Login("", {})
 def list_login_secrets(auth: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the names of the secrets that a docker_auth references, sorted."""
     methods: list[Any] = [method for method in (auth or {}).values() if isinstance(method, dict)]
-    references = {
-        str(reference["name"])
-        for method in methods
-        for key, reference in method.items()
-        if key.endswith("secret_ref")
-    }
-    return tuple(sorted(references))
+    fields = [field for method in methods for field in method.items()]
+    return tuple(sorted({ref["name"] for key, ref in fields if key.endswith("secret_ref")}))
 
 
 def resolve_login(
     reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
 ) -> Login:
-    """Return the login, with a request to AWS or Google if the method needs one.
-
-    PullError; SecretError for a secret that is not in `secrets`.
-    """
+    """Return the login, with a request to AWS or Google if needed. PullError, SecretError."""
     given = _parse_auth(auth)
     host = normalize_registry_host(given.registry)
     if host and host != reference.host.lower():
-        raise PullError(
-            PullErrorKind.CREDENTIALS,
-            f"it is for {host}, and the image is at {reference.host}",
-            next_step="Correct docker_auth.registry or image.base_image: credentials are sent to "
-            "no other registry.",
-        )
+        message = f"it is for {host}, and the image is at {reference.host}"
+        hint = "Correct docker_auth.registry or image.base_image: they must name one registry."
+        raise PullError(PullErrorKind.CREDENTIALS, message, next_step=hint)
     try:
         user, password, identity = _log_in(reference.host, given, secrets)
     except IdentityError as error:
@@ -97,10 +104,7 @@ def resolve_login(
 def docker_configuration(
     reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
 ) -> str:
-    """Return the login in the format of Docker's config.json, for a Kubernetes pull secret.
-
-    Errors are those of `resolve_login`.
-    """
+    """Return `resolve_login`'s login as a config.json of Docker, for a Kubernetes pull secret."""
     config = resolve_login(reference, auth, secrets).config
     user, password = config["username"], config["password"]
     pair = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -111,10 +115,9 @@ def docker_configuration(
 def find_docker_login(host: str) -> Login:
     """Return this user's `docker login` for a registry; ANONYMOUS if none can be read."""
     auth: Any = import_module("docker.auth")
-    errors: Any = import_module("docker.errors")
     try:
         config = auth.resolve_authconfig(auth.load_config(), host)
-    except (errors.DockerException, OSError, ValueError):
+    except (auth.errors.DockerException, OSError, ValueError):
         return ANONYMOUS
     return Login(f"this machine's docker login for {host}", config) if config else ANONYMOUS
 
@@ -127,84 +130,103 @@ def _parse_auth(auth: Mapping[str, object]) -> DockerAuth:
         raise PullError(PullErrorKind.CREDENTIALS, problem) from None
 
 
-def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return user, password and a description of the identity. `auth` has one method's field."""
+def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> _Account:
     if login := auth.registry_secret_docker_auth:
         return _parse_login(login.secret_ref, secrets)
     if key := auth.gcp_service_account_json_docker_auth:
         return _parse_google_key(key.service_account_json_secret_ref, secrets)
     if google := auth.gcp_oidc_docker_auth:
         token = exchange_google_token(google.service_account, google.workload_identity_provider)
-        return GOOGLE_TOKEN_USER, token.token, f"the service account {google.service_account}"
+        return "oauth2accesstoken", token.token, f"the service account {google.service_account}"
     if keys := auth.aws_iam_docker_auth:
         return _log_in_with_aws_key(host, keys, secrets)
-    role = auth.aws_assume_role_docker_auth or auth.aws_oidc_docker_auth
-    assert role
-    is_oidc = auth.aws_oidc_docker_auth is not None
-    user, password = request_role_password(host, role.role_arn, role.region, is_oidc)
-    return user, password, f"the role {role.role_arn}"
+    return _log_in_with_aws_role(host, auth)
 
 
-def _parse_login(reference: SecretReference, secrets: Mapping[str, str]) -> tuple[str, str, str]:
-    text = _get_secret(reference, secrets).strip()
+def _parse_login(reference: SecretReference, secrets: Mapping[str, str]) -> _Account:
+    text = _get_secret(reference, secrets)
     username, _, password = text.partition(":")
     if not username or not password or not text.isprintable():
         raise _secret_error(reference, "is no login", "username:password, on one line")
     return username, password, f"the login in the secret {reference.name!r}"
 
 
-def _parse_google_key(
-    reference: SecretReference, secrets: Mapping[str, str]
-) -> tuple[str, str, str]:
-    text = _get_secret(reference, secrets).strip()
+def _parse_google_key(reference: SecretReference, secrets: Mapping[str, str]) -> _Account:
+    text = _get_secret(reference, secrets)
     key = _parse_json_texts(text)
     complete = key.get("client_email") and key.get("private_key")
     if key.get("type") != "service_account" or not complete:
-        raise _secret_error(
-            reference,
-            "is no service account",
-            "a service account's JSON key, with type, client_email and private_key",
-        )
-    return GOOGLE_KEY_USER, text, f"the service account in the secret {reference.name!r}"
+        expected = "a service account's JSON key, with type, client_email and private_key"
+        raise _secret_error(reference, "is no service account", expected)
+    return "_json_key", text, f"the service account in the secret {reference.name!r}"
 
 
-def _log_in_with_aws_key(
-    host: str, auth: AWSIAMDockerAuth, secrets: Mapping[str, str]
-) -> tuple[str, str, str]:
+def _log_in_with_aws_key(host: str, auth: AWSIAMDockerAuth, secrets: Mapping[str, str]) -> _Account:
     references = (auth.access_key_secret_ref, auth.secret_access_key_secret_ref)
-    keys: dict[str, str] = {}
+    keys, token = list[str](), ""
     for reference, (name, what) in zip(references, _AWS_KEYS.items(), strict=True):
-        text = _get_secret(reference, secrets).strip()
+        text = _get_secret(reference, secrets)
         fields = _parse_json_texts(text) if text.startswith("{") else {name: text}
         value = fields.get(name, "")
         if not value or not value.isprintable() or " " in value:
             raise _secret_error(reference, f"is not {what}", f"{what} alone, on one line")
-        keys |= {name: value, "aws_session_token": fields.get("aws_session_token", "")}
+        keys.append(value)
+        token = fields.get("aws_session_token", "")
     names = " and ".join(dict.fromkeys(repr(reference.name) for reference in references))
     identity = f"the access key in the secret{'s' * (references[0] != references[1])} {names}"
-    return *request_key_password(host, identity, keys), identity
+    return request_ecr_password(identity, _parse_ecr_region(host), *keys, token)
+
+
+def _log_in_with_aws_role(host: str, auth: DockerAuth) -> _Account:
+    role = auth.aws_assume_role_docker_auth or auth.aws_oidc_docker_auth
+    assert role
+    region = _parse_ecr_region(host)
+    if region != role.region:
+        what = f"The registry {host} is in {region}, and docker_auth says {role.region}."
+        hint = "Correct the region: a password is valid only in its own."
+        raise IdentityError(what, next_step=hint)
+    assume = assume_role_with_web_identity if auth.aws_oidc_docker_auth else assume_role
+    found = assume(role.role_arn, region)
+    keys = (found.access_key_id, found.secret_access_key, found.session_token)
+    return request_ecr_password(f"the role {role.role_arn}", region, *keys)
+
+
+def request_ecr_password(identity: str, region: str, *keys: str) -> _Account:
+    """Request a password, valid for twelve hours, with a key's id, secret and token or ""."""
+    boto3: Any = import_module("boto3.session")
+    errors: Any = import_module("botocore.exceptions")
+    try:
+        session = boto3.Session(*(key or None for key in keys), region_name=region)
+        client = session.client("ecr", config=make_aws_config())
+        token = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
+        user, _, password = base64.b64decode(token).decode().partition(":")
+    except (errors.ClientError, errors.BotoCoreError, ValueError, LookupError) as error:
+        code, refused = aws_error_code(error), isinstance(error, errors.ClientError)
+        what = f"Amazon's registry in {region} gave no password to {identity} ({code})."
+        raise IdentityError(what, next_step=_ECR_RIGHTS, refused=refused) from None
+    return user, password, identity
+
+
+def _parse_ecr_region(host: str) -> str:
+    found = _ECR_HOST.fullmatch(host)
+    if found is None:
+        raise IdentityError(f"{host} is no registry of Amazon.", next_step=_ECR_FORM)
+    return found["region"]
 
 
 def _parse_json_texts(text: str) -> dict[str, str]:
     """Return the text values of a JSON object; none if `text` is not one."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    values = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    return {name: value for name, value in values.items() if isinstance(value, str)}
+    with suppress(ValueError, AttributeError):
+        return {name: value for name, value in json.loads(text).items() if isinstance(value, str)}
+    return {}
 
 
 def _get_secret(reference: SecretReference, secrets: Mapping[str, str]) -> str:
-    try:
-        return secrets[reference.name]
-    except KeyError:
-        raise SecretError([reference.name], ["the job's secrets"]) from None
+    if reference.name not in secrets:
+        raise SecretError([reference.name], ["the job's secrets"])
+    return secrets[reference.name].strip()
 
 
 def _secret_error(reference: SecretReference, problem: str, expected: str) -> PullError:
-    return PullError(
-        PullErrorKind.CREDENTIALS,
-        f"the secret {reference.name!r} {problem}",
-        next_step=f"It must hold {expected}.",
-    )
+    message, hint = f"the secret {reference.name!r} {problem}", f"It must hold {expected}."
+    return PullError(PullErrorKind.CREDENTIALS, message, next_step=hint)

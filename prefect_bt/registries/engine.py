@@ -21,9 +21,9 @@ from prefect_bt.registries.pull_progress import LayerProgress
 
 T = TypeVar("T")
 
-POLL_INTERVAL: Final = 0.1
+_POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a stop."""
-LOCAL_STALL_FACTOR: Final = 10
+_LOCAL_STALL_FACTOR: Final = 10
 """More patience while the Engine verifies and extracts layers, which it does without events."""
 
 
@@ -32,6 +32,8 @@ class EngineClient:
 
     def __init__(self, api: Any, cancelled: threading.Event | None) -> None:
         self.api, self._cancelled = api, cancelled or threading.Event()
+        self._errors: Any = import_module("docker.errors")
+        self._requests: Any = import_module("requests.exceptions")
 
     def call(self, function: Callable[[], T]) -> T:
         """Return the result of `function`. On a stop its daemon thread is abandoned."""
@@ -47,10 +49,9 @@ class EngineClient:
             raise
 
     def inspect_distribution(self, name: str, header: str, *, seconds: float) -> dict[str, Any]:
-        """Return an image's `Descriptor` and `Platforms` from its registry.
+        """Return `Descriptor` and `Platforms` of an image in a registry; STALLED after `seconds`.
 
-        UNREACHABLE if the Engine gets no answer; STALLED after `seconds`, which the SDK's method
-        cannot set.
+        UNREACHABLE if the Engine gets no answer. The SDK's method has no time limit.
         """
         path = f"/distribution/{name}/json"
         try:
@@ -61,21 +62,18 @@ class EngineClient:
             raise
 
     def pull(
-        self, name: str, header: str, layers: LayerProgress, stall_timeout: float
-    ) -> Generator[bool]:
+        self, name: str, header: str, stall_timeout: float, layers: LayerProgress
+    ) -> Generator[None]:
         """Pull an image and record the events in `layers`; STALLED after a time without events.
 
-        Yield False at least every POLL_INTERVAL, and True at the end. Closing the generator
-        disconnects from the Engine, which then aborts the transfer.
+        Yield at least every _POLL_INTERVAL. Closing the generator makes the Engine abort the pull.
         """
         responses, closed = list[Any](), threading.Event()
 
         def read_events() -> Iterator[dict[str, Any]]:
-            seconds = 2 * LOCAL_STALL_FACTOR * stall_timeout  # only ends an abandoned thread
-            params = {"fromImage": name}
-            with self._send(
-                "POST", "/images/create", header, seconds, params=params, stream=True
-            ) as response:
+            seconds = 2 * _LOCAL_STALL_FACTOR * stall_timeout  # only ends an abandoned thread
+            options = {"params": {"fromImage": name}, "stream": True}
+            with self._send("POST", "/images/create", header, seconds, **options) as response:
                 responses.append(response)
                 for line in () if closed.is_set() else response.iter_lines():
                     if line:
@@ -84,14 +82,13 @@ class EngineClient:
         changed = time.monotonic()
         try:
             for event in self._iterate(read_events):
-                patience = stall_timeout * (LOCAL_STALL_FACTOR if layers.is_local_work else 1)
+                patience = stall_timeout * (_LOCAL_STALL_FACTOR if layers.is_local_work else 1)
                 if event:
                     changed = time.monotonic()
                     layers.update(event)
                 elif time.monotonic() - changed > patience:
                     raise PullError(PullErrorKind.STALLED)
-                yield False
-            yield True
+                yield
         finally:
             closed.set()
             for response in responses:
@@ -99,22 +96,20 @@ class EngineClient:
                     response.raw.shutdown()
 
     def _send(self, method: str, path: str, header: str, seconds: float, **options: Any) -> Any:
-        errors, requests = _import_errors()
         headers = {"X-Registry-Auth": header} if header else {}
         url = f"{self.api.base_url}/v{self.api.api_version}{path}"
         try:
             answer = self.api.request(method, url, headers=headers, timeout=seconds, **options)
             answer.raise_for_status()
-        except requests.ReadTimeout:
+        except self._requests.ReadTimeout:
             raise PullError(PullErrorKind.STALLED) from None
-        except requests.HTTPError as error:
-            errors.create_api_error_from_http_exception(error)
+        except self._requests.HTTPError as error:
+            self._errors.create_api_error_from_http_exception(error)
         else:
             return answer
 
     def _iterate(self, produce: Callable[[], Iterator[T]]) -> Iterator[T | None]:
-        """Yield what `produce` yields in a daemon thread; None after a POLL_INTERVAL without."""
-        errors, requests = _import_errors()
+        """Yield what `produce` yields in a daemon thread; None after a _POLL_INTERVAL without."""
         items: SimpleQueue[T | Exception | None] = SimpleQueue()
 
         def run() -> None:
@@ -125,9 +120,9 @@ class EngineClient:
                 last = None
             except (PullError, PrefectBtError) as error:
                 last = error
-            except errors.APIError as error:
+            except self._errors.APIError as error:
                 last = classify_response(error.status_code, str(error.explanation))
-            except (requests.RequestException, errors.DockerException) as error:
+            except (self._requests.RequestException, self._errors.DockerException) as error:
                 last = PullError(PullErrorKind.ENGINE_UNREACHABLE, _find_reason(error))
             finally:
                 items.put(last)
@@ -135,7 +130,7 @@ class EngineClient:
         threading.Thread(target=run, name="registries-call", daemon=True).start()
         while not self._cancelled.is_set():
             try:
-                item = items.get(timeout=POLL_INTERVAL)
+                item = items.get(timeout=_POLL_INTERVAL)
             except Empty:
                 yield None
                 continue
@@ -145,11 +140,6 @@ class EngineClient:
                 raise item
             yield item
         raise PullError(PullErrorKind.STOPPED)
-
-
-def _import_errors() -> tuple[Any, Any]:
-    """Return the modules with the exceptions of the SDK and of requests."""
-    return import_module("docker.errors"), import_module("requests.exceptions")
 
 
 def _find_reason(error: BaseException) -> str:

@@ -11,16 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.registries.credentials import (
-    ANONYMOUS,
-    Login,
-    find_docker_login,
-    resolve_login,
-)
+from prefect_bt.registries import credentials
 from prefect_bt.registries.engine import EngineClient
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
 from prefect_bt.registries.pull_progress import LayerProgress
@@ -64,13 +60,13 @@ def pull_image(  # noqa: PLR0913 (the image, its login, and callbacks)
     on_progress: ProgressCallback | None = None,
     cancelled: threading.Event | None = None,
 ) -> PulledImage:
-    """Pull an image unless the Engine has it. Blocks; ImageError, SecretError.
+    """Pull an image with `engine`, a docker.APIClient, unless it has it. ImageError, SecretError.
 
-    `engine` is a docker.APIClient, `auth` is ImagePlan.auth, `secrets` has the values of its
-    references. `on_progress` is called in this thread once a second. Once `cancelled` is set, the
-    call ends within a second with ImageError, fault `stopped`.
+    `auth` is ImagePlan.auth, `secrets` has the values of its references. `on_progress` is called in
+    this thread once a second. A set `cancelled` ends the call within a second, fault `stopped`.
     """
-    pull = _ImagePull(EngineClient(engine, cancelled), reference, auth, secrets, on_progress)
+    client, wanted = EngineClient(engine, cancelled), ImageReference(reference)
+    pull = _ImagePull(client, wanted, auth, secrets, on_progress)
     try:
         return pull.run()
     except PullError as error:
@@ -82,17 +78,16 @@ def pull_image(  # noqa: PLR0913 (the image, its login, and callbacks)
 @dataclass
 class _ImagePull:
     client: EngineClient
-    text: str
+    wanted: ImageReference
     auth: Mapping[str, object] | None
     secrets: Mapping[str, str] = field(repr=False)
     on_progress: ProgressCallback | None
     stall_timeout: float = field(default_factory=lambda: Settings().stall_seconds)
-    wanted: ImageReference = field(default_factory=lambda: ImageReference(""))
-    login: Login = ANONYMOUS
+    login: credentials.Login = credentials.ANONYMOUS
     notes: list[str] = field(default_factory=list[str])
 
     def run(self) -> PulledImage:
-        self.wanted = parse_reference(self.text)
+        self.wanted = parse_reference(self.wanted.text)
         local = self.client.find_image(self.wanted.pull_name)
         if local is not None and (self.wanted.digest or self._is_built_locally(local)):
             return self._result(local, "" if self.wanted.is_id else self.wanted.digest)
@@ -104,10 +99,8 @@ class _ImagePull:
             accepted = _NO_ANSWERS if self.auth else _NO_ANSWERS | _REFUSALS
             if local is None or error.kind not in accepted:
                 raise
-            self.notes.append(
-                f"The registry {self.wanted.host} did not provide {self.text} "
-                f"({error.kind.value}): the image on this Docker Engine is used."
-            )
+            what = f"{self.wanted.host} did not provide {self.wanted.text} ({error.kind.value})"
+            self.notes.append(f"{what}: the image on this Docker Engine is used.")
             return self._result(local)
         return self._ensure_pulled(description)
 
@@ -118,32 +111,31 @@ class _ImagePull:
         """
         if local.get("RepoDigests") or self.wanted.has_explicit_host or self.auth is not None:
             return False
-        self.notes.append(
-            f"{self.text} was built on this Docker Engine; no registry is asked for it."
-        )
+        note = f"{self.wanted.text} was built on this Docker Engine; no registry is asked for it."
+        self.notes.append(note)
         return True
 
     def _inspect_distribution(self, *, is_local: bool) -> Mapping[str, Any]:
         """Log in, and return the registry's description of the image."""
-        wanted, auth = self.wanted, self.auth
-        if auth is None:
-            self.login = self.client.call(lambda: find_docker_login(wanted.host))
+        wanted, client = self.wanted, self.client
+        if self.auth is None:
+            log_in = partial(credentials.find_docker_login, wanted.host)
         else:
-            self.login = self.client.call(lambda: resolve_login(wanted, auth, self.secrets))
+            log_in = partial(credentials.resolve_login, wanted, self.auth, self.secrets)
+        self.login = client.call(log_in)
+        name, header = wanted.pull_name, self.login.header
         seconds = min(self.stall_timeout, DIGEST_TIMEOUT) if is_local else self.stall_timeout
         return self._retry_stalled(
-            lambda _: self.client.inspect_distribution(
-                wanted.pull_name, self.login.header, seconds=seconds
-            ),
+            lambda _: client.inspect_distribution(name, header, seconds=seconds),
             attempts=1 if is_local else MAX_ATTEMPTS,
             problem=f"{wanted.host} did not answer",
         )
 
-    def _retry_stalled(self, call: Callable[[int], T], *, attempts: int, problem: str) -> T:
-        """Call with the number of the attempt, from 0, until the call does not stall."""
+    def _retry_stalled(self, call: Callable[[bool], T], *, attempts: int, problem: str) -> T:
+        """Call until the call does not stall. Its argument: whether this is a retry."""
         for attempt in range(attempts):
             try:
-                return call(attempt)
+                return call(attempt > 0)
             except PullError as error:
                 if error.kind is not PullErrorKind.STALLED:
                     raise
@@ -158,11 +150,8 @@ class _ImagePull:
         if found is None:
             platforms = description.get("Platforms") or ()
             self._check_platform({(p.get("os"), p.get("architecture")) for p in platforms})
-            self._retry_stalled(
-                lambda attempt: self._pull(name, is_retry=attempt > 0),
-                attempts=MAX_ATTEMPTS,
-                problem="nothing arrived and nothing changed",
-            )
+            problem = "nothing arrived and nothing changed"
+            self._retry_stalled(partial(self._pull, name), attempts=MAX_ATTEMPTS, problem=problem)
             found = self.client.find_image(name)
         if found is None:
             raise PullError(PullErrorKind.FAILED, "it is not on the Engine after the pull")
@@ -171,17 +160,18 @@ class _ImagePull:
             self.client.call(lambda: self.client.api.tag(found["Id"], wanted.name, wanted.tag))
         return self._result(found, digest)
 
-    def _pull(self, name: str, *, is_retry: bool) -> None:
-        note = f"The pull of {self.text} stalled and was started again." if is_retry else ""
-        self.notes += [note] if note else []
-        layers, reported = LayerProgress(self.text, note), 0.0
-        steps = self.client.pull(name, self.login.header, layers, self.stall_timeout)
-        with closing(steps):
-            for is_last in steps:
-                now = time.monotonic()
-                if self.on_progress and (is_last or now - reported >= _REPORT_INTERVAL):
-                    reported = now
-                    self.on_progress(layers.snapshot(now))
+    def _pull(self, name: str, is_retry: bool) -> None:
+        layers, reported = LayerProgress(self.wanted.text), 0.0
+        if is_retry:
+            layers.note = f"The pull of {self.wanted.text} stalled and was started again."
+            self.notes.append(layers.note)
+        report: ProgressCallback = self.on_progress or (lambda _: None)
+        with closing(self.client.pull(name, self.login.header, self.stall_timeout, layers)) as run:
+            for _ in run:
+                if time.monotonic() - reported >= _REPORT_INTERVAL:
+                    reported = time.monotonic()
+                    report(layers.snapshot(reported))
+        report(layers.snapshot(time.monotonic()))
 
     def _check_platform(self, platforms: set[tuple[Any, Any]]) -> None:
         """Raise PullError PLATFORM if the Engine runs none of `platforms`, pairs of (OS, CPU)."""

@@ -32,31 +32,25 @@ class PullError(Exception):
         super().__init__(kind.value)
 
 
-_STATUS_KINDS: Final = {
-    400: PullErrorKind.REFERENCE,
-    401: PullErrorKind.REFUSED,
-    403: PullErrorKind.REFUSED,
-    404: PullErrorKind.NOT_FOUND,
-    429: PullErrorKind.RATE_LIMITED,
+_STATUSES: Final = {
+    "400": PullErrorKind.REFERENCE,
+    "401|unauthorized|no basic auth credentials": PullErrorKind.REFUSED,
+    "403|denied": PullErrorKind.REFUSED,
+    "404|manifest unknown|name unknown": PullErrorKind.NOT_FOUND,
+    "429|toomanyrequests": PullErrorKind.RATE_LIMITED,
 }
-_REGISTRY_STATUSES: Final = {
-    "unauthorized": 401,
-    "no basic auth credentials": 401,
-    "denied": 403,
-    "manifest unknown": 404,
-    "name unknown": 404,
-    "toomanyrequests": 429,
-}
-"""Error codes of the OCI distribution specification, as the Engine quotes them. Its own status is
-often 500, and 404 for a pull that was denied (Engine 20.10)."""
-_CODE: Final = re.compile(rf"(?:^|: )({'|'.join(_REGISTRY_STATUSES)})(?=:|\s*$)", re.MULTILINE)
+"""Statuses, and error codes of the OCI distribution specification, as the Engine quotes them. Its
+own status is often 500, and 404 for a pull that was denied (Engine 20.10)."""
+_KINDS: Final = {code: kind for codes, kind in _STATUSES.items() for code in codes.split("|")}
+_CODES: Final = "|".join(code for code in _KINDS if not code.isdigit())
+_CODE: Final = re.compile(rf"(?:^|: )({_CODES})(?=:|\s*$)", re.MULTILINE)
 
 
 def classify_response(status: int, message: str) -> PullError:
-    """Return the error of an Engine's response, by the registry's status or the Engine's."""
-    code = _CODE.search(message.lower())
-    status = _REGISTRY_STATUSES[code[1]] if code else status
-    return PullError(_STATUS_KINDS.get(status, PullErrorKind.FAILED), message)
+    """Return the error of an Engine's response, by the registry's code or the Engine's status."""
+    found = _CODE.search(message.lower())
+    code = found[1] if found else str(status)
+    return PullError(_KINDS.get(code, PullErrorKind.FAILED), message)
 
 
 _TEMPLATES: Final = {

@@ -70,9 +70,7 @@ def parse_reference(text: str) -> ImageReference:
     if _ID.fullmatch(text):
         return ImageReference(text, digest=text)
     first, slash, rest = text.partition("/")
-    explicit = bool(slash) and (
-        "." in first or ":" in first or first == "localhost" or first != first.lower()
-    )
+    explicit = bool(slash and (first == "localhost" or re.search("[.:A-Z]", first)))
     host, rest = (first, rest) if explicit else (DOCKER_HUB, text)
     found = _REPOSITORY.fullmatch(rest)
     path = found["path"] if found else ""
@@ -90,11 +88,6 @@ def parse_reference(text: str) -> ImageReference:
 
 
 def normalize_registry_host(registry: str) -> str:
-    """Return the host of docker_auth's `registry`, without scheme and path.
-
-    >>> normalize_registry_host("https://index.docker.io/v1/")
-    'docker.io'
-    """
-    rest = registry.strip().partition("://")[2] or registry.strip()
-    host = rest.partition("/")[0].lower()
+    """Return the host of docker_auth's `registry`, without scheme and path."""
+    host = re.sub("^.*?://", "", registry.strip()).partition("/")[0].lower()
     return DOCKER_HUB if host in _HUB_NAMES else host

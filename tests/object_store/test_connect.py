@@ -183,8 +183,8 @@ def test_faults_of_http(served: Files) -> None:
     assert fault(url, path).kind is FaultKind.DENIED
     assert get(url, path, token="t") == DATA
     served.token, served.statuses = "", [429, 410]
-    assert fault(url, path) == Fault(FaultKind.THROTTLED, "429", "the server answered 429")
-    assert fault(url, path) == Fault(FaultKind.OTHER, "410", "the server answered 410")
+    assert fault(url, path) == Fault(FaultKind.THROTTLED, "the server answered 429")
+    assert fault(url, path) == Fault(FaultKind.OTHER, "the server answered 410")
     served.truncate = 1
     assert fault(url, path).reason == "the body ended early"
     served.ranges = False

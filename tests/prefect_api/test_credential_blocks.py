@@ -104,16 +104,16 @@ def test_registries_read_them(save_block: SaveBlock, monkeypatch: pytest.MonkeyP
 
     asked: list[tuple[Any, ...]] = []
 
-    def request_key_password(host: str, identity: str, keys: dict[str, str]) -> tuple[str, str]:
-        asked.append((host, *keys.values()))
-        return "AWS", "a-password"
+    def request_ecr_password(identity: str, region: str, *keys: str) -> tuple[str, str, str]:
+        asked.append((region, *keys))
+        return "AWS", "a-password", identity
 
-    monkeypatch.setattr(credentials, "request_key_password", request_key_password)
+    monkeypatch.setattr(credentials, "request_ecr_password", request_ecr_password)
     aws = save_block("aws-credentials", {**AWS, "aws_session_token": "token"})
     host = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
     access = AwsKey(registry=host, access_key_secret=aws, secret_key_secret=aws)
     login = log_in(f"{host}/t/i", access)
-    assert asked == [(host, "AKIA", "token", "planted-key")]
+    assert asked == [("eu-west-1", "AKIA", "planted-key", "token")]
     assert login.identity == f"the access key in the secret {aws!r}"
 
 

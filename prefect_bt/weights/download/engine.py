@@ -33,6 +33,8 @@ from prefect_bt.weights.threads import run_workers
 
 BLOCK_BYTES: Final = 8 << 20
 """The largest request: what each connection holds in memory."""
+OPEN_FILES: Final = 8
+"""Files that are read at a time. A thread stays with a file, so that most bytes come in order."""
 CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
@@ -122,7 +124,7 @@ class _Block:
 
 
 class _Queue:
-    """Hands out the blocks of one file; once all are taken, those of the next."""
+    """Hands out the blocks of a few files; once all of one are taken, those of the next."""
 
     def __init__(self, context: DownloadContext, batches: Iterator[Sequence[ListedFile]]) -> None:
         self._context, self._batches = context, batches
@@ -130,8 +132,9 @@ class _Queue:
         self._waiting = deque[ListedFile]()
         self._locked: list[ListedFile] = []
         """Files that another process downloads."""
-        self._blocks = deque[_Block]()
-        """Blocks of the current file."""
+        self._blocks = deque[deque[_Block]]()
+        """Blocks of the open files that no thread has taken."""
+        self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
         """Blocks that are being worked on, whose files may be put back."""
@@ -143,11 +146,10 @@ class _Queue:
         """Wait for a block. Return None when no file is left, or when stopped."""
         with self._changed:
             while not self._context.stop.is_set():
-                while self._waiting and not self._blocks:
+                while self._waiting and len(self._blocks) < OPEN_FILES:
                     self._open(self._waiting.popleft())
                 if self._blocks:
-                    self._active += 1
-                    return self._blocks.popleft()
+                    return self._pop_block()
                 if not self._is_exhausted and not self._is_fetching:
                     self._fetch_batch()
                     continue
@@ -156,6 +158,18 @@ class _Queue:
                 self._changed.wait(_POLL_INTERVAL)
                 self._collect_unlocked()
         return None
+
+    def _pop_block(self) -> _Block:
+        """Return the next block of the file that this thread worked on, else of another."""
+        last = getattr(self._thread, "file", None)
+        blocks = next((one for one in self._blocks if one[0].file is last), self._blocks[0])
+        block = blocks.popleft()
+        self._blocks.remove(blocks)
+        if blocks:
+            self._blocks.append(blocks)
+        self._thread.file = block.file
+        self._active += 1
+        return block
 
     def _fetch_batch(self) -> None:
         """Queue the next batch. Other threads go on meanwhile: its store may be slow."""
@@ -212,12 +226,12 @@ class _Queue:
 
     def _add_blocks(self, file: OpenFile, runs: Sequence[range]) -> None:
         file.open_blocks = len(runs)
-        self._blocks.extend(_Block(file, run.start, run.stop) for run in runs)
+        self._blocks.append(deque(_Block(file, run.start, run.stop) for run in runs))
 
     def _open_part(self, listed: ListedFile) -> PartialFile | None:
         """Return the partial file; None when another process has it or has finished it."""
         context, folder = self._context, self._context.staging.partial_folder(listed)
-        has_digest = bool(listed.sha256 or listed.git_sha1 or listed.md5)
+        has_digest = bool(listed.sha256 or listed.git_sha1)
         try:
             part = PartialFile(folder, listed.size or 0, has_digest=has_digest)
         except PartialFileLocked:

@@ -101,10 +101,7 @@ class OpenFile:
     def find_mismatch(self) -> str:
         """Return how the file differs from what the source listed; "" when it does not."""
         found = {name: digest.hexdigest() for name, digest in self._digests.items()}
-        mismatch = describe_mismatch(self.listed, self.received, found)
-        if mismatch and "md5" in found and self.received == self.listed.size:
-            return mismatch if self._context.reader.has_md5_tag(self.listed) else ""
-        return mismatch
+        return describe_mismatch(self.listed, self.received, found)
 
     def commit(self) -> None:
         """Add the verified file to the staging tree."""

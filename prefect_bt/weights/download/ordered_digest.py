@@ -1,4 +1,4 @@
-"""The digest of a file whose bytes arrive in any order, taken by the threads that bring them."""
+"""The digest of a file whose bytes arrive in any order, computed by the threads that write them."""
 
 from __future__ import annotations
 
@@ -8,45 +8,57 @@ from typing import Any, Final
 
 from prefect_bt.weights.cache.partial_file import PartialFile
 
+MAX_KEPT_BYTES: Final = 8 << 20
+"""Bytes of a file that are kept in memory until the bytes before them are hashed."""
 _READ_BYTES: Final = 256 << 10
 """Bytes that are read back at a time: they stay in the processor's cache until they are hashed."""
 
 
 class OrderedDigest:
-    """One hashlib object over one file. No call waits for another thread's hashing."""
+    """One hashlib object over one file, which one thread at a time updates."""
 
     def __init__(self, digest: Any) -> None:
         self._digest = digest
+        self._lock = threading.Lock()
         self._at = 0
         """Number of bytes, from the beginning of the file, that are hashed."""
-        self._lock = threading.Lock()
+        self._is_hashing = False
+        self._kept: dict[int, memoryview] = {}
+        self._kept_bytes = 0
 
     def offer(self, at: int, view: memoryview) -> None:
-        """Hash these bytes if they are the next ones."""
-        if at == self._at and self._lock.acquire(blocking=False):
-            try:
-                if at == self._at:
-                    self._digest.update(view)
-                    self._at += len(view)
-            finally:
-                self._lock.release()
+        """Hash bytes that are next in the file; keep later ones while there is room."""
+        with self._lock:
+            if self._is_hashing or at != self._at:
+                if at >= self._at and self._kept_bytes < MAX_KEPT_BYTES:
+                    self._kept[at] = view
+                    self._kept_bytes += len(view)
+                return
+            self._is_hashing = True
+        self._hash(view)
 
     def catch_up(self, part: PartialFile, is_stopped: Callable[[], bool]) -> None:
-        """Hash the bytes that are next in the file, up to its first gap."""
-        if not self._is_behind(part) or not self._lock.acquire(blocking=False):
-            return
-        try:
-            buffer = memoryview(bytearray(_READ_BYTES))
-            while self._is_behind(part) and not is_stopped():
-                view = part.read(self._at, buffer)
-                self._digest.update(view)
-                self._at += len(view)
-        finally:
-            self._lock.release()
+        """Read and hash the next bytes that are in the file but were not kept."""
+        buffer = bytearray(0)
+        while not is_stopped():
+            with self._lock:
+                if self._is_hashing or self._at >= part.size or not part.has(self._at):
+                    return
+                self._is_hashing = True
+            buffer = buffer or bytearray(_READ_BYTES)
+            self._hash(part.read(self._at, memoryview(buffer)))
 
     def hexdigest(self) -> str:
         """Return the digest, once every byte of the file was hashed."""
         return self._digest.hexdigest()
 
-    def _is_behind(self, part: PartialFile) -> bool:
-        return self._at < part.size and part.has(self._at)
+    def _hash(self, view: memoryview | None) -> None:
+        """Hash these bytes and the kept ones that follow. The caller has set `_is_hashing`."""
+        while view is not None:
+            self._digest.update(view)
+            with self._lock:
+                also_read_back = self._kept.pop(self._at, b"")
+                self._at += len(view)
+                view = self._kept.pop(self._at, None)
+                self._kept_bytes -= len(also_read_back) + len(view or b"")
+                self._is_hashing = view is not None

@@ -16,7 +16,6 @@ from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import (
     Source,
     SupportsFileDownload,
-    SupportsTagCheck,
     TransientError,
 )
 from prefect_bt.weights.store_copy.copies import StoreMirror
@@ -83,12 +82,6 @@ class FallbackReader:
     @property
     def is_store_incomplete(self) -> bool:
         return bool(self._lost_digests)
-
-    def has_md5_tag(self, file: ListedFile) -> bool:
-        source = self.source
-        return not isinstance(source, SupportsTagCheck) or source.has_md5_tag(
-            self._find_upstream(file)
-        )
 
     def _is_in_store(self, file: ListedFile) -> bool:
         if self.mirror is None or not file.sha256 or file.sha256 in self._lost_digests:

@@ -6,13 +6,9 @@ Reads are pinned by ETag: an object that is replaced meanwhile is an error.
 
 from __future__ import annotations
 
-import re
-import time
-import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -37,18 +33,13 @@ from prefect_bt.weights.sources.protocol import (
 
 _MAX_REQUEST_BYTES: Final = 8 << 20
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
-_MD5: Final = re.compile(r'"([0-9a-f]{32})"')
-_PRESIGN_DURATION: Final = timedelta(minutes=5)
 _ROLES: Final = {
     "AWS_ASSUME_ROLE": "the assumed role",
     "AWS_OIDC": "the web identity's role",
     "GCP_OIDC": "the workload identity",
 }
 _SENTENCES: Final = {
-    FaultKind.DENIED: (
-        "lists {path}, but it may not be read",
-        "Give auth that may read the objects, not only list them.",
-    ),
+    FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
     FaultKind.CHANGED: (
         "changed while it was read: {path} is another object now",
         "Push again when nothing writes there.",
@@ -62,16 +53,13 @@ _SENTENCES: Final = {
         "is a bucket of another region",
         "Give aws_region in the secret, or set AWS_REGION.",
     ),
-    FaultKind.NO_RANGES: (
-        "is on a server that sends whole objects only",
-        "Ask who runs it for support of the Range header.",
-    ),
+    FaultKind.NO_RANGES: ("is on a server that sends whole objects only", "Use another server."),
 }
 """Kind -> message after the source's URL, next step."""
 
 
 class BucketSource:
-    """Implements Source and SupportsTagCheck."""
+    """Implements Source of sources.protocol."""
 
     pinned_revision = ""
     detects_changes = True
@@ -81,28 +69,21 @@ class BucketSource:
         stall = request.stall_timeout
         # The caller retries. A request has minutes at most, however slowly its bytes arrive.
         self._limits = Limits(CONNECT_TIMEOUT, stall, max(300.0, 10 * stall), retries=0)
-        try:
+        with _explain_for(request.plan):
             self._address = parse_bucket_url(request.plan.source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
-        except StoreError as error:
-            raise _with_source(request.plan, error) from None
         self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
         self._sdk: Any = import_module("obstore")
-        self._errors: Any = import_module("obstore.exceptions")
 
     @classmethod
     def open(cls, request: SourceRequest) -> BucketSource:
         return cls(request)
 
-    # -- listing ------------------------------------------------------------------------------
-
     def list_files(self) -> Listing:
         """List with the first credentials that the server accepts, and keep them for reads."""
-        tried: list[str] = []
         for access in self._accesses:
-            tried.append(access.name)
             try:
                 return self._list_with(access)
             except PermissionError:
@@ -110,14 +91,11 @@ class BucketSource:
             except TransientError:
                 if access.has_credentials:
                     raise
-        plan = self._plan
-        raise WeightsError(
-            f"{plan.source} may not be read with {' or with '.join(tried)}.",
-            source=plan.source,
-            next_step="Check that it is valid, and that it may list and read there."
-            if plan.auth.method
-            else "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket.",
-        )
+        tried = " or with ".join(access.name for access in self._accesses)
+        hint = "Check that it is valid, and that it may list and read there."
+        if not self._plan.auth.method:
+            hint = "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket."
+        raise self._error(f"may not be read with {tried}", hint)
 
     def _list_with(self, access: Access) -> Listing:
         store = self._connect(access, self._limits)
@@ -132,30 +110,27 @@ class BucketSource:
         return Listing(plan.source, revision, tuple(files))
 
     def _connect(self, access: Access, limits: Limits) -> Any:
+        errors: Any = import_module("obstore.exceptions")
         try:
-            return connect.create_bucket_store(self._address, access, limits=limits)
-        except StoreError as error:
-            raise _with_source(self._plan, error) from None
-        except (self._errors.BaseError, ValueError, TypeError):
+            with _explain_for(self._plan):
+                return connect.create_bucket_store(self._address, access, limits=limits)
+        except (errors.BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
-            raise WeightsError(
-                f"{self._plan.source} cannot be opened with {access.name}.",
-                source=self._plan.source,
-                next_step="Check the form of the secret and of the address.",
-            ) from None
+            hint = "Check the form of the secret and of the address."
+            raise self._error(f"cannot be opened with {access.name}", hint) from None
 
     def _list_prefix(self, store: Any) -> tuple[list[ListedFile], str]:
         """Return the files below the prefix, and the start of their keys in the bucket."""
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         batches = self._sdk.list(store, prefix or None, chunk_size=1000)
-        found = [item for batch in batches for item in batch]
-        folders = {parent for item in found for parent in _parents(str(item["path"]))}
+        found = {str(item["path"]): item for batch in batches for item in batch}
+        folders = {parent for path in found for parent in _parents(path)}
         files = [
-            _listed_file(str(item["path"]).removeprefix(base), item)
-            for item in found
+            _listed_file(path.removeprefix(base), item)
+            for path, item in found.items()
             # Consoles create empty objects as folders.
-            if item["size"] or str(item["path"]) not in folders
+            if item["size"] or path not in folders
         ]
         if files or not prefix:
             return files, base
@@ -165,19 +140,15 @@ class BucketSource:
         except FileNotFoundError:
             return [], base
 
-    # -- reading ------------------------------------------------------------------------------
-
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
         size = file.size or 0
         end = size if length < 0 else start + length
         with self._translate_errors(file):
             if start == 0 and end == size > _MAX_REQUEST_BYTES:
                 # Works on a server without ranges, too.
-                store = self._connect(
-                    self._access, replace(self._limits, total=_MAX_STREAM_SECONDS)
-                )
-                for piece in self._get(store, file, {}).stream(min_chunk_size=READ_BYTES):
-                    yield memoryview(piece)
+                limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
+                answer = self._get(self._connect(self._access, limits), file, {})
+                yield from map(memoryview, answer.stream(min_chunk_size=READ_BYTES))
                 return
             for at in range(start, end, _MAX_REQUEST_BYTES):
                 until = min(end, at + _MAX_REQUEST_BYTES)
@@ -189,37 +160,19 @@ class BucketSource:
             options["if_match"] = file.version_tag
         answer = self._sdk.get(store, self._base + file.path, options=options)
         if _tag(answer.meta) != file.version_tag:
-            raise self._error(FaultKind.CHANGED, file)
+            raise self._fault_error(FaultKind.CHANGED, file)
         return answer
-
-    def has_md5_tag(self, file: ListedFile) -> bool:
-        """Return False if the object is encrypted in a way that makes its tag another digest.
-
-        A signed HEAD tells, because obstore does not return these headers. Without an answer, True.
-        """
-        try:
-            signed = self._sdk.sign(self._store, "HEAD", self._base + file.path, _PRESIGN_DURATION)
-            request = urllib.request.Request(str(signed), method="HEAD")  # noqa: S310
-            with urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT) as answer:  # noqa: S310
-                kind = answer.headers.get("x-amz-server-side-encryption", "AES256")
-                own = answer.headers.get("x-amz-server-side-encryption-customer-algorithm")
-                return kind == "AES256" and not own
-        except (self._errors.BaseError, OSError, ValueError):
-            return True
-
-    # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
     def _translate_errors(self, file: ListedFile | None = None) -> Generator[None]:
-        began = time.monotonic()
         try:
             yield
         except Exception as error:
             if not is_transfer_error(error):
                 raise
-            raise self._translate(error, file, time.monotonic() - began) from None
+            raise self._translate(error, file) from None
 
-    def _translate(self, error: Exception, file: ListedFile | None, seconds: float) -> Exception:
+    def _translate(self, error: Exception, file: ListedFile | None) -> Exception:
         fault = classify_fault(error)
         kind = fault.kind
         if kind in (FaultKind.NOT_FOUND, FaultKind.CHANGED):
@@ -227,27 +180,21 @@ class BucketSource:
         if kind is FaultKind.DENIED and file is None:
             return PermissionError()
         if kind in _SENTENCES:
-            return self._error(kind, file)
-        reason = fault.reason or (
-            f"no usable answer in {seconds:.0f} s; a connection without a byte for "
-            f"{self._limits.read:g} s is given up"
-        )
-        return TransientError(
-            f"{self._plan.source}: {f'{file.path} ' if file else ''}could not be read ({reason}).",
-            source=self._plan.source,
-            next_step="Check the network, and push again: what is here already is kept.",
-        )
+            return self._fault_error(kind, file)
+        reason = fault.reason or f"no usable answer, or {self._limits.read:g} s without a byte"
+        text = f"could not be read{f' at {file.path}' if file else ''} ({reason})"
+        hint = "Check the network, and push again: what is here already is kept."
+        return self._error(text, hint, TransientError)
 
-    def _error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
-        message, next_step = _SENTENCES[kind]
-        path = file.path if file else ""
-        text = message.format(path=path, bucket=self._address.bucket)
-        source = self._plan.source
+    def _fault_error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
+        message, hint = _SENTENCES[kind]
+        text = message.format(path=file.path if file else "", bucket=self._address.bucket)
         error = RangesUnsupported if kind is FaultKind.NO_RANGES else WeightsError
-        return error(f"{source} {text}.", source=source, next_step=next_step)
+        return self._error(text, hint, error)
 
-
-# -- credentials ------------------------------------------------------------------------------
+    def _error(self, text: str, hint: str, kind: type[WeightsError] = WeightsError) -> WeightsError:
+        source = self._plan.source
+        return kind(f"{source} {text}.", source=source, next_step=hint)
 
 
 def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
@@ -276,14 +223,13 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
         credentials = {name.replace("account_", "access_"): text for name, text in found.items()}
     else:
         keys = secret_fields.parse_s3_secret(plan, secret)
-        credentials, region = _aws_credentials(keys), keys.region
+        credentials, region = _aws_credentials(keys), keys.region or secret_fields.DEFAULT_REGION
     return connect.create_access(name, lambda: {**credentials, "expires_at": None}, region=region)
 
 
 def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
-    """Request temporary credentials of the plan's role or service account. WeightsError."""
     auth = plan.auth
-    try:
+    with _explain_for(plan):
         if auth.method == "GCP_OIDC":
             account, provider = auth.service_account, auth.identity_provider
             return asdict(cloud_identity.exchange_google_token(account, provider))
@@ -291,8 +237,6 @@ def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
             keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
         else:
             keys = cloud_identity.assume_role(auth.role_arn, auth.region)
-    except IdentityError as error:
-        raise _with_source(plan, error) from None
     return {**_aws_credentials(keys), "expires_at": keys.expires_at}
 
 
@@ -304,19 +248,19 @@ def _aws_credentials(keys: secret_fields.S3Secret | cloud_identity.AwsKeys) -> d
     }
 
 
-def _with_source(plan: WeightsPlan, error: StoreError | IdentityError) -> WeightsError:
-    message = error.message
-    if message[:2] in ("Th", "To"):
-        message = message[0].lower() + message[1:]
-    if plan.source not in message:
-        message = f"{plan.source}: {message}"
-    return WeightsError(message, source=plan.source, next_step=error.next_step)
+@contextmanager
+def _explain_for(plan: WeightsPlan) -> Generator[None]:
+    """Turn errors about addresses and credentials into a WeightsError that names the source."""
+    try:
+        yield
+    except (StoreError, IdentityError) as error:
+        source = "" if plan.source in error.message else f"{plan.source}: "
+        text = source + error.message
+        raise WeightsError(text, source=plan.source, next_step=error.next_step) from None
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:
-    tag = _tag(item)
-    found = _MD5.fullmatch(tag)
-    return ListedFile(path, int(item["size"]), version_tag=tag, md5=found[1] if found else "")
+    return ListedFile(path, int(item["size"]), version_tag=_tag(item))
 
 
 def _tag(item: Any) -> str:

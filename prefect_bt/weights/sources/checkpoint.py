@@ -11,17 +11,12 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final
 
-from prefect_bt.checkpoints.committed.catalog import (
-    CommittedCheckpoint,
-    find_newest,
-    list_checkpoints,
-)
+from prefect_bt.checkpoints.committed import catalog
 from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.errors import (
-    AmbiguousError,
-    CheckpointError,
     NotFoundError,
     ObjectNotFound,
+    PrefectBtError,
     StoreError,
     WeightsError,
 )
@@ -32,8 +27,8 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import SourceRequest, TransientError
 
-CHUNK_BYTES: Final = 8 << 20
-LATEST: Final = "latest"
+_CHUNK_BYTES: Final = 8 << 20
+_LATEST: Final = "latest"
 
 
 def checkpoint_revision(manifest_key: str) -> str:
@@ -55,22 +50,16 @@ class CheckpointSource:
     def open(cls, request: SourceRequest) -> CheckpointSource:
         if request.store is None:
             source = request.plan.source
-            raise WeightsError(
-                f"{source} is in a store, and no store is configured here.",
-                source=source,
-                next_step="Set PREFECT_BT_STORE.",
-            )
+            what = f"{source} is in a store, and no store is configured here."
+            raise WeightsError(what, source=source, next_step="Set PREFECT_BT_STORE.")
         return cls(request.plan, request.store)
 
     def list_files(self) -> Listing:
         try:
             found = self._find()
-        except (NotFoundError, AmbiguousError, CheckpointError) as error:
-            raise self._error(error.message, error.next_step) from error
-        except StoreError as error:
-            raise self._unreachable(error) from error
-        parts = {part.rank: part for part in found.manifests}
-        part = parts[min(parts)]
+        except PrefectBtError as error:
+            raise self._explain(error) from error
+        part = min(found.manifests, key=lambda part: part.rank)
         self._entries = {entry.path: entry for entry in part.entries}
         files = tuple(ListedFile(e.path, e.size, e.sha256, version_tag=e.key) for e in part.entries)
         return Listing(self._source, checkpoint_revision(part.key), files)
@@ -79,48 +68,38 @@ class CheckpointSource:
         end = (file.size or 0) if length < 0 else start + length
         key = self._entries[file.path].key
         try:
-            while start < end:
-                length = min(CHUNK_BYTES, end - start)
-                chunk = self._store.get_range(key, start=start, length=length)
-                if not chunk:
-                    return
-                yield chunk
-                start += len(chunk)
+            for at in range(start, end, _CHUNK_BYTES):
+                yield self._store.get_range(key, start=at, length=min(_CHUNK_BYTES, end - at))
         except ObjectNotFound as error:
-            raise self._error(
-                f"{file.path} is missing: the checkpoint was deleted while it was read.",
-                "Name another checkpoint.",
-            ) from error
+            what = f"{self._source}: {file.path} is missing: the checkpoint was deleted."
+            hint = "Name another checkpoint."
+            raise WeightsError(what, source=self._source, next_step=hint) from error
         except StoreError as error:
-            raise self._unreachable(error) from error
+            raise self._explain(error) from error
 
-    def _find(self) -> CommittedCheckpoint:
+    def _find(self) -> catalog.CommittedCheckpoint:
         reference, _, checkpoint = self._source.removeprefix("bt://").partition("/")
         project_name, at, job_name = reference.rpartition("@")
         if not at:
-            project_name, job_name = reference, LATEST
+            project_name, job_name = reference, _LATEST
         ledger = Ledger(self._store)
         project = ledger.get_project(project_name)
         for job in self._jobs(ledger, project.id, job_name):
             if checkpoint:
-                committed = list_checkpoints(self._store, job.project_id, job.id)
-                same = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
-                found = same[-1] if same else None
+                committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
+                found = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
             else:
-                found = find_newest(self._store, job.project_id, job.id)
-            if found is not None:
-                return found
-        where = f"project {project.name}" if job_name == LATEST else f"job {job_name}"
-        raise NotFoundError(
-            "checkpoint",
-            f"{checkpoint or 'latest'} of {where}",
-            next_step="`prefect-bt checkpoints list --job-id …` shows what a job has committed.",
-        )
+                found = [catalog.find_newest(self._store, job.project_id, job.id)]
+            if found and found[-1]:
+                return found[-1]
+        where = f"project {project.name}" if job_name == _LATEST else f"job {job_name}"
+        hint = "`prefect-bt checkpoints list --job-id …` shows what a job has committed."
+        raise NotFoundError("checkpoint", f"{checkpoint or 'latest'} of {where}", next_step=hint)
 
     def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
         """Return the jobs with that name or id, or all for `latest`, the newest first."""
         jobs = ledger.list_jobs(project_id=project_id)
-        if name == LATEST:
+        if name == _LATEST:
             return jobs[::-1]
         named = [job for job in jobs if name in {job.id, job.name}]
         if named:
@@ -128,16 +107,7 @@ class CheckpointSource:
         listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
         raise NotFoundError("job", name, next_step=f"That project has: {listed}.")
 
-    def _error(self, message: str, next_step: str) -> WeightsError:
-        return WeightsError(
-            f"{self._source}: {message}",
-            source=self._source,
-            next_step=next_step or "Check the project, the job and the checkpoint.",
-        )
-
-    def _unreachable(self, error: StoreError) -> TransientError:
-        return TransientError(
-            f"{self._source}: {error.message}",
-            source=self._source,
-            next_step=error.next_step or "Push again: downloaded data is kept.",
-        )
+    def _explain(self, error: PrefectBtError) -> WeightsError:
+        kind = TransientError if isinstance(error, StoreError) else WeightsError
+        hint = error.next_step or "Check the project, the job, the checkpoint and the store."
+        return kind(f"{self._source}: {error.message}", source=self._source, next_step=hint)

@@ -35,8 +35,6 @@ class ListedFile:
     """Id of git's blob object: SHA-1 of a header with the length, then the bytes."""
     version_tag: str = ""
     """ETag, version or modification time. Another tag means another file."""
-    md5: str = ""
-    """Set where the tag looks like one. Tags of encrypted buckets only look so."""
     sequential_only: bool = False
     """The server supports no ranges, so the file is read from the beginning to the end."""
 
@@ -56,16 +54,19 @@ def quote(found: object) -> str:
 
 
 def validate_paths(source: str, paths: Collection[str]) -> None:
-    """Raise WeightsError for a path outside the mount, or one that no file can have."""
+    """WeightsError for a path that is outside the mount, impossible, or in another file."""
     for path in paths:
         if path.startswith(".cache/huggingface/") or not is_mountable(path):
-            raise WeightsError(
-                f"{source} lists a file named {quote(path)}, which cannot be below the mount.",
-                source=source,
-                next_step="Nothing was downloaded. Exclude the file with ignore_patterns, or "
-                "report it to the owner of the source.",
-            )
-    _check_clashes(source, frozenset(paths))
+            what = f"{source} lists a file named {quote(path)}, which cannot be below the mount."
+            hint = "Nothing was downloaded. Exclude it with ignore_patterns, or tell its owner."
+            raise WeightsError(what, source=source, next_step=hint)
+    # No name contains NUL, so the paths in a folder follow the folder directly.
+    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
+    for above, below in pairwise(ordered):
+        if below.startswith(f"{above}/"):
+            what = f"{source} lists {quote(above)} as a file and {quote(below)} as a file in it."
+            hint = "Exclude one of them with ignore_patterns."
+            raise WeightsError(what, source=source, next_step=hint)
 
 
 def is_mountable(path: str) -> bool:
@@ -77,18 +78,6 @@ def is_mountable(path: str) -> bool:
         return False
     fits = longest <= _MAX_NAME_BYTES and whole <= _MAX_PATH_BYTES and len(parts) <= _MAX_DEPTH
     return fits and "\0" not in path and not {"", ".", ".."}.intersection(parts)
-
-
-def _check_clashes(source: str, paths: frozenset[str]) -> None:
-    # No name contains NUL, so the paths in a folder follow the folder directly.
-    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
-    for above, below in pairwise(ordered):
-        if below.startswith(f"{above}/"):
-            raise WeightsError(
-                f"{source} lists {quote(above)} as a file and {quote(below)} as a file in it.",
-                source=source,
-                next_step="Exclude one of them with ignore_patterns.",
-            )
 
 
 def compute_revision(files: Iterable[ListedFile]) -> str:
@@ -103,8 +92,6 @@ def create_digests(file: ListedFile, size: int) -> dict[str, Any]:
     if file.git_sha1 and not file.sha256:
         head = b"blob %d\0" % size
         digests["git_sha1"] = hashlib.sha1(head, usedforsecurity=False)
-    elif file.md5 and not file.sha256:
-        digests["md5"] = hashlib.md5(usedforsecurity=False)
     return digests
 
 
@@ -112,9 +99,8 @@ def describe_mismatch(file: ListedFile, size: int, found: Mapping[str, str]) -> 
     """Return why `size` bytes with these digests are not the listed file; "" when they are."""
     if file.size is not None and size != file.size:
         return f"it has {size} bytes, not {file.size}"
-    listed = {"sha256": file.sha256, "git_sha1": file.git_sha1, "md5": file.md5}
-    names = {"sha256": "sha256", "git_sha1": "git id", "md5": "md5"}
-    for kind, digest in found.items():
-        if listed[kind] and digest != listed[kind]:
-            return f"its {names[kind]} is {digest}, not {listed[kind]}"
+    for name, digest in found.items():
+        listed = getattr(file, name)
+        if listed and digest != listed:
+            return f"its {name.replace('_', ' ')} is {digest}, not {listed}"
     return ""

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -40,25 +40,32 @@ class FolderSource:
     def list_files(self) -> Listing:
         """Return the current files. The revision is a digest of names, sizes, times and inodes."""
         if not self._folder.is_dir():
-            raise WeightsError(
-                f"{self._source}: {str(self._folder)!r} is not a folder on this machine.",
-                source=self._source,
-                next_step="Check the path; for one file, name its folder and give allow_patterns.",
-            )
+            what = f"{self._source}: {str(self._folder)!r} is not a folder on this machine."
+            hint = "Check the path; for one file, name its folder and give allow_patterns."
+            raise WeightsError(what, source=self._source, next_step=hint)
         try:
-            found = sorted(_walk(self._source, self._folder), key=lambda one: one[0])
+            found = sorted(self._walk())
         except OSError as error:
             self._raise_unreadable(error)
-        rows = [(path, facts.st_size, facts.st_mtime_ns, facts.st_ino) for path, facts in found]
-        revision = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:40]
-        files = tuple(
-            ListedFile(path, facts.st_size, version_tag=str(facts.st_mtime_ns))
-            for path, facts in found
-        )
-        return Listing(self._source, revision, files)
+        revision = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:40]
+        files = (ListedFile(path, size, version_tag=str(at)) for path, size, at, _ in found)
+        return Listing(self._source, revision, tuple(files))
+
+    def _walk(self) -> Iterator[tuple[str, int, int, int]]:
+        """Yield the path, size, time in nanoseconds and inode of each file."""
+        for place, folders, names in os.walk(self._folder, onerror=self._raise_unreadable):
+            linked = [name for name in folders if (Path(place) / name).is_symlink()]
+            for name in [*linked, *names]:
+                path = Path(place) / name
+                facts = path.stat()
+                if not stat.S_ISREG(facts.st_mode):
+                    what = f"{self._source} has {str(path)!r}, which is neither a file nor a folder"
+                    hint = "Only regular files, folders and links to files can be mirrored."
+                    raise WeightsError(f"{what} of it.", source=self._source, next_step=hint)
+                relative = path.relative_to(self._folder).as_posix()
+                yield relative, facts.st_size, facts.st_mtime_ns, facts.st_ino
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
-        """Yield the current bytes. A second `list_files` shows whether the folder changed."""
         left = length if length >= 0 else sys.maxsize
         try:
             with (self._folder / file.path).open("rb") as reader:
@@ -69,9 +76,7 @@ class FolderSource:
         except OSError as error:
             self._raise_unreadable(error)
 
-    def download_file(
-        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
-    ) -> bool:
+    def download_file(self, file: ListedFile, target: Path) -> bool:
         """Share the file's blocks, if the file system can."""
         try:
             with (self._folder / file.path).open("rb") as reader, target.open("wb") as writer:
@@ -79,32 +84,9 @@ class FolderSource:
         except OSError:
             target.unlink(missing_ok=True)
             return False
-        if on_bytes:
-            on_bytes(target.stat().st_size)
         return True
 
     def _raise_unreadable(self, error: OSError) -> NoReturn:
-        raise WeightsError(
-            f"{self._source} could not be copied ({error}).",
-            source=self._source,
-            next_step="Check that it can be read, and that the disk has room.",
-        ) from error
-
-
-def _walk(source: str, folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    for place, folders, names in os.walk(folder, onerror=_raise):
-        linked = [name for name in folders if (Path(place) / name).is_symlink()]
-        for name in [*linked, *names]:
-            path = Path(place) / name
-            facts = path.stat()
-            if not stat.S_ISREG(facts.st_mode):
-                raise WeightsError(
-                    f"{source} has {str(path)!r}, which is neither a file nor a folder of it.",
-                    source=source,
-                    next_step="Only regular files, folders and links to files can be mirrored.",
-                )
-            yield path.relative_to(folder).as_posix(), facts
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
+        what = f"{self._source} could not be copied ({error})."
+        hint = "Check that it can be read, and that the disk has room."
+        raise WeightsError(what, source=self._source, next_step=hint) from error

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import cached_property
@@ -33,45 +34,29 @@ from prefect_bt.weights.sources.secret_fields import parse_token
 
 if TYPE_CHECKING:
     import httpx
-    from obstore import GetResult
+    from obstore import GetOptions, GetResult
     from obstore.store import HTTPStore
 
-MAX_RETRY_AFTER: Final = 60.0
-"""The longest pause in seconds that a server can ask for."""
+_MAX_RETRY_AFTER: Final = 60.0
 _MAX_REDIRECTS: Final = 10
 _MAX_TARGETS: Final = 8
 _MAX_BLOCK_SECONDS: Final = 300.0
 _PIECE_BYTES: Final = 256 << 10
 """Bytes of a body that are lost, at most, when it ends early."""
-_KEPT: Final = "what is here already is kept."
+_NO_RANGES: Final = "the server sends whole files only"
 _RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RESET: Final = re.compile(r"\bt=(\d+)")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18}|\*)")
-_NO_RANGES: Final = (FaultKind.NO_RANGES, "the server sends whole files only")
-_SIGNS: Final = (
-    # A header that obstore cannot use, such as no length, or a path that it refuses; httpx can.
-    (r"source: (Header|ParseContentRange|NoContentRange)\b", *_NO_RANGES),
-    (r"^(NotSupportedError|ValueError Could not parse path)\b", *_NO_RANGES),
-    (r"^(InvalidURL|UnsupportedProtocol|ValueError)\b", FaultKind.INVALID_NAME, "that is no URL"),
-    (r"CERTIFICATE_VERIFY_FAILED", FaultKind.CERTIFICATE, "its certificate is not trusted"),
-    (r"peer closed connection", FaultKind.UNREACHABLE, "the body ended early"),
-    (r"\[Errno -\d+\]", FaultKind.UNREACHABLE, "no address is known for its host"),
-)
-"""Patterns for "class text" of errors that classify_fault does not know."""
 
 
+@dataclass(eq=False)
 class HttpFault(Exception):
     """A failed request. `status` and `headers` are those of the answer, if there is one."""
 
-    def __init__(
-        self,
-        kind: FaultKind,
-        reason: str,
-        status: int = 0,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.kind, self.reason, self.status, self.headers = kind, reason, status, headers or {}
-        super().__init__(reason)
+    kind: FaultKind
+    reason: str
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def is_transient(self) -> bool:
@@ -81,7 +66,7 @@ class HttpFault(Exception):
 
     @property
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait; at most MAX_RETRY_AFTER."""
+        """Seconds that the server asks to wait, up to a limit."""
         value, seconds = self.headers.get("Retry-After", "").strip(), 0.0
         if value.isdecimal():
             seconds = float(value)
@@ -90,7 +75,7 @@ class HttpFault(Exception):
                 seconds = parsedate_to_datetime(value).timestamp() - time.time()
         elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
             seconds = float(reset[1])
-        return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+        return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
 
 
 class HttpSource:
@@ -100,11 +85,9 @@ class HttpSource:
     _setting: ClassVar = "the URL"
     """What contains the server's address, for messages."""
 
-    def __init__(
-        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
-    ) -> None:
+    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         self._source, self._shown = source, source.partition("?")[0]
-        self._token, self._stall = token or "", stall_timeout
+        self._token, self._stall = token, stall_timeout
         self._connect = min(CONNECT_TIMEOUT, stall_timeout)
         self._targets: dict[str, HTTPStore] = {}
         """File -> store of the URL to which its own URL redirects."""
@@ -112,8 +95,7 @@ class HttpSource:
 
     @classmethod
     def open(cls, request: SourceRequest) -> Self:
-        secret = request.secret
-        token = parse_token(request.plan, secret) if secret else None
+        token = parse_token(request.plan, request.secret) if request.secret else ""
         return cls(request.plan.source, token, stall_timeout=request.stall_timeout)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
@@ -122,7 +104,7 @@ class HttpSource:
         with self._translate_errors(file.path):
             if length < 0 and start == 0:
                 with self._get(self._file_url(file)) as answer:
-                    self._check_version(file, *describe_version(answer))
+                    self._check_version(file, *parse_version(answer.status_code, answer.headers))
                     yield from answer.iter_raw()
                 return
             end = (file.size or 0) if length < 0 else start + length
@@ -138,27 +120,32 @@ class HttpSource:
                     return
 
     def _file_url(self, file: ListedFile) -> str:
-        raise NotImplementedError
+        return self._source
 
     def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
-        """Raise WeightsError if an answer is of another version than the listed one."""
-
-    # -- blocks -------------------------------------------------------------------------------
+        if tag != (file.version_tag or tag) or size not in {file.size, None}:
+            raise self._error("changed while it was read", "Push again when nothing writes there.")
 
     def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
-        store, path = self._locate(file, whole=end - start == file.size)
+        import obstore
+        from obstore.exceptions import BaseError
+
+        whole = (start, end) == (0, file.size)  # then a server without ranges will do
+        options: GetOptions = {} if whole else {"range": (start, end)}
+        store, path = self._locate(file, whole=whole)
         try:
-            return self._request_block(store, path, file, (start, end))
-        except HttpFault as fault:
+            return obstore.get(store, path, options=options)
+        except (BaseError, OSError, ValueError) as error:
+            fault = self._create_fault(error)
             if not fault.status:
                 raise
-            if self._targets.get(file.path) is store:
-                self._targets.pop(file.path, None)
-            # Shows the reason and Retry-After, which obstore does not; a signed URL may be expired.
-            store = self._open_target(file)
-            if fault.is_transient:
-                raise
-            return self._request_block(store, "", file, (start, end))
+        # httpx shows the reason and Retry-After, obstore does not. A signed URL may be expired.
+        if self._targets.get(file.path) is store:
+            self._targets.pop(file.path, None)
+        store = self._open_target(file)
+        if fault.is_transient:
+            raise fault
+        return obstore.get(store, "", options=options)
 
     def _locate(self, file: ListedFile, *, whole: bool) -> tuple[HTTPStore, str]:
         """Return the store and the path of a file, which is read as a whole or in blocks."""
@@ -169,8 +156,8 @@ class HttpSource:
         with self._lock:
             store = self._targets.get(file.path)
             if store is None:
-                answer = self._probe(self._file_url(file))
-                is_own = "Authorization" in answer.request.headers  # not removed by a redirect
+                with self._get(self._file_url(file), first_byte=True) as answer:
+                    is_own = "Authorization" in answer.request.headers  # kept by all redirects
                 store = self._open_store(str(answer.url), self._token if is_own else "")
                 if len(self._targets) >= _MAX_TARGETS:
                     self._targets.clear()
@@ -185,20 +172,6 @@ class HttpSource:
             raise HttpFault(FaultKind.INVALID_NAME, "that is no URL")
         return create_http_store(url, token=token, limits=limits, allow_http=allow_http)
 
-    def _request_block(
-        self, store: HTTPStore, path: str, file: ListedFile, block: tuple[int, int]
-    ) -> GetResult:
-        import obstore
-        from obstore.exceptions import BaseError
-
-        whole = block == (0, file.size)  # then a server without ranges will do
-        try:
-            return obstore.get(store, path, options={} if whole else {"range": block})
-        except (BaseError, OSError, ValueError) as error:
-            raise self._create_fault(error) from None
-
-    # -- streams and headers ------------------------------------------------------------------
-
     @cached_property
     def _client(self) -> httpx.Client:
         import httpx
@@ -211,31 +184,24 @@ class HttpSource:
 
     @contextmanager
     def _get(self, url: str, *, first_byte: bool = False) -> Generator[httpx.Response]:
-        """Yield a successful answer, after redirects, with its body unread. HttpFault."""
-        with closing(self._send(url, {"Range": "bytes=0-0"} if first_byte else {})) as answer:
-            status = answer.status_code
-            if status not in (200, 206):
-                raise _status_fault(status, answer.headers)
-            yield answer
+        """Yield a successful answer, after redirects, with its body unread. HttpFault.
 
-    def _probe(self, url: str) -> httpx.Response:
-        """Return the answer to a request for the first byte; a HEAD is often refused. HttpFault."""
-        with self._get(url, first_byte=True) as answer:
-            return answer
-
-    def _send(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+        `first_byte` requests this one only: a HEAD is often refused.
+        """
+        headers = {"Range": "bytes=0-0"} if first_byte else {}
         request = self._client.build_request("GET", url, headers=headers)
         for _ in range(_MAX_REDIRECTS):
-            answer = self._client.send(request, stream=True)
-            if answer.next_request is None:
-                return answer
-            answer.close()
-            if request.url.scheme == "https" != answer.next_request.url.scheme:
+            with closing(self._client.send(request, stream=True)) as answer:
+                following = answer.next_request  # without the token, if it is for another host
+                if following is None:
+                    if answer.status_code not in (200, 206):
+                        raise _status_fault(answer.status_code, answer.headers)
+                    yield answer
+                    return
+            if request.url.scheme == "https" != following.url.scheme:
                 raise HttpFault(FaultKind.INSECURE, "it leads to an address without https")
-            request = answer.next_request  # without the token, if it is for another host
+            request = following
         raise HttpFault(FaultKind.OTHER, "it redirects too often")
-
-    # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
     def _translate_errors(self, path: str = "") -> Generator[None]:
@@ -250,26 +216,26 @@ class HttpSource:
             raise self._explain(self._create_fault(error), path) from None
 
     def _create_fault(self, error: Exception) -> HttpFault:
-        """Classify an error of httpx or obstore."""
         text = f"{type(error).__name__} {error}"
         if status := re.search(r"\bstatus code: (\d{3})\b", text):
-            return _status_fault(int(status[1]), {})
-        for pattern, kind, reason in _SIGNS:
-            if re.search(pattern, text):
-                return HttpFault(kind, reason)
+            return _status_fault(int(status[1]))
+        if "Could not parse path" in text:  # of obstore; httpx can
+            return HttpFault(FaultKind.NO_RANGES, _NO_RANGES)
+        if re.match("InvalidURL|UnsupportedProtocol|ValueError", text):
+            return HttpFault(FaultKind.INVALID_NAME, "that is no URL")
         if "Timeout" in text:
             limits = f"no connection in {self._connect:g} s, or no byte for {self._stall:g} s"
             return HttpFault(FaultKind.UNREACHABLE, limits)
         fault = classify_fault(error)
-        return HttpFault(fault.kind, fault.reason or "it sent no usable answer")
+        default = _NO_RANGES if fault.kind is FaultKind.NO_RANGES else "it sent no usable answer"
+        return HttpFault(fault.kind, fault.reason or default)
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
-        """Return the error for users."""
         self._targets.pop(path, None)
         kind, step = WeightsError, f"Check {self._setting}."
         if fault.is_transient:
             kind = TransientError
-            step = f"Check the network and {self._setting}, and push again: {_KEPT}"
+            step = f"Check the network and {self._setting}, and push again: what is here is kept."
         elif fault.status in (401, 403):
             step = self._access_step
         elif fault.kind is FaultKind.CERTIFICATE:
@@ -295,10 +261,8 @@ class HttpSource:
         return WeightsError(f"{self._shown} {message}.", source=self._source, next_step=next_step)
 
 
-def describe_version(answer: httpx.Response | HttpFault) -> tuple[str, int | None]:
+def parse_version(status: int, headers: Mapping[str, str]) -> tuple[str, int | None]:
     """Return the tag of a file, and its length if the answer contains it."""
-    headers = answer.headers
-    status = answer.status if isinstance(answer, HttpFault) else answer.status_code
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
     length = found[1] if found else headers.get("Content-Length", "") if status == 200 else ""
     modified = headers.get("Last-Modified", "")
@@ -312,5 +276,5 @@ def _format_date(date: datetime) -> str:
     return format_datetime(date.astimezone(UTC), usegmt=True) if date.timestamp() else ""
 
 
-def _status_fault(status: int, headers: Mapping[str, str]) -> HttpFault:
-    return HttpFault(FaultKind.OTHER, f"the server answered {status}", status, headers)
+def _status_fault(status: int, headers: Mapping[str, str] | None = None) -> HttpFault:
+    return HttpFault(FaultKind.OTHER, f"the server answered {status}", status, headers or {})

@@ -9,20 +9,16 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
-from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, describe_version
+from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, parse_version
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
-
-_PARTIAL, _RANGE_NOT_SATISFIABLE = 206, 416
 
 
 class WebSource(HttpSource):
-    """Implements weights.sources.protocol.Source."""
+    """Implements Source of sources.protocol."""
 
     pinned_revision = ""
 
-    def __init__(
-        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
-    ) -> None:
+    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
         self._name = unquote(urlsplit(source).path.rpartition("/")[2])
         if not self._name:
@@ -31,24 +27,16 @@ class WebSource(HttpSource):
     def list_files(self) -> Listing:
         with self._translate_errors():
             try:
-                answer = self._probe(self._source)
-                (tag, size), whole = describe_version(answer), answer.status_code != _PARTIAL
+                with self._get(self._source, first_byte=True) as answer:
+                    status, headers = answer.status_code, answer.headers
             except HttpFault as fault:
-                (tag, size), whole = describe_version(fault), False
-                if fault.status != _RANGE_NOT_SATISFIABLE or size != 0:
-                    raise
+                status, headers = fault.status, fault.headers
+                if status != 416 or parse_version(status, headers)[1] != 0:
+                    raise  # an empty file has no first byte
+        tag, size = parse_version(status, headers)
         if not tag and size is None:
-            raise self._error(
-                "has neither ETag nor Last-Modified nor a length, so no version of it can be kept",
-                "Fetch it in your start command instead.",
-            )
-        sequential = whole and size != 0
-        file = ListedFile(self._name, size, version_tag=tag, sequential_only=sequential)
+            what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
+            raise self._error(what, "Fetch it in your start command instead.")
+        no_ranges = status == 200 and size != 0
+        file = ListedFile(self._name, size, version_tag=tag, sequential_only=no_ranges)
         return Listing(self._source, compute_revision([file]), (file,))
-
-    def _file_url(self, file: ListedFile) -> str:
-        return self._source
-
-    def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
-        if tag != file.version_tag or size not in {file.size, None}:
-            raise self._error("changed while it was read", "Push again when nothing writes there.")

@@ -5,65 +5,47 @@ The token is sent to the Hub only. No token of the environment is used.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.weights.sources import hub_responses
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
-from prefect_bt.weights.sources.hub_responses import (
-    COMMIT,
-    MalformedResponse,
-    iter_files,
-    parse_commit,
-    read_document,
-)
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
 if TYPE_CHECKING:
     from obstore.store import HTTPStore
 
 
-def parse_source(source: str) -> tuple[str, str]:
-    """Split `hf://owner/repo@main` into repository and revision; "" without a revision."""
-    repo_id, _, revision = source.removeprefix("hf://").partition("@")
-    return repo_id, revision
-
-
 class HubSource(HttpSource):
-    """Implements weights.sources.protocol.Source and SupportsRevision."""
+    """Implements Source and SupportsRevision of sources.protocol."""
 
     _setting = "HF_ENDPOINT"
 
-    def __init__(
-        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
-    ) -> None:
+    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
-        self._repo_id, self._revision = parse_source(source)
+        self._repo_id, _, self._revision = source.removeprefix("hf://").partition("@")
         self._commit = self.pinned_revision
         self._store: HTTPStore | None = None
 
     @property
     def pinned_revision(self) -> str:
-        """The commit that the source itself names; "" when the Hub must be asked."""
-        return self._revision if COMMIT.fullmatch(self._revision) else ""
+        return self._revision if hub_responses.COMMIT.fullmatch(self._revision) else ""
 
     def resolve_revision(self) -> str:
-        """Return the commit that the revision names now; WeightsError."""
         at = f"/revision/{quote(self._revision, safe='')}" if self._revision else ""
         with self._translate_errors():
             document, _ = self._get_document(f"{self._repo_url('/api/models')}{at}?expand=sha")
-            self._commit = parse_commit(document)
+            self._commit = hub_responses.parse_commit(document)
         return self._commit
 
     def list_files(self) -> Listing:
-        """Return the files of that commit; WeightsError."""
         commit = self._commit or self.resolve_revision()
         with self._translate_errors():
             url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
-            files = tuple(iter_files(self._get_document, url))
+            files = tuple(hub_responses.iter_files(self._get_document, url))
         return Listing(self._source, commit, files)
 
     def _locate(self, file: ListedFile, *, whole: bool) -> tuple[HTTPStore, str]:
@@ -94,25 +76,18 @@ class HubSource(HttpSource):
     def _get_document(self, url: str) -> tuple[Any, Mapping[str, str]]:
         """Return the JSON of an answer, and its headers."""
         with self._get(url) as answer:
-            return read_document(answer.iter_raw()), answer.headers
-
-    @contextmanager
-    def _translate_errors(self, path: str = "") -> Generator[None]:
-        try:
-            with super()._translate_errors(path):
-                yield
-        except MalformedResponse as error:
-            raise self._error(
-                f"cannot be used: the answer of {_endpoint()} {error}",
-                "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust.",
-            ) from None
+            return hub_responses.read_document(answer.iter_raw()), answer.headers
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
+        if isinstance(fault, hub_responses.MalformedResponse):
+            what = f"cannot be used: the answer of {_endpoint()} {fault.reason}"
+            hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
+            return self._error(what, hint)
         match _error_code(fault):
             case "GatedRepo":
                 return self._error("is gated", f"Accept its terms on the Hub. {self._access_step}")
             case "RevisionNotFound":
-                return self._error("has no such revision", "Check what follows the @.")
+                return self._error("has no such revision", "Check the text after the @.")
             case "RepoNotFound":
                 what = f"does not exist at {_endpoint()}, or is private"
                 return self._error(what, f"Check its name. {self._access_step}")

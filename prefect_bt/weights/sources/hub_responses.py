@@ -27,8 +27,11 @@ _MAX_PATH_CHARS: Final = 4096
 _NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 
 
-class MalformedResponse(Exception):
-    """An answer that no Hub sends. The text is a short part of a sentence without controls."""
+class MalformedResponse(HttpFault):
+    """An answer that no Hub sends. `reason` is a short part of a sentence without controls."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(FaultKind.OTHER, reason)
 
 
 def parse_commit(document: object) -> str:

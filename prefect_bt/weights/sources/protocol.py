@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol, cast, runtime_checkable
@@ -31,7 +31,7 @@ SOURCES: Final[dict[str, str]] = {
 
 
 class TransientError(WeightsError):
-    """A failure that may pass: a lost connection, a busy server, a truncated body."""
+    """A failure that may pass, such as a lost connection."""
 
     retry_after: float = 0.0
     """Least seconds before the next request, as the server asks."""
@@ -43,18 +43,12 @@ class RangesUnsupported(WeightsError):
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """The arguments of a source.
-
-    `secret` is the value that `plan.secret` names; `store` has the checkpoints of bt:// sources.
-    """
+    """The arguments of a source. `store` has the checkpoints of bt:// sources."""
 
     plan: WeightsPlan
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     store: Store | None = None
     stall_timeout: float = STALL_TIMEOUT
-
-    def __repr__(self) -> str:
-        return f"SourceRequest({self.plan.source!r})"
 
 
 class Source(Protocol):
@@ -77,10 +71,9 @@ class Source(Protocol):
     def read(
         self, file: ListedFile, *, start: int, length: int
     ) -> Iterator[bytes] | Iterator[memoryview]:
-        """Yield `length` bytes from `start` (-1: to the end).
+        """Yield `length` bytes from `start` (-1: to the end), once the revision is known.
 
-        Needs an earlier `list_files` or a `pinned_revision`. Raise TransientError when a retry may
-        help, RangesUnsupported when only the whole file can be read, else WeightsError.
+        Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
         """
         ...
 
@@ -98,22 +91,8 @@ class SupportsRevision(Protocol):
 class SupportsFileDownload(Protocol):
     """A source that can copy whole files by itself, as by sharing blocks on one disk."""
 
-    def download_file(
-        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
-    ) -> bool:
-        """Write the whole file to `target`. Return False when it must be `read` instead.
-
-        An error of `on_bytes` ends the download. Raise TransientError when `read` may still work.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsTagCheck(Protocol):
-    """A source whose tags look like an MD5, but are none for encrypted objects."""
-
-    def has_md5_tag(self, file: ListedFile) -> bool:
-        """Return whether the tag is an MD5. Called when the bytes have another MD5."""
+    def download_file(self, file: ListedFile, target: Path) -> bool:
+        """Write the whole file to `target`. Return False when it must be `read` instead."""
         ...
 
 
@@ -122,10 +101,7 @@ def open_source(request: SourceRequest) -> Source:
     source = request.plan.source
     target = SOURCES.get(source.partition("://")[0])
     if target is None:
-        raise WeightsError(
-            f"There is no kind of source for {source!r}.",
-            source=source,
-            next_step=f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}.",
-        )
+        hint = f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}."
+        raise WeightsError(f"There is no source {source!r}.", source=source, next_step=hint)
     module, _, name = target.partition(":")
     return cast("Source", getattr(import_module(module), name).open(request))

@@ -112,7 +112,7 @@ def test_a_stream_that_arrived_corrupt_leaves_nothing(
 
     def without_ranges(self: ArrangedSource) -> Listing:
         files = (
-            replace(file, sequential_only=True, md5=hashlib.md5(LARGE).hexdigest())
+            replace(file, sequential_only=True, sha256=hashlib.sha256(LARGE).hexdigest())
             for file in listed(self).files
             if file.path == "large.bin"
         )

@@ -194,7 +194,7 @@ def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Raw]:
 
 
 def read(start: int = 10, length: int = 10) -> bytes:
-    source = HubSource(f"hf://o/r@{COMMIT}", None, stall_timeout=0.5)
+    source = HubSource(f"hf://o/r@{COMMIT}", "", stall_timeout=0.5)
     return b"".join(source.read(ListedFile("model", SIZE), start=start, length=length))
 
 
@@ -280,7 +280,7 @@ NAMES = ["a b#c?d%20e.json", "ü/ñ.bin", "a\\b", "%2e%2e/x", "[a]*'\"&;=", " a 
 def test_names_of_files(here: Hub, name: str) -> None:
     data = {"a": b"wrong", name: b"right!"}
     commit = here.repos["o/r"].commit(data)
-    source, file = HubSource(f"hf://o/r@{commit}", None), ListedFile(name, 6)
+    source, file = HubSource(f"hf://o/r@{commit}", ""), ListedFile(name, 6)
     for start, length in ((0, 6), (0, -1), (2, 3)):
         end = start + length if length > 0 else 6
         assert b"".join(source.read(file, start=start, length=length)) == b"right!"[start:end]
@@ -289,7 +289,7 @@ def test_names_of_files(here: Hub, name: str) -> None:
 @pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x01"])
 def test_names_that_only_a_stream_can_read(here: Hub, name: str) -> None:
     commit = here.repos["o/r"].commit({name: b"right!"})
-    source, file = HubSource(f"hf://o/r@{commit}", None), ListedFile(name, 6)
+    source, file = HubSource(f"hf://o/r@{commit}", ""), ListedFile(name, 6)
     with pytest.raises(RangesUnsupported):
         list(source.read(file, start=0, length=6))
     assert b"".join(source.read(file, start=0, length=-1)) == b"right!"

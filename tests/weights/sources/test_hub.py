@@ -168,7 +168,7 @@ def test_a_repository_with_folders_of_tools(hub: Hub, place: Place) -> None:
 def opened(hub: Hub, files: dict[str, bytes], **given: Any) -> tuple[HubSource, list[ListedFile]]:
     """A source whose commit is known, and its files."""
     commit = hub.repos["o/r"].commit(files)
-    source = HubSource(f"hf://o/r@{commit}", hub.repos["o/r"].token or None, **given)
+    source = HubSource(f"hf://o/r@{commit}", hub.repos["o/r"].token, **given)
     return source, [ListedFile(name, len(data)) for name, data in files.items()]
 
 
