@@ -173,7 +173,9 @@ class StoreMirror:
         for info in list(self.store.list(sharing_prefix(name))):
             self.store.delete(info.key)
         self.store.delete(f"{_USED}/{name}")
-        named = {entry.sha256 for entry in manifest.entries} if manifest else set[str]()
+        if manifest is None:
+            return 0
+        named = {entry.sha256 for entry in manifest.entries}
         return self._delete_blobs(self.list_sizes(named - self._list_referenced()))
 
     def list_unreferenced(self, *, older_than: float = 0.0) -> dict[str, int]:
