@@ -4,8 +4,8 @@
 
 A host downloads the batches that no other host has begun, and stores their blobs at once. It reads
 the other batches from the store. A host renews the objects of its batches; a batch whose object is
-not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. That two hosts
-download the same batch is harmless, so nothing here is a lock.
+not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. The objects are not
+locks: it does no harm if two hosts download the same batch.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SharedDownload:
                 self._mirror.store.delete(self._key(batch))
 
     def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
-        """Yield the missing files in batches, each when this host is to read it.
+        """Yield the missing files in batches that this host can read, from the source or the store.
 
         A file that another host stored gets its digest, which then is in `stored`.
         """
@@ -128,21 +128,19 @@ class SharedDownload:
         Return None once `stop` is set.
         """
         while not self._stop.is_set():
-            marks = {
-                int(info.key.rpartition("/")[2]): (info.size, info.modified)
-                for info in self._mirror.store.list(self._prefix)
-            }
+            objects = self._mirror.store.list(self._prefix)
+            marks = {int(info.key.rpartition("/")[2]): info for info in objects}
             for batch in waiting:
-                if batch not in marks and self._claim(batch):
-                    return batch, {}
-            for batch in waiting:
-                size, modified = marks.get(batch, (0, 0.0))
-                if size and (digests := self._read_digests(batch)):
+                if batch not in marks:
+                    with suppress(ObjectExists):
+                        self._mirror.store.create(self._key(batch), b"")
+                        return self._hold(batch)
+            for batch in [batch for batch in waiting if batch in marks]:
+                if marks[batch].size and (digests := self._read_digests(batch)):
                     return batch, digests
-                if self._is_expired(batch, modified):
+                if self._is_expired(batch, marks[batch].modified):
                     self._mirror.store.put(self._key(batch), b"")
-                    self._hold(batch)
-                    return batch, {}
+                    return self._hold(batch)
             self._on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
         return None
@@ -150,16 +148,10 @@ class SharedDownload:
     def _list_wanted(self, batch: int) -> list[ListedFile]:
         return [file for file in self._batches[batch] if file.path in self._wanted]
 
-    def _claim(self, batch: int) -> bool:
-        with suppress(ObjectExists):
-            self._mirror.store.create(self._key(batch), b"")
-            self._hold(batch)
-            return True
-        return False
-
-    def _hold(self, batch: int) -> None:
+    def _hold(self, batch: int) -> tuple[int, dict[str, str]]:
         with self._lock:
             self._held[batch] = {file.path: "" for file in self._list_wanted(batch)}
+        return batch, {}
 
     def _read_digests(self, batch: int) -> dict[str, str]:
         """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
