@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.sources.bucket import BucketSource
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.https import WebSource
 from prefect_bt.weights.sources.hub import HubSource
-from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
+from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
 from tests.weights.hub_server import Hub
 
 COMMIT = "0123456789" * 4
@@ -246,12 +248,32 @@ def test_a_silent_server(raw: _Raw) -> None:
         read()
 
 
-def test_a_body_without_end_is_not_held_in_memory(raw: _Raw) -> None:
+LISTING = f"""<ListBucketResult><Contents><Key>model</Key><ETag>"e"</ETag><Size>{SIZE}</Size>
+<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>""".encode()
+
+
+def read_bucket() -> bytes:
+    source = BucketSource(SourceRequest(WeightsPlan("s3://b/model", "/w", "k1")))
+    [file] = source.list_files().files
+    return b"".join(source.read(file, start=10, length=10))
+
+
+@pytest.mark.parametrize("read", [read, read_bucket])
+def test_a_body_without_end_is_not_held_in_memory(
+    raw: _Raw, read: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", raw.url)
     sent = 0
 
     def endless(connection: socket.socket) -> None:
         nonlocal sent
-        connection.sendall(head(206, RIGHT, length=1 << 40))
+        if not raw.ranges[-1]:
+            connection.sendall(head(200, length=len(LISTING)) + LISTING)
+            return
+        version = ('ETag: "e"', "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT")
+        connection.sendall(head(206, RIGHT, *version, length=1 << 40))
         while sent < 2 << 30:
             connection.sendall(bytes(1 << 20))
             sent += 1 << 20
