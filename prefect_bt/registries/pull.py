@@ -144,7 +144,9 @@ class _ImagePull:
 
     def _ensure_pulled(self, description: Mapping[str, Any]) -> PulledImage:
         wanted = self.wanted
-        digest = str(description["Descriptor"]["digest"])
+        digest = str((description.get("Descriptor") or {}).get("digest") or "")
+        if not digest:
+            raise PullError(PullErrorKind.FAILED, f"{wanted.host} did not provide a digest")
         name = wanted.pinned(digest)
         found = self.client.find_image(name)
         if found is None:
