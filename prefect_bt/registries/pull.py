@@ -144,7 +144,8 @@ class _ImagePull:
 
     def _ensure_pulled(self, description: Mapping[str, Any]) -> PulledImage:
         wanted = self.wanted
-        digest = str((description.get("Descriptor") or {}).get("digest") or "")
+        descriptor: Mapping[str, Any] = description.get("Descriptor") or {}
+        digest = str(descriptor.get("digest") or "")
         if not digest:
             raise PullError(PullErrorKind.FAILED, f"{wanted.host} did not provide a digest")
         name = wanted.pinned(digest)
