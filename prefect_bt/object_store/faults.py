@@ -98,7 +98,8 @@ def classify_fault(error: Exception) -> Fault:
     """Return the kind of an error, and a short reason without URLs."""
     answer: Any = getattr(error, "response", None) or {}
     text = str(error)
-    code = str(answer.get("Error", {}).get("Code") or _search(r"<Code>(\w+)</Code>", text))
+    code = _search(r"^(\w+)$", str(answer.get("Error", {}).get("Code") or ""))
+    code = code or _search(r"<Code>(\w+)</Code>", text)
     kind = _KINDS.get(code) or _KINDS.get(type(error).__name__)
     system = (error.strerror or "") if isinstance(error, OSError) else ""
     if kind or code:

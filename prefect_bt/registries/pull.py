@@ -144,7 +144,10 @@ class _ImagePull:
 
     def _ensure_pulled(self, description: Mapping[str, Any]) -> PulledImage:
         wanted = self.wanted
-        digest = str(description["Descriptor"]["digest"])
+        descriptor: Mapping[str, Any] = description.get("Descriptor") or {}
+        digest = str(descriptor.get("digest") or "")
+        if not digest:
+            raise PullError(PullErrorKind.FAILED, f"{wanted.host} did not provide a digest")
         name = wanted.pinned(digest)
         found = self.client.find_image(name)
         if found is None:

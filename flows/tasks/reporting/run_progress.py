@@ -19,6 +19,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
+from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import (
     Phase,
     Progress,
@@ -102,11 +103,12 @@ class RunProgress:
                 notes, self._notes = list(self._notes), deque()
             if progress is not None:
                 for note in notes:
-                    self._logger.warning("%s: %s", progress.name, note)
+                    # Both can contain names from a hostile source.
+                    self._logger.warning("%s", escape_controls(f"{progress.name}: {note}"))
                 self._report(progress)
 
     def _report(self, progress: Progress) -> None:
-        text = f"{progress.name}: {format_progress(progress)}"
+        text = escape_controls(f"{progress.name}: {format_progress(progress)}")
         if progress.phase is Phase.TRANSFERRING and progress.items_total and not self._started:
             self._started = True
             self._logger.info("%s", text)

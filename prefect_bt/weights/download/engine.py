@@ -335,7 +335,7 @@ class _Download:
                 break
             yield view
             received += len(view)
-            if self._stop.is_set():
+            if self._stop.is_set() or (wanted is not None and received > wanted):
                 return
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE

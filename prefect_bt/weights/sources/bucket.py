@@ -27,6 +27,7 @@ from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest
 
 _MAX_REQUEST_BYTES: Final = 8 << 20
 _PIECE_BYTES: Final = 1 << 20
+_MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _ROLES: Final = {
     "AWS_ASSUME_ROLE": "the assumed role",
@@ -119,7 +120,12 @@ class BucketSource:
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         batches = self._sdk.list(store, prefix or None, chunk_size=1000)
-        found = [(str(item["path"]), item) for batch in batches for item in batch]
+        found: list[tuple[str, Any]] = []
+        for batch in batches:
+            found += [(str(item["path"]), item) for item in batch]
+            if len(found) > _MAX_OBJECTS:
+                hint = "Name a prefix with fewer."
+                raise self._error(f"lists more than {_MAX_OBJECTS:,} objects", hint)
         folders = {parent for path, _ in found for parent in _parents(path)}
         files = [
             _listed_file(path.removeprefix(base), item)
@@ -148,7 +154,16 @@ class BucketSource:
             for at in range(start, end, _MAX_REQUEST_BYTES):
                 until = min(end, at + _MAX_REQUEST_BYTES)
                 options = {"range": (at, until)} if until - at < size else {}
-                yield memoryview(self._get(self._store, file, options).bytes())
+                left = until - at
+                # As fast as `bytes`, and holds no more in memory, whatever the server sends.
+                pieces = self._get(self._store, file, options).stream(min_chunk_size=_PIECE_BYTES)
+                for piece in pieces:
+                    yield memoryview(piece)[:left]
+                    left -= len(piece)
+                    if left < 0:
+                        return
+                if left:
+                    return  # the caller counts
 
     def _get(self, store: Any, file: ListedFile, options: dict[str, Any]) -> Any:
         if file.version_tag.startswith('"'):

@@ -7,6 +7,7 @@ replaces the system's certificate authorities.
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 import threading
@@ -47,6 +48,23 @@ _NO_RANGES: Final = "the server sends whole files only"
 _RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RESET: Final = re.compile(r"\bt=(\d+)")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18}|\*)")
+
+
+class _QueryFilter(logging.Filter):
+    """Removes queries, which can be signatures, from httpx's lines about requests."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        import httpx
+
+        if isinstance(record.args, tuple):
+            shown = (
+                a.copy_with(query=None) if isinstance(a, httpx.URL) else a for a in record.args
+            )
+            record.args = tuple(shown)
+        return True
+
+
+_QUERY_FILTER: Final = _QueryFilter()
 
 
 @dataclass(eq=False)
@@ -157,7 +175,9 @@ class HttpSource:
             store = self._targets.get(file.path)
             if store is None:
                 with self._get(self._file_url(file), first_byte=True) as answer:
-                    is_own = "Authorization" in answer.request.headers  # kept by all redirects
+                    # All redirects kept it. For https://user:password@host httpx sends another.
+                    sent = answer.request.headers.get("Authorization")
+                    is_own = sent == f"Bearer {self._token}"
                 store = self._open_store(str(answer.url), self._token if is_own else "")
                 if len(self._targets) >= _MAX_TARGETS:
                     self._targets.clear()
@@ -176,6 +196,7 @@ class HttpSource:
     def _client(self) -> httpx.Client:
         import httpx
 
+        logging.getLogger("httpx").addFilter(_QUERY_FILTER)
         headers = {"Accept-Encoding": "identity", "User-Agent": "prefect-bt"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"

@@ -5,6 +5,7 @@ The token is sent to the Hub only. No token of the environment is used.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -75,8 +76,9 @@ class HubSource(HttpSource):
 
     def _get_document(self, url: str) -> tuple[Any, Mapping[str, str]]:
         """Return the JSON of an answer, and its headers."""
+        deadline = time.monotonic() + hub_responses.MAX_PAGE_SECONDS
         with self._get(url) as answer:
-            return hub_responses.read_document(answer.iter_raw()), answer.headers
+            return hub_responses.read_document(answer.iter_raw(), deadline), answer.headers
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
         if isinstance(fault, hub_responses.MalformedResponse):

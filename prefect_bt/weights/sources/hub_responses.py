@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, and the id of git's blob object."""
 MAX_PAGE_BYTES: Final = 8 << 20
 """The Hub sends pages of 1000 files, half a megabyte."""
+MAX_PAGE_SECONDS: Final = 300.0
 MAX_ENTRIES: Final = 200_000
 """Twice the Hub's limit for a repository."""
 MAX_PAGES: Final = 2_000
@@ -38,13 +40,18 @@ def parse_commit(document: object) -> str:
     return _match(COMMIT, found.get("sha"), "names as the commit")
 
 
-def read_document(pieces: Iterable[bytes]) -> Any:
-    """Return the JSON of a body. MalformedResponse; HttpFault if it is no JSON."""
+def read_document(pieces: Iterable[bytes], deadline: float) -> Any:
+    """Return the JSON of a body, read until `deadline` of the monotonic clock.
+
+    MalformedResponse; HttpFault if it is no JSON, or too slow.
+    """
     body = bytearray()
     for piece in pieces:
         body += piece
         if len(body) > MAX_PAGE_BYTES:
             raise MalformedResponse(f"has more than {MAX_PAGE_BYTES >> 20} MiB")
+        if time.monotonic() > deadline:
+            raise HttpFault(FaultKind.UNREACHABLE, f"no page in {MAX_PAGE_SECONDS:g} s")
     try:
         return json.loads(body)
     except RecursionError:

@@ -347,6 +347,14 @@ def test_names_that_lead_elsewhere(
     assert bodies(server) == 0
 
 
+def test_too_many_objects(made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "_PAGE_OBJECTS", 1)
+    monkeypatch.setattr(bucket, "_MAX_OBJECTS", len(FILES))
+    assert len(mirrored(plan(made), tmp_path)) == len(FILES)
+    put(made, "models/base/more", b"1")
+    assert "lists more than 3 objects" in refused(plan(made), tmp_path / "2")
+
+
 def test_the_secret_is_nowhere(
     guarded: dict[str, str], made: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -229,6 +229,12 @@ def test_a_page_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> No
     listed(listing, "has more than 1 MiB")
 
 
+def test_a_page_that_is_too_slow(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_responses, "MAX_PAGE_SECONDS", 0.0)
+    with pytest.raises(TransientError, match="no page in 0 s"):
+        HubSource("hf://o/r", SECRET).list_files()
+
+
 @pytest.mark.parametrize(
     "target",
     [

@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.sources.bucket import BucketSource
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.https import WebSource
 from prefect_bt.weights.sources.hub import HubSource
-from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
+from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
+from tests.weights.conftest import mirror
 from tests.weights.hub_server import Hub
 
 COMMIT = "0123456789" * 4
@@ -246,12 +250,58 @@ def test_a_silent_server(raw: _Raw) -> None:
         read()
 
 
-def test_a_body_without_end_is_not_held_in_memory(raw: _Raw) -> None:
+LISTING = f"""<ListBucketResult><Contents><Key>model</Key><ETag>"e"</ETag><Size>{SIZE}</Size>
+<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>""".encode()
+
+
+def read_bucket() -> bytes:
+    source = BucketSource(SourceRequest(WeightsPlan("s3://b/model", "/w", "k1")))
+    [file] = source.list_files().files
+    return b"".join(source.read(file, start=10, length=10))
+
+
+@pytest.fixture
+def raw_bucket(raw: _Raw, monkeypatch: pytest.MonkeyPatch) -> _Raw:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", raw.url)
+    return raw
+
+
+VERSION = ('ETag: "e"', "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT")
+
+
+def test_a_file_without_end_does_not_fill_the_disk(raw_bucket: _Raw, tmp_path: Path) -> None:
     sent = 0
 
     def endless(connection: socket.socket) -> None:
         nonlocal sent
-        connection.sendall(head(206, RIGHT, length=1 << 40))
+        if len(raw_bucket.ranges) == 1:
+            connection.sendall(head(200, length=len(LISTING)) + LISTING)
+            return
+        connection.sendall(head(200, *VERSION, length=1 << 40))
+        while not raw_bucket.ranges[-1] and sent < 1 << 30:
+            connection.sendall(bytes(1 << 20))
+            sent += 1 << 20
+
+    raw_bucket.answer = endless
+    with pytest.raises(WeightsError, match=f"damaged twice: it has .* bytes, not {SIZE}"):
+        mirror(WeightsPlan("s3://b/model", "/w", "k1"), tmp_path)
+    assert sent < 256 << 20
+
+
+@pytest.mark.parametrize("read", [read, read_bucket])
+def test_a_body_without_end_is_not_held_in_memory(
+    raw_bucket: _Raw, read: Callable[[], bytes]
+) -> None:
+    raw, sent = raw_bucket, 0
+
+    def endless(connection: socket.socket) -> None:
+        nonlocal sent
+        if not raw.ranges[-1]:
+            connection.sendall(head(200, length=len(LISTING)) + LISTING)
+            return
+        connection.sendall(head(206, RIGHT, *VERSION, length=1 << 40))
         while sent < 2 << 30:
             connection.sendall(bytes(1 << 20))
             sent += 1 << 20

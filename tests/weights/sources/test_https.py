@@ -237,6 +237,20 @@ def test_a_token_goes_to_the_named_host_alone(
         moved = plan(served, "/go", secret="bearer", auth=WeightsAuthPlan("CUSTOM_SECRET"))
         assert mirrored(moved, tmp_path / "2", TOKEN) == {"go": DATA}
         assert {given for _, _, given in other.asked} == {""}
+        served.redirects["/in"] = f"{other.url.replace('//', '//user:password@')}/elsewhere"
+        moved = plan(served, "/in", secret="bearer", auth=WeightsAuthPlan("CUSTOM_SECRET"))
+        assert mirrored(moved, tmp_path / "3", TOKEN) == {"in": DATA}
+        assert not any(TOKEN in given for _, _, given in other.asked)
+
+
+def test_no_query_is_logged(
+    served: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    served.redirects["/go"] = f"{served.url}{PATH}?signature=s1gned"
+    assert mirrored(plan(served, "/go?key=s1gned"), tmp_path) == {"go": DATA}
+    assert f"{served.url}/go " in caplog.text
+    assert "s1gned" not in caplog.text
 
 
 def _folder(path: Path) -> Path:
