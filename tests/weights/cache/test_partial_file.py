@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -240,3 +241,17 @@ def test_a_late_thread_changes_no_file_that_was_opened_meanwhile(
     assert {os.fstat(other).st_mode & 0o777 for other in others} == {0o644}
     for other in others:
         os.close(other)
+
+
+def test_a_digest_does_not_keep_bytes_that_it_read_back(folder: Path) -> None:
+    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    view = memoryview(DATA)[1000:2000]
+    kept = weakref.ref(view)
+    digest.offer(1000, view)
+    del view
+    assert kept() is not None
+    write(part, 0, SIZE)
+    digest.catch_up(part, lambda: False)
+    part.close()
+    assert kept() is None
+    assert digest.hexdigest() == hashlib.sha256(DATA).hexdigest()
