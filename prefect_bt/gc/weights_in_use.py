@@ -36,8 +36,8 @@ def find_needed_copies(
                 found.setdefault(name, why)
     for name in names:
         tree = cache.find_tree(name)
-        if tree and tree.leases:
-            found.setdefault(name, f"job {', '.join(tree.leases)} uses it")
+        if tree and (jobs := tree.leases):
+            found.setdefault(name, f"job {', '.join(jobs)} uses it")
     return found
 
 

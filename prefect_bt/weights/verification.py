@@ -194,9 +194,15 @@ class ExpectedBlobs:
         return report
 
 
-def repair_copies(store: Store, cache: NodeCache, report: VerificationReport) -> None:
-    """Delete the manifests of corrupt copies, then their corrupt blobs. Intact blobs stay."""
-    _delete(StoreMirror(store), cache, report.corrupt_trees, report.corrupt_blobs)
+def delete_copies(
+    store: Store, cache: NodeCache, names: Collection[str], digests: Collection[str]
+) -> None:
+    """Delete the manifests of copies, then their corrupt blobs. Intact blobs stay."""
+    for name in names:
+        store.delete(manifest_key(name))
+        cache.unmark_stored(name)
+    for sha256 in digests:
+        store.delete(blob_key(sha256))
 
 
 def repair_shared(store: Store, cache: NodeCache, digests: Collection[str]) -> list[str]:
@@ -210,7 +216,7 @@ def repair_shared(store: Store, cache: NodeCache, digests: Collection[str]) -> l
         return []
     found = (mirror.find_manifest(name) for name in mirror.list_names())
     names = [one.name for one in found if one and corrupt & {e.sha256 for e in one.entries}]
-    _delete(mirror, cache, names, corrupt)
+    delete_copies(store, cache, names, corrupt)
     return names
 
 
@@ -219,13 +225,3 @@ def _is_corrupt(mirror: StoreMirror, sha256: str) -> bool:
     with suppress(OSError):
         return path is not None and hash_file(path) != sha256
     return True
-
-
-def _delete(
-    mirror: StoreMirror, cache: NodeCache, names: Collection[str], digests: Collection[str]
-) -> None:
-    for name in names:
-        mirror.store.delete(manifest_key(name))
-        cache.unmark_stored(name)
-    for sha256 in digests:
-        mirror.delete_blob(sha256)

@@ -156,7 +156,7 @@ def test_what_a_kill_costs(tmp_path: Path, soak: Soak) -> None:
     same = next(row["size"] for row in rows if row["path"] == "sub/same.bin")
     root, kills = tmp_path / "state" / "weights", 0
     with serving_ranges(tmp_path / "source") as ranges:
-        ranges.pause = 0.006
+        ranges.pause = 0.05
         done: dict[str, Any] = {}
         while not done:
             process = start(ranges, root)
@@ -167,7 +167,7 @@ def test_what_a_kill_costs(tmp_path: Path, soak: Soak) -> None:
                 process.kill()
                 process.wait()
                 kills += 1
-                ranges.pause = 0.006 if kills < 6 else 0.0
+                ranges.pause = 0.05 if kills < 6 else 0.0
         time.sleep(0.2)
         sent = sum(ranges.sent.values())
     assert kills >= 3

@@ -13,8 +13,8 @@ from prefect_bt.weights.verification import (
     ExpectedBlobs,
     ExpectedFiles,
     VerificationReport,
+    delete_copies,
     repair,
-    repair_copies,
     repair_shared,
 )
 from tests.weights.conftest import tree
@@ -177,7 +177,7 @@ def test_the_stores_copy(shelf: Shelf, source: str) -> None:
     assert report.corrupt_trees == [done.name]
     assert report.corrupt_blobs == {digest}
 
-    repair_copies(shelf.store, shelf.cache, report)
+    delete_copies(shelf.store, shelf.cache, report.corrupt_trees, report.corrupt_blobs)
     assert StoreMirror(shelf.store).list_names() == []
     shelf.mirror(source)
     assert ExpectedBlobs(shelf.store).verify().failures == []
@@ -200,5 +200,5 @@ def test_a_manifest_in_the_store_that_is_none(shelf: Shelf, source: str) -> None
     assert [(fault.location, fault.problem) for fault in report.failures] == [
         (key, "is not a manifest")
     ]
-    repair_copies(shelf.store, shelf.cache, report)
+    delete_copies(shelf.store, shelf.cache, report.corrupt_trees, report.corrupt_blobs)
     assert StoreMirror(shelf.store).list_names() == []

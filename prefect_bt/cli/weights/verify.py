@@ -109,14 +109,14 @@ def _verify_store(
     *,
     dry_run: bool,
 ) -> VerificationReport:
-    from prefect_bt.weights.verification import ExpectedBlobs, repair_copies
+    from prefect_bt.weights.verification import ExpectedBlobs, delete_copies
 
     store = open_weights_store(settings)
     promises = ExpectedBlobs(store, names)
     with byte_progress(terminal, "Verifying the store", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if not dry_run:
-        repair_copies(store, cache, report)
+        delete_copies(store, cache, report.corrupt_trees, report.corrupt_blobs)
     return report
 
 

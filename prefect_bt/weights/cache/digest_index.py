@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,19 +42,20 @@ class DigestIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, str] | None = None
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        rows = read_json_lines(self._path)
+        found = ((row.get("id"), str(row.get("sha256"))) for row in rows)
+        return {str(key): sha256 for key, sha256 in found if SHA256.fullmatch(sha256)}
 
     def get(self, identity: str) -> str:
         """Return the SHA-256 of the file; "" when it is unknown."""
-        if self._known is None:
-            rows = read_json_lines(self._path)
-            found = ((row.get("id"), str(row.get("sha256"))) for row in rows)
-            self._known = {str(key): sha256 for key, sha256 in found if SHA256.fullmatch(sha256)}
         return self._known.get(identity, "")
 
     def invalidate(self) -> None:
         """Read the file again at the next `get`, because other processes may have added to it."""
-        self._known = None
+        vars(self).pop("_known", None)
 
     def add(self, found: Mapping[str, str]) -> None:
         """Append identity -> sha256."""
@@ -66,7 +67,7 @@ class DigestIndex:
         with self._path.open("ab", buffering=0) as writer:  # one write for all lines
             # The first newline ends a line that a crash cut off.
             writer.write("\n".join(("", *rows, "")).encode())
-        self._known = (self._known or {}) | new
+        self._known.update(new)
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

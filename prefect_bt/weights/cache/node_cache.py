@@ -98,7 +98,7 @@ class NodeCache:
     # Digests and revisions come from servers, so a path in their place must not leave the cache.
 
     def blob_path(self, sha256: str) -> Path:
-        """Raise ValueError for text that is no SHA-256."""
+        """Raise ValueError for text that is not a SHA-256."""
         if not SHA256.fullmatch(sha256):
             raise ValueError(f"not a SHA-256: {quote(sha256)}")
         return self.root / "blobs" / sha256[:2] / sha256
@@ -161,7 +161,7 @@ class NodeCache:
             (self.tree_path(name) / "stored").unlink(missing_ok=True)
 
     def evict(self, name: str) -> int:
-        """Delete a tree without living jobs and the blobs of it alone. Return the bytes freed."""
+        """Delete a tree without living jobs and its unshared blobs. Return the bytes freed."""
         with self._locked():
             tree = self.find_tree(name)
             if tree is None or tree.leases:

@@ -4,8 +4,8 @@
     parts/<id>/data    the file at its full length, with holes
     parts/<id>/map     a header, then one byte a granule: 1 when all of it has arrived
 
-Bytes are written before the map, so a kill never leaves a mark without its bytes. A power cut may:
-granules of an earlier boot count only where the source lists a digest.
+Bytes are written before the map, so a kill never leaves a mark without its bytes. A power cut may,
+so granules of an earlier boot count only if the source lists a digest.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class PartialFile:
     """An open partial file, locked by this process. Threads write different granules."""
 
     def __init__(self, folder: Path, size: int, *, has_digest: bool) -> None:
-        """Open or create it. PartialFileLocked when another process has it.
+        """Open or create it. PartialFileLocked when another process has locked it.
 
-        `has_digest`: the source lists a digest, with which the whole file will be compared.
+        `has_digest`: the source lists a digest of the file.
         """
         self.folder, self.size = folder, size
         self._count = -(-size // GRANULE_BYTES)

@@ -3,8 +3,8 @@
     fills/<name>/journal     the boot id, then a line a file: `{"path", "sha256", "size"}`
     fills/<name>/files/…     those files
 
-Only files in the journal count. One sync puts all of them on the disk before small files get the
-name of a blob: a power cut must not leave a name made of a digest without its bytes.
+Only files in the journal count. One sync writes all of them to the disk before small files become
+blobs, so that a power cut cannot leave a blob without its bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StagingTree:
         self._lock, self._closed = threading.Lock(), False
         ensure_private_folder(self.path)
         self.files.mkdir(exist_ok=True)
-        self._done: dict[str, tuple[str, int]] = {}
+        self._done: dict[str, FileEntry] = {}
         self._resume()
 
     def close(self) -> None:
@@ -64,10 +64,6 @@ class StagingTree:
     def has(self, file: ListedFile) -> bool:
         return file.path in self._done
 
-    def find_sha256(self, file: ListedFile) -> str:
-        """Return the digest from the listing or from an earlier download; "" if unknown."""
-        return file.sha256 or self.index.get(file_identity(self.source, file))
-
     def partial_folder(self, file: ListedFile) -> Path:
         """Return the folder of the file's partial download, which all trees with it share."""
         identity = file_identity(self.source, file) or f"{self.name}/{file.path}"
@@ -77,6 +73,10 @@ class StagingTree:
         """Return the bytes of the files less those that partial downloads already have."""
         parts = {self.partial_folder(file): file.size for file in files if file.size}
         return sum(size - count_received(part) for part, size in parts.items())
+
+    def find_sha256(self, file: ListedFile) -> str:
+        """Return the digest from the listing or from an earlier download; "" if unknown."""
+        return file.sha256 or self.index.get(file_identity(self.source, file))
 
     def link_cached(self, file: ListedFile) -> bool:
         """Add the file if its blob is in the cache. Return whether it is."""
@@ -92,7 +92,7 @@ class StagingTree:
                     place.chmod(0o444)
             except FileNotFoundError:  # evicted meanwhile
                 return False
-            self._record(file.path, sha256, file.size)
+            self._record(FileEntry(file.path, file.size, sha256))
         return True
 
     def write(self, file: ListedFile, data: bytes | bytearray | memoryview, sha256: str) -> None:
@@ -101,26 +101,27 @@ class StagingTree:
             place = self._free_place(file)
             place.write_bytes(data)
             place.chmod(0o444)
-            self._record(file.path, sha256, len(data))
+            self._record(FileEntry(file.path, len(data), sha256))
 
     def move_in(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
         """Add a verified file by moving it from `path`, on the same file system."""
         with self._adding():
             path.chmod(0o444)
             path.replace(self._free_place(file))
-            self._record(file.path, sha256, size)
+            self._record(FileEntry(file.path, size, sha256))
 
     def add_blob(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
-        """Add a large, verified and synced file, and make it a blob.
+        """Add a large, verified and synced file to the tree, and then to the blobs.
 
-        The tree gets it first, so that its bytes stay if the blob is evicted at once.
+        An eviction of the blob leaves the tree's file.
         """
         with self._adding():
             place = self._free_place(file)
             if not link_file(path, place):
                 path.replace(place)
-            self._share_content(self.path, file.path, sha256)
-            self._record(file.path, sha256, size)
+            entry = FileEntry(file.path, size, sha256)
+            self._share_content(self.path, entry)
+            self._record(entry)
 
     def link_verified(self, file: ListedFile, path: Path) -> bool:
         """Add a hard link to a file that others may have changed. Return whether it is intact."""
@@ -135,7 +136,7 @@ class StagingTree:
         except OSError:
             return False
         with self._adding():
-            self._record(file.path, file.sha256, size)
+            self._record(FileEntry(file.path, size, file.sha256))
         return True
 
     def drop(self) -> None:
@@ -144,17 +145,22 @@ class StagingTree:
 
     def publish(self, desired: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
         """Sync the tree to the disk and publish it under its name."""
-        self._write_manifest(desired)
+        entries = tuple(self._done[path] for path in sorted(file.path for file in desired))
+        source, revision = redact_url(self.source), self.listing.revision
+        manifest = WeightsManifest(source, self.key, revision, entries, time.time())
+        summary = codec.dumps(summarize(manifest), indent=1).encode()
+        (self.path / "manifest.json").write_bytes(dump_manifest(manifest))
+        (self.path / "summary.json").write_bytes(summary)
         sync_file_system(self.path)
-        for file in desired:
-            self._share_content(self.path, file.path, self._done[file.path][0])
-        self.record_digests({file.path: self._done[file.path][0] for file in desired})
+        for entry in entries:
+            self._share_content(self.path, entry)
+        self.record_digests({entry.path: entry.sha256 for entry in entries})
         (self.path / "journal").unlink(missing_ok=True)
         tree = self.cache.publish(self.path, self.name, holder=holder)
         # Until now an eviction could delete a blob, and another download write it again.
-        for file in desired:
+        for entry in entries:
             with suppress(OSError):  # evicted meanwhile
-                self._share_content(tree.path, file.path, self._done[file.path][0])
+                self._share_content(tree.path, entry)
         return tree
 
     def record_digests(self, found: Mapping[str, str]) -> None:
@@ -165,9 +171,9 @@ class StagingTree:
         with self._lock:
             self.index.add(known)
 
-    def _share_content(self, tree: Path, path: str, sha256: str) -> None:
-        """Make a file of the tree and the blob of its digest one file; create a missing blob."""
-        place, blob, fresh = tree / "files" / path, self.cache.blob_path(sha256), tree / "link"
+    def _share_content(self, tree: Path, entry: FileEntry) -> None:
+        """Make a file of the tree and its blob hard links of one file; create a missing blob."""
+        place, blob = tree / "files" / entry.path, self.cache.blob_path(entry.sha256)
         while True:
             self._ensure_folder(blob.parent)
             with suppress(FileExistsError):
@@ -178,19 +184,10 @@ class StagingTree:
                 if os.path.samestat(ours, theirs):
                     return
                 if ours.st_size == theirs.st_size:
-                    if link_file(blob, fresh):
-                        fresh.replace(place)
+                    if link_file(blob, tree / "link"):
+                        (tree / "link").replace(place)
                     return
                 blob.unlink()  # another program truncated it
-
-    def _write_manifest(self, desired: Sequence[ListedFile]) -> None:
-        done = ((path, *self._done[path]) for path in sorted(file.path for file in desired))
-        entries = tuple(FileEntry(path, size, sha256) for path, sha256, size in done)
-        source, revision = redact_url(self.source), self.listing.revision
-        manifest = WeightsManifest(source, self.key, revision, entries, time.time())
-        summary = codec.dumps(summarize(manifest), indent=1)
-        (self.path / "manifest.json").write_bytes(dump_manifest(manifest))
-        (self.path / "summary.json").write_text(summary)
 
     @contextmanager
     def _adding(self) -> Generator[None]:
@@ -212,10 +209,9 @@ class StagingTree:
             folder.mkdir(parents=True, exist_ok=True)
             self._made.add(folder)
 
-    def _record(self, path: str, sha256: str, size: int) -> None:
-        self._done[path] = (sha256, size)
-        line = json.dumps({"path": path, "sha256": sha256, "size": size})
-        os.write(self._journal, line.encode() + b"\n")
+    def _record(self, entry: FileEntry) -> None:
+        self._done[entry.path] = entry
+        os.write(self._journal, codec.dumps(entry).encode() + b"\n")
 
     def _resume(self) -> None:
         """Delete what a killed process left unfinished; open a new journal of the intact files."""
@@ -228,9 +224,10 @@ class StagingTree:
         self._journal = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.write(self._journal, json.dumps({"boot": boot_id()}).encode() + b"\n")
         for line in lines:
-            with suppress(KeyError, TypeError, OSError):
-                path, sha256, size = line["path"], line["sha256"], line["size"]
-                place = self.files / path
-                if place.stat().st_size == size and (same_boot or hash_file(place) == sha256):
-                    self._record(path, sha256, size)
+            with suppress(TypeError, OSError):
+                entry = FileEntry(**line)
+                place = self.files / entry.path
+                intact = same_boot or hash_file(place) == entry.sha256
+                if intact and place.stat().st_size == entry.size:
+                    self._record(entry)
         new.replace(old)

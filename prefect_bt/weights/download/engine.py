@@ -33,7 +33,7 @@ from prefect_bt.weights.threads import run_workers
 
 BLOCK_BYTES: Final = 8 << 20
 """The largest request: what each connection holds in memory."""
-OPEN_FILES: Final = 8
+OPEN_FILES: Final = 4
 """Files that are read at a time. A thread stays with a file, so that most bytes come in order."""
 CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
@@ -148,11 +148,12 @@ class _Queue:
             while not self._context.stop.is_set():
                 while self._waiting and len(self._blocks) < OPEN_FILES:
                     self._open(self._waiting.popleft())
-                if self._blocks:
-                    return self._pop_block()
-                if not self._is_exhausted and not self._is_fetching:
+                has_room = len(self._blocks) < OPEN_FILES
+                if has_room and not self._is_exhausted and not self._is_fetching:
                     self._fetch_batch()
                     continue
+                if self._blocks:
+                    return self._pop_block()
                 if self._is_exhausted and not self._active and not self._locked:
                     return None
                 self._changed.wait(_POLL_INTERVAL)

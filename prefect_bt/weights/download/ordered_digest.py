@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from prefect_bt.weights.cache.partial_file import PartialFile
 
-MAX_KEPT_BYTES: Final = 8 << 20
+MAX_KEPT_BYTES: Final = 16 << 20
 """Bytes of a file that are kept in memory until the bytes before them are hashed."""
 _READ_BYTES: Final = 256 << 10
 """Bytes that are read back at a time: they stay in the processor's cache until they are hashed."""

@@ -23,15 +23,10 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
-from prefect_bt.weights.sources.protocol import (
-    CONNECT_TIMEOUT,
-    READ_BYTES,
-    RangesUnsupported,
-    SourceRequest,
-    TransientError,
-)
+from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
 
 _MAX_REQUEST_BYTES: Final = 8 << 20
+_PIECE_BYTES: Final = 1 << 20
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _ROLES: Final = {
     "AWS_ASSUME_ROLE": "the assumed role",
@@ -68,7 +63,7 @@ class BucketSource:
         self._plan = request.plan
         stall = request.stall_timeout
         # The caller retries. A request has minutes at most, however slowly its bytes arrive.
-        self._limits = Limits(CONNECT_TIMEOUT, stall, max(300.0, 10 * stall), retries=0)
+        self._limits = Limits(read=stall, total=max(300.0, 10 * stall), retries=0)
         with _explain_for(request.plan):
             self._address = parse_bucket_url(request.plan.source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
@@ -124,11 +119,11 @@ class BucketSource:
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         batches = self._sdk.list(store, prefix or None, chunk_size=1000)
-        found = {str(item["path"]): item for batch in batches for item in batch}
-        folders = {parent for path in found for parent in _parents(path)}
+        found = [(str(item["path"]), item) for batch in batches for item in batch]
+        folders = {parent for path, _ in found for parent in _parents(path)}
         files = [
             _listed_file(path.removeprefix(base), item)
-            for path, item in found.items()
+            for path, item in found
             # Consoles create empty objects as folders.
             if item["size"] or path not in folders
         ]
@@ -148,7 +143,7 @@ class BucketSource:
                 # Works on a server without ranges, too.
                 limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
                 answer = self._get(self._connect(self._access, limits), file, {})
-                yield from map(memoryview, answer.stream(min_chunk_size=READ_BYTES))
+                yield from map(memoryview, answer.stream(min_chunk_size=_PIECE_BYTES))
                 return
             for at in range(start, end, _MAX_REQUEST_BYTES):
                 until = min(end, at + _MAX_REQUEST_BYTES)
@@ -218,13 +213,12 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
         key = secret_fields.parse_google_secret(plan, secret)
         return Access(name, lambda: {"service_account_key": key})
     if address.scheme == "azure":
-        found = secret_fields.parse_azure_secret(plan, secret)
-        # obstore calls an account key an access key.
-        credentials = {name.replace("account_", "access_"): text for name, text in found.items()}
+        fields = secret_fields.parse_azure_secret(plan, secret)
     else:
-        keys = secret_fields.parse_s3_secret(plan, secret)
-        credentials, region = _aws_credentials(keys), keys.region or secret_fields.DEFAULT_REGION
-    return connect.create_access(name, lambda: {**credentials, "expires_at": None}, region=region)
+        fields = secret_fields.parse_s3_secret(plan, secret).model_dump()
+        region = fields.pop("region") or secret_fields.DEFAULT_REGION
+    credentials = _rename({**fields, "expires_at": None})
+    return connect.create_access(name, lambda: credentials, region=region)
 
 
 def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
@@ -232,20 +226,18 @@ def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
     with _explain_for(plan):
         if auth.method == "GCP_OIDC":
             account, provider = auth.service_account, auth.identity_provider
-            return asdict(cloud_identity.exchange_google_token(account, provider))
-        if auth.method == "AWS_OIDC":
+            keys = cloud_identity.exchange_google_token(account, provider)
+        elif auth.method == "AWS_OIDC":
             keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
         else:
             keys = cloud_identity.assume_role(auth.role_arn, auth.region)
-    return {**_aws_credentials(keys), "expires_at": keys.expires_at}
+    return _rename(asdict(keys))
 
 
-def _aws_credentials(keys: secret_fields.S3Secret | cloud_identity.AwsKeys) -> dict[str, Any]:
-    return {
-        "access_key_id": keys.access_key_id,
-        "secret_access_key": keys.secret_access_key,
-        "token": keys.session_token or None,
-    }
+def _rename(credentials: dict[str, Any]) -> dict[str, Any]:
+    """Return credentials by the names that obstore has for them."""
+    names = {"session_token": "token", "account_key": "access_key"}
+    return {names.get(name, name): value or None for name, value in credentials.items()}
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from typing import Final, NoReturn
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.sources.protocol import READ_BYTES, SourceRequest
+from prefect_bt.weights.sources.protocol import SourceRequest
 
 _FICLONE: Final = 0x40049409
+_PIECE_BYTES: Final = 1 << 20
 
 
 class FolderSource:
@@ -70,7 +71,7 @@ class FolderSource:
         try:
             with (self._folder / file.path).open("rb") as reader:
                 reader.seek(start)
-                while data := reader.read(min(READ_BYTES, left)):
+                while data := reader.read(min(_PIECE_BYTES, left)):
                     yield data
                     left -= len(data)
         except OSError as error:

@@ -24,7 +24,6 @@ from prefect_bt.object_store.connect import Limits, create_http_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.protocol import (
-    CONNECT_TIMEOUT,
     STALL_TIMEOUT,
     RangesUnsupported,
     SourceRequest,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
     from obstore.store import HTTPStore
 
+_CONNECT_TIMEOUT: Final = 10.0
 _MAX_RETRY_AFTER: Final = 60.0
 _MAX_REDIRECTS: Final = 10
 _MAX_TARGETS: Final = 8
@@ -53,8 +53,8 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18}|\*)")
 class HttpFault(Exception):
     """A failed request. `status` and `headers` are those of the answer, if there is one."""
 
-    kind: FaultKind
     reason: str
+    kind: FaultKind = FaultKind.OTHER
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -88,7 +88,7 @@ class HttpSource:
     def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         self._source, self._shown = source, source.partition("?")[0]
         self._token, self._stall = token, stall_timeout
-        self._connect = min(CONNECT_TIMEOUT, stall_timeout)
+        self._connect = min(_CONNECT_TIMEOUT, stall_timeout)
         self._targets: dict[str, HTTPStore] = {}
         """File -> store of the URL to which its own URL redirects."""
         self._lock = threading.Lock()
@@ -169,7 +169,7 @@ class HttpSource:
         limits = Limits(self._connect, self._stall, seconds, retries=0)
         allow_http = url.startswith("http:")
         if not allow_http and not url.startswith("https:"):  # obstore would panic
-            raise HttpFault(FaultKind.INVALID_NAME, "that is no URL")
+            raise HttpFault("that is no URL", FaultKind.INVALID_NAME)
         return create_http_store(url, token=token, limits=limits, allow_http=allow_http)
 
     @cached_property
@@ -199,9 +199,9 @@ class HttpSource:
                     yield answer
                     return
             if request.url.scheme == "https" != following.url.scheme:
-                raise HttpFault(FaultKind.INSECURE, "it leads to an address without https")
+                raise HttpFault("it leads to an address without https", FaultKind.INSECURE)
             request = following
-        raise HttpFault(FaultKind.OTHER, "it redirects too often")
+        raise HttpFault("it redirects too often")
 
     @contextmanager
     def _translate_errors(self, path: str = "") -> Generator[None]:
@@ -220,15 +220,15 @@ class HttpSource:
         if status := re.search(r"\bstatus code: (\d{3})\b", text):
             return _status_fault(int(status[1]))
         if "Could not parse path" in text:  # of obstore; httpx can
-            return HttpFault(FaultKind.NO_RANGES, _NO_RANGES)
+            return HttpFault(_NO_RANGES, FaultKind.NO_RANGES)
         if re.match("InvalidURL|UnsupportedProtocol|ValueError", text):
-            return HttpFault(FaultKind.INVALID_NAME, "that is no URL")
+            return HttpFault("that is no URL", FaultKind.INVALID_NAME)
         if "Timeout" in text:
             limits = f"no connection in {self._connect:g} s, or no byte for {self._stall:g} s"
-            return HttpFault(FaultKind.UNREACHABLE, limits)
+            return HttpFault(limits, FaultKind.UNREACHABLE)
         fault = classify_fault(error)
         default = _NO_RANGES if fault.kind is FaultKind.NO_RANGES else "it sent no usable answer"
-        return HttpFault(fault.kind, fault.reason or default)
+        return HttpFault(fault.reason or default, fault.kind)
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
         self._targets.pop(path, None)
@@ -277,4 +277,5 @@ def _format_date(date: datetime) -> str:
 
 
 def _status_fault(status: int, headers: Mapping[str, str] | None = None) -> HttpFault:
-    return HttpFault(FaultKind.OTHER, f"the server answered {status}", status, headers or {})
+    reason = f"the server answered {status}"
+    return HttpFault(reason, status=status, headers=headers or {})

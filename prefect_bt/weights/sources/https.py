@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, parse_version
-from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
 
 class WebSource(HttpSource):
@@ -18,13 +17,10 @@ class WebSource(HttpSource):
 
     pinned_revision = ""
 
-    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
-        super().__init__(source, token, stall_timeout=stall_timeout)
-        self._name = unquote(urlsplit(source).path.rpartition("/")[2])
-        if not self._name:
-            raise self._error("names no file", "Write the URL of one file: https://host/path/file.")
-
     def list_files(self) -> Listing:
+        name = unquote(urlsplit(self._source).path.rpartition("/")[2])
+        if not name:
+            raise self._error("names no file", "Write the URL of one file: https://host/path/file.")
         with self._translate_errors():
             try:
                 with self._get(self._source, first_byte=True) as answer:
@@ -38,5 +34,5 @@ class WebSource(HttpSource):
             what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
             raise self._error(what, "Fetch it in your start command instead.")
         no_ranges = status == 200 and size != 0
-        file = ListedFile(self._name, size, version_tag=tag, sequential_only=no_ranges)
+        file = ListedFile(name, size, version_tag=tag, sequential_only=no_ranges)
         return Listing(self._source, compute_revision([file]), (file,))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from prefect_bt.object_store.faults import FaultKind
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, quote
 from prefect_bt.weights.sources.http_source import HttpFault
 
@@ -29,9 +28,6 @@ _NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 
 class MalformedResponse(HttpFault):
     """An answer that no Hub sends. `reason` is a short part of a sentence without controls."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(FaultKind.OTHER, reason)
 
 
 def parse_commit(document: object) -> str:
@@ -54,7 +50,7 @@ def read_document(pieces: Iterable[bytes]) -> Any:
     except RecursionError:
         raise MalformedResponse("is nested too deeply") from None
     except ValueError:  # most often an error page of a proxy
-        raise HttpFault(FaultKind.OTHER, "the answer is no JSON") from None
+        raise HttpFault("the answer is no JSON") from None
 
 
 def iter_files(

@@ -15,8 +15,6 @@ from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 
 STALL_TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection is closed and opened again."""
-CONNECT_TIMEOUT: Final = 10.0
-READ_BYTES: Final = 1 << 20
 
 SOURCES: Final[dict[str, str]] = {
     "hf": "prefect_bt.weights.sources.hub:HubSource",

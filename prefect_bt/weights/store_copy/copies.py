@@ -2,7 +2,7 @@
 
     weights/manifests/<name>.json      files of a source at one revision; create-only, written last
     weights/blobs/<xx>/<sha256>        content that manifests name
-    weights/sharing/<name>/<file>      division of a download among hosts (shared_download.py)
+    weights/sharing/<name>/<batch>     division of a download among hosts (shared_download.py)
     weights/used/<name>                empty; modified at the last use, at most once an hour
 
 A manifest is created after its blobs and deleted before them. If a copy is deleted while a host
@@ -173,7 +173,9 @@ class StoreMirror:
         for info in list(self.store.list(sharing_prefix(name))):
             self.store.delete(info.key)
         self.store.delete(f"{_USED}/{name}")
-        named = {entry.sha256 for entry in manifest.entries} if manifest else set[str]()
+        if manifest is None:
+            return 0
+        named = {entry.sha256 for entry in manifest.entries}
         return self._delete_blobs(self.list_sizes(named - self._list_referenced()))
 
     def list_unreferenced(self, *, older_than: float = 0.0) -> dict[str, int]:

@@ -4,8 +4,8 @@
 
 A host downloads the batches that no other host has begun, and stores their blobs at once. It reads
 the other batches from the store. A host renews the objects of its batches; a batch whose object is
-not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. That two hosts
-download the same batch is harmless, so nothing here is a lock.
+not renewed for `EXPIRE_SECONDS` belongs to a dead host and is downloaded again. The objects are not
+locks: it does no harm if two hosts download the same batch.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SharedDownload:
         release.join(_RELEASE_SECONDS)
 
     def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
-        """Yield the missing files in batches, each when this host is to read it.
+        """Yield the missing files in batches that this host can read, from the source or the store.
 
         A file that another host stored gets its digest, which then is in `stored`.
         """
@@ -132,21 +132,20 @@ class SharedDownload:
         Return None once `stop` is set or the download has ended.
         """
         while not self._stop.is_set():
-            marks = {
-                info.key: (info.size, info.modified)
-                for info in self._mirror.store.list(self._prefix)
-            }
+            marks = {info.key: info for info in self._mirror.store.list(self._prefix)}
             for batch in waiting:
-                if self._key(batch) not in marks and self._claim(batch):
-                    return batch, {}
+                if self._key(batch) not in marks:
+                    with suppress(ObjectExists):
+                        self._mirror.store.create(self._key(batch), b"")
+                        return self._hold(batch)
             for batch in waiting:
-                size, modified = marks.get(self._key(batch), (0, 0.0))
-                if size and (digests := self._read_digests(batch)):
+                if (mark := marks.get(self._key(batch))) is None:
+                    continue
+                if mark.size and (digests := self._read_digests(batch)):
                     return batch, digests
-                if self._is_expired(batch, modified):
+                if self._is_expired(batch, mark.modified):
                     self._mirror.store.put(self._key(batch), b"")
-                    self._hold(batch)
-                    return batch, {}
+                    return self._hold(batch)
             self._on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
         return None
@@ -154,16 +153,10 @@ class SharedDownload:
     def _list_wanted(self, batch: int) -> list[ListedFile]:
         return [file for file in self._batches[batch] if file.path in self._wanted]
 
-    def _claim(self, batch: int) -> bool:
-        with suppress(ObjectExists):
-            self._mirror.store.create(self._key(batch), b"")
-            self._hold(batch)
-            return True
-        return False
-
-    def _hold(self, batch: int) -> None:
+    def _hold(self, batch: int) -> tuple[int, dict[str, str]]:
         with self._lock:
             self._held[batch] = {file.path: "" for file in self._list_wanted(batch)}
+        return batch, {}
 
     def _read_digests(self, batch: int) -> dict[str, str]:
         """Return path -> sha256 of a stored batch; empty for an object that is not valid."""

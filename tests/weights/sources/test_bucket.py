@@ -330,6 +330,9 @@ def test_sentences_about_addresses(server: FaultyServer, made: Bucket, tmp_path:
     assert "there is no bucket 'no-such-bucket-of-ours'" in refused(nowhere, tmp_path)
     assert "it is empty" in refused(plan(made, "models/none"), tmp_path)
     assert "match none" in refused(plan(made, allow_patterns=("*.gguf",)), tmp_path)
+    put(made, "models/twice/note", b"text")
+    put(made, "models/twice/note/", b"")
+    assert "lists 'note' twice" in refused(plan(made, "models/twice"), tmp_path)
     put(made, "models/base/config.json/inner", b"1")
     assert "as a file and 'config.json/inner' as a file in it" in refused(plan(made), tmp_path)
 

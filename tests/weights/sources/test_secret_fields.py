@@ -102,6 +102,11 @@ def test_tokens_fit_a_header() -> None:
         ("azure://account/container", '{"sas_token": "sv=1&sig=x"}'),
         ("r2://account.eu.bucket/p", '{"aws_access_key_id": "a", "aws_secret_access_key": "b"}'),
         ("cw://bucket/p", '{"aws_access_key_id": "a", "aws_secret_access_key": "b"}'),
+        (
+            "s3://bucket/p",
+            '{"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": null,'
+            ' "aws_session_token": null}',
+        ),
     ],
 )
 def test_every_bucket_opens(source: str, secret: str) -> None:
