@@ -20,7 +20,7 @@ _POLL_INTERVAL: Final = 0.1
 class StopSignal:
     """An event that is also set when the caller's event `outer` is."""
 
-    def __init__(self, outer: threading.Event | None = None) -> None:
+    def __init__(self, outer: EventLike | None = None) -> None:
         self._own, self._outer = threading.Event(), outer
 
     def is_set(self) -> bool:

@@ -74,9 +74,13 @@ class StagingTree:
         parts = {self.partial_folder(file): file.size for file in files if file.size}
         return sum(size - count_received(part) for part, size in parts.items())
 
+    def find_sha256(self, file: ListedFile) -> str:
+        """Return the digest from the listing or from an earlier download; "" if unknown."""
+        return file.sha256 or self.index.get(file_identity(self.source, file))
+
     def link_cached(self, file: ListedFile) -> bool:
         """Add the file if its blob is in the cache. Return whether it is."""
-        sha256 = file.sha256 or self.index.get(file_identity(self.source, file))
+        sha256 = self.find_sha256(file)
         if not sha256 or file.size is None or not self.cache.has_blob(sha256, file.size):
             return False
         blob = self.cache.blob_path(sha256)

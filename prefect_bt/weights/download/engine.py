@@ -53,7 +53,7 @@ def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> li
         path = context.reader.find_local_path(file)
         if path is None or not context.staging.link_verified(file, path):
             return False
-        context.meter.add_present(file.size or 0, items=1)
+        context.add_linked(file)
         return True
 
     return _filter_out(files, link, context)
@@ -202,7 +202,7 @@ class _Queue:
         """Have the file downloaded from its beginning."""
         file.restart()
         with self._changed:
-            self._waiting.appendleft(file.listed)
+            self._waiting.appendleft(self._context.reader.find_listed(file.listed))
 
     def discard(self, part: PartialFile) -> None:
         part.remove()
@@ -211,8 +211,9 @@ class _Queue:
 
     def close(self) -> None:
         """Close every partial file, so that a late thread writes to none."""
-        for part in list(self._parts):
-            part.close()
+        with self._changed:  # no thread opens one now or later
+            for part in list(self._parts):
+                part.close()
 
     def _open(self, listed: ListedFile) -> None:
         context, size = self._context, listed.size or 0
@@ -243,7 +244,7 @@ class _Queue:
         if not context.staging.link_cached(listed):
             return part
         self.discard(part)
-        context.meter.add_present(part.size, items=1)
+        context.add_linked(listed)
         return None
 
     def _collect_unlocked(self) -> None:
@@ -337,6 +338,8 @@ class _Download:
             received += len(view)
             if self._stop.is_set() or (wanted is not None and received > wanted):
                 return
+            if wanted is not None and received > wanted:  # perhaps without an end
+                break
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
             elif received != wanted and time.monotonic() > deadline:

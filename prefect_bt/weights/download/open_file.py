@@ -31,7 +31,7 @@ class DownloadContext:
     meter: ProgressMeter
     stop: StopSignal
     on_finished: Callable[[str, str], None] | None = None
-    """Called with the path and the sha256 of each downloaded file."""
+    """Called with the path and the sha256 of each file that is complete."""
 
     @property
     def source(self) -> str:
@@ -42,6 +42,12 @@ class DownloadContext:
         """WeightsError when `stop` is set."""
         if self.stop.is_set():
             raise stopped_error(self.staging.source)
+
+    def add_linked(self, file: ListedFile) -> None:
+        """Count a file of the staging tree that needed no transfer."""
+        self.meter.add_present(file.size or 0, items=1)
+        if self.on_finished:
+            self.on_finished(file.path, self.staging.find_sha256(file))
 
 
 class OpenFile:

@@ -42,6 +42,8 @@ class OrderedDigest:
         buffer = bytearray(0)
         while not is_stopped():
             with self._lock:
+                for at in [at for at in self._kept if at < self._at]:  # read back meanwhile
+                    self._kept_bytes -= len(self._kept.pop(at))
                 if self._is_hashing or self._at >= part.size or not part.has(self._at):
                     return
                 self._is_hashing = True
@@ -57,8 +59,7 @@ class OrderedDigest:
         while view is not None:
             self._digest.update(view)
             with self._lock:
-                also_read_back = self._kept.pop(self._at, b"")
                 self._at += len(view)
                 view = self._kept.pop(self._at, None)
-                self._kept_bytes -= len(also_read_back) + len(view or b"")
+                self._kept_bytes -= len(view or b"")
                 self._is_hashing = view is not None

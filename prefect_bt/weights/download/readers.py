@@ -65,6 +65,10 @@ class FallbackReader:
             self.fetched_bytes += file.size or 0
         return True
 
+    def find_listed(self, file: ListedFile) -> ListedFile:
+        """Return the file as the source lists it: the digest of another host may be wrong."""
+        return file if self.manifest else self.upstream_files.get(file.path, file)
+
     def find_local_path(self, file: ListedFile) -> Path | None:
         """Return the path of the store's blob where the store is a folder of this machine."""
         if self.mirror is None or not self._is_in_store(file):

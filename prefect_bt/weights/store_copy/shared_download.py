@@ -21,11 +21,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, cast
 
-from prefect_bt.errors import ObjectExists, StoreError
+from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ignore_progress
+from prefect_bt.host.writeback import sync_file_system
+from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
 from prefect_bt.weights.store_copy.upload import Blob, BlobUploader, UploadStopped
+from prefect_bt.weights.threads import StopSignal
 
 RENEW_SECONDS: Final = 5.0
 EXPIRE_SECONDS: Final = 30.0
@@ -33,6 +36,8 @@ BATCH_BYTES: Final = 256 * 1024 * 1024
 """Least size of a batch, except the last: small files share the cost of an object."""
 _MAX_BATCHES: Final = 64
 _POLL_SECONDS: Final = 0.5
+_RELEASE_SECONDS: Final = 2.0
+"""Seconds that the end of a download waits for a store that does not answer."""
 
 
 class SharedDownload:
@@ -53,7 +58,7 @@ class SharedDownload:
     ) -> None:
         self._mirror, self._prefix = mirror, sharing_prefix(name)
         self._files, self._batches = files, dict(enumerate(_split(files)))
-        self._file_path, self._stop, self._on_note = file_path, stop, on_note
+        self._file_path, self._stop, self._on_note = file_path, StopSignal(stop), on_note
         self._wanted = set[str]()
         """Paths that this host does not have."""
         self.stored: set[str] = set()
@@ -63,7 +68,6 @@ class SharedDownload:
         self._seen: dict[int, tuple[float, float]] = {}
         """The modification time of each batch's object, and since when it is known."""
         self._lock, self._renewal = threading.Lock(), threading.Lock()
-        self._ended = threading.Event()
         self._completed: SimpleQueue[int | None] = SimpleQueue()
         self._uploads = threading.Thread(target=self._upload_completed, daemon=True)
 
@@ -80,12 +84,12 @@ class SharedDownload:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for uploads of completed batches, unless there was an error. Release the others."""
         self._completed.put(None)
-        if kind is None:
-            self._uploads.join()
-        self._ended.set()
-        with self._renewal, suppress(StoreError):
-            for batch in self._held:
-                self._mirror.store.delete(self._key(batch))
+        while kind is None and self._uploads.is_alive() and not self._stop.is_set():
+            self._uploads.join(_POLL_SECONDS)
+        self._stop.set()
+        release = threading.Thread(target=self._release, args=(list(self._held),), daemon=True)
+        release.start()
+        release.join(_RELEASE_SECONDS)
 
     def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
         """Yield the missing files in batches that this host can read, from the source or the store.
@@ -125,20 +129,21 @@ class SharedDownload:
     def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]] | None:
         """Return a batch to download, or a stored batch with the digests of its files.
 
-        Return None once `stop` is set.
+        Return None once `stop` is set or the download has ended.
         """
         while not self._stop.is_set():
-            objects = self._mirror.store.list(self._prefix)
-            marks = {int(info.key.rpartition("/")[2]): info for info in objects}
+            marks = {info.key: info for info in self._mirror.store.list(self._prefix)}
             for batch in waiting:
-                if batch not in marks:
+                if self._key(batch) not in marks:
                     with suppress(ObjectExists):
                         self._mirror.store.create(self._key(batch), b"")
                         return self._hold(batch)
-            for batch in [batch for batch in waiting if batch in marks]:
-                if marks[batch].size and (digests := self._read_digests(batch)):
+            for batch in waiting:
+                if (mark := marks.get(self._key(batch))) is None:
+                    continue
+                if mark.size and (digests := self._read_digests(batch)):
                     return batch, digests
-                if self._is_expired(batch, marks[batch].modified):
+                if self._is_expired(batch, mark.modified):
                     self._mirror.store.put(self._key(batch), b"")
                     return self._hold(batch)
             self._on_note("another host downloads the remaining files")
@@ -158,7 +163,7 @@ class SharedDownload:
         try:
             found = cast("dict[str, str]", json.loads(self._mirror.store.get(self._key(batch))))
             return found if all(map(SHA256.fullmatch, found.values())) else {}
-        except (ValueError, AttributeError, TypeError):
+        except (ObjectNotFound, ValueError, AttributeError, TypeError, RecursionError):
             return {}
 
     def _is_expired(self, batch: int, modified: float) -> bool:
@@ -169,19 +174,26 @@ class SharedDownload:
         return now - self._seen[batch][1] > EXPIRE_SECONDS
 
     def _renew(self) -> None:
-        while not self._ended.wait(RENEW_SECONDS):
+        while not self._stop.wait(RENEW_SECONDS):
             for batch in list(self._held):
                 with self._renewal, suppress(StoreError):
-                    if batch in self._held and not self._ended.is_set():
+                    if batch in self._held and not self._stop.is_set():
                         self._mirror.store.put(self._key(batch), b"")
 
     def _upload_completed(self) -> None:
         while (batch := self._completed.get()) is not None:
-            with suppress(StoreError, OSError, UploadStopped):
+            try:
                 self._upload(batch)
+            except (StoreError, OSError, UploadStopped):
+                # If two hosts kept such batches, each would wait for the other's.
+                with self._lock:
+                    del self._held[batch]
+                self._release([batch])
 
     def _upload(self, batch: int) -> None:
         digests = self._held[batch]
+        if isinstance(self._mirror.store, SupportsLinks):  # links to files that are not synced yet
+            sync_file_system(self._file_path(next(iter(digests))).parent)
         files = {digests[file.path]: file for file in self._list_wanted(batch)}
         missing = files.keys() - self._mirror.list_sizes(files).keys()
         blobs = (
@@ -193,6 +205,12 @@ class SharedDownload:
             self._mirror.store.put(self._key(batch), json.dumps(digests).encode())
             with self._lock:
                 del self._held[batch]
+
+    def _release(self, batches: Sequence[int]) -> None:
+        """Delete the objects, so that other hosts need not wait until they expire."""
+        with self._renewal, suppress(StoreError):
+            for batch in batches:
+                self._mirror.store.delete(self._key(batch))
 
     def _key(self, batch: int) -> str:
         return f"{self._prefix}/{batch}"

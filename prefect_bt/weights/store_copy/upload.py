@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.errors import StoreError
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
-from prefect_bt.weights.threads import StopSignal, run_workers
+from prefect_bt.weights.threads import EventLike, StopSignal, run_workers
 
 LARGE_BLOB_BYTES: Final = 8 * 1024 * 1024
 """Size above which a store sends a file in parts."""
@@ -41,7 +40,7 @@ class UploadStopped(Exception):
 class BlobUploader:
     """One upload. `stop` is only read; `on_bytes` gets negative counts for bytes sent again."""
 
-    def __init__(self, store: Store, stop: threading.Event, on_bytes: ByteCallback) -> None:
+    def __init__(self, store: Store, stop: EventLike, on_bytes: ByteCallback) -> None:
         self._store, self._stop, self._on_bytes = store, StopSignal(stop), on_bytes
         self._threads = itertools.count()
 

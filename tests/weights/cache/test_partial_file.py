@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,60 @@ def test_what_another_boot_left_counts_where_it_will_be_checked(
     once_more = opened(folder, has_digest=has_digest)
     assert once_more.received_bytes == kept, "it is a boot ago, and was written down as such"
     once_more.close()
+
+
+def test_data_that_a_kill_left_read_only_is_continued(folder: Path) -> None:
+    part = opened(folder)
+    write(part, 0, GRANULE_BYTES)
+    data = part.finalize()
+    part.close()
+    part = opened(folder)
+    assert data.stat().st_mode & 0o777 == 0o644
+    assert part.received_bytes == GRANULE_BYTES
+    part.close()
+
+
+def test_data_that_became_a_blob_before_a_kill_is_left_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = opened(folder)
+    write(part, 0, SIZE)
+    blob = tmp_path / "blob"
+    blob.hardlink_to(part.finalize())
+    part.close()
+    monkeypatch.setattr(partial_file, "boot_id", lambda: "another")
+    part = opened(folder)
+    write(part, 0, GRANULE_BYTES)
+    assert part.received_bytes == GRANULE_BYTES
+    part.close()
+    assert blob.read_bytes() == DATA
+    assert blob.stat().st_mode & 0o777 == 0o444
+
+
+def test_a_late_thread_changes_no_file_that_was_opened_meanwhile(
+    folder: Path, tmp_path: Path
+) -> None:
+    part = opened(folder)
+    write(part, 0, SIZE)
+    part.close()
+    # They get the descriptors of the partial file.
+    others = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT, 0o644) for n in range(3)]
+    with pytest.raises(Closed):
+        part.finalize()
+    assert {os.fstat(other).st_mode & 0o777 for other in others} == {0o644}
+    for other in others:
+        os.close(other)
+
+
+def test_a_digest_does_not_keep_bytes_that_it_read_back(folder: Path) -> None:
+    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    view = memoryview(DATA)[1000:2000]
+    kept = weakref.ref(view)
+    digest.offer(1000, view)
+    del view
+    assert kept() is not None
+    write(part, 0, SIZE)
+    digest.catch_up(part, lambda: False)
+    part.close()
+    assert kept() is None
+    assert digest.hexdigest() == hashlib.sha256(DATA).hexdigest()

@@ -79,6 +79,21 @@ def test_more_than_was_asked_for_is_left_out(
     assert told[-1].bytes_done == sum(map(len, recording.files.values()))
 
 
+def test_a_stream_without_an_end_is_left(
+    recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(_: bytes) -> Iterator[bytes]:
+        for sent in range(3 * len(LARGE) // GRANULE_BYTES):
+            assert sent * GRANULE_BYTES < 2 * len(LARGE)
+            yield bytes(GRANULE_BYTES)
+
+    recording.tags = False  # no ranges
+    del recording.files["small.txt"]
+    monkeypatch.setattr(Recording, "answer", send)
+    with pytest.raises(WeightsError, match=f"not {len(LARGE)}"):
+        mirrored(tmp_path)
+
+
 def test_bytes_that_trickle_are_a_stall(
     recording: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

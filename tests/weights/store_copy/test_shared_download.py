@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.errors import StoreError
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.weights.sources.file_listing import ListedFile
-from prefect_bt.weights.store_copy import shared_download
-from prefect_bt.weights.store_copy.copies import StoreMirror, sharing_prefix
+from prefect_bt.weights.store_copy import shared_download, upload
+from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
 from prefect_bt.weights.store_copy.shared_download import SharedDownload
 
 NAMES = [f"part-{number}" for number in range(6)]
@@ -169,3 +171,96 @@ def test_stop_ends_the_wait_for_another_host(hosts: tuple[Host, Host]) -> None:
     other.stop.set()
     waiting.join()
     assert other.downloaded == []
+
+
+class FullStore(DiskStore):
+    """A store with a quota that no blob fits into."""
+
+    def link_file(self, key: str, source: Path) -> bool:
+        return False
+
+    def upload_verified(self, key: str, source: Path, **_: object) -> str:
+        raise StoreError("The quota is exceeded.", url=self.url, key=key)
+
+
+def test_hosts_whose_uploads_fail_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "_RETRY_DELAYS", ())
+    one, other = (Host(tmp_path / name, FullStore(tmp_path / "store")) for name in "ab")
+    together = threading.Barrier(2)
+    threads = [
+        threading.Thread(target=host.run, args=(once(together.wait),), daemon=True)
+        for host in (one, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sorted(one.downloaded) == sorted(other.downloaded) == NAMES
+
+
+def once(call: Callable[[], object]) -> Callable[[], None]:
+    waiting = iter([call])
+
+    def run() -> None:
+        for one in waiting:
+            one()
+
+    return run
+
+
+class SilentStore(DiskStore):
+    """A store that stops to answer deletions."""
+
+    silent = threading.Event()
+
+    def delete(self, key: str) -> None:
+        self.silent.wait(30.0)
+
+
+def test_a_silent_store_does_not_delay_an_error(tmp_path: Path) -> None:
+    host = Host(tmp_path / "a", store := SilentStore(tmp_path / "store"))
+    began = time.monotonic()
+    with pytest.raises(OSError, match="full"), host.open() as share:
+        next(share.iter_batches(LISTED))
+        raise OSError("disk is full")
+    took = time.monotonic() - began
+    store.silent.set()
+    assert took < 15.0
+
+
+def test_an_error_ends_the_wait_of_other_threads(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    for number in range(len(NAMES)):
+        one.store.create(f"{sharing_prefix('k1-r1')}/{number}", b"")
+    found: list[object] = []
+    with pytest.raises(OSError, match="full"), other.open() as share:
+        waiting = threading.Thread(
+            target=lambda: found.extend(share.iter_batches(LISTED)), daemon=True
+        )
+        waiting.start()
+        raise OSError("disk is full")
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+    assert found == []
+
+
+def test_files_are_synced_before_a_store_on_their_disk_links_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sync = DiskStore(tmp_path / "store"), os.sync
+    linked: list[int] = []
+
+    def record(folder: Path) -> None:
+        linked.append(sum(1 for _ in store.list("weights/blobs")))
+        assert folder == host.folder
+        sync()
+
+    monkeypatch.setattr(shared_download, "sync_file_system", record)
+    host = Host(tmp_path / "a", store)
+    host.run()
+    assert linked == list(range(len(NAMES)))
+    name = hashlib.sha256(NAMES[0].encode()).hexdigest()
+    assert store.find_local_path(blob_key(name))
