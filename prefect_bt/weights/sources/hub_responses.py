@@ -51,7 +51,7 @@ def read_document(pieces: Iterable[bytes], deadline: float) -> Any:
         if len(body) > MAX_PAGE_BYTES:
             raise MalformedResponse(f"has more than {MAX_PAGE_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
-            raise HttpFault(FaultKind.UNREACHABLE, f"no page in {MAX_PAGE_SECONDS:g} s")
+            raise HttpFault(f"no page in {MAX_PAGE_SECONDS:g} s")
     try:
         return json.loads(body)
     except RecursionError:

@@ -348,7 +348,6 @@ def test_names_that_lead_elsewhere(
 
 
 def test_too_many_objects(made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "_PAGE_OBJECTS", 1)
     monkeypatch.setattr(bucket, "_MAX_OBJECTS", len(FILES))
     assert len(mirrored(plan(made), tmp_path)) == len(FILES)
     put(made, "models/base/more", b"1")
