@@ -12,11 +12,11 @@ from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.patterns import select_files
-from prefect_bt.weights.sources.protocol import SourceRequest, open_source
+from prefect_bt.weights.sources.protocol import SourceRequest, TransientError, open_source
 from prefect_bt.weights.store_copy.copies import StoreMirror
+from prefect_bt.weights.threads import RETRY_DELAYS, call_with_retries
 
 
 class MirrorPlan(NamedTuple):
@@ -35,7 +35,8 @@ class MirrorPlan(NamedTuple):
 def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = True) -> MirrorPlan:
     """Return what a mirror would transfer. Write nothing; raise the errors of a mirror."""
     plan, source = request.plan, open_source(request)
-    ask = partial(call_with_retries, source.list_files, LISTING_RETRY_DELAYS, threading.Event())
+    stop = threading.Event()
+    ask = partial(call_with_retries, source.list_files, RETRY_DELAYS, stop, TransientError)
     listing = None if source.pinned_revision else ask()
     revision = listing.revision if listing else source.pinned_revision
     name = weights_tree_name(plan.key, revision)

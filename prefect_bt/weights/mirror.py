@@ -5,14 +5,15 @@ A mirror may be repeated after any interruption, and run in several processes an
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.object_keys import weights_tree_name
@@ -22,15 +23,8 @@ from prefect_bt.text.progress import Phase, ProgressCallback, ProgressMeter
 from prefect_bt.weights.cache.eviction import enforce_budget, ensure_disk_space
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
-from prefect_bt.weights.download.engine import (
-    clone_from_source,
-    download_files,
-    link_from_store,
-)
-from prefect_bt.weights.download.errors import stopped_error, write_error
-from prefect_bt.weights.download.open_file import DownloadContext
+from prefect_bt.weights.download.engine import Download
 from prefect_bt.weights.download.readers import FallbackReader
-from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.result import MirrorResult
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
@@ -45,9 +39,15 @@ from prefect_bt.weights.sources.protocol import (
 )
 from prefect_bt.weights.store_copy.copies import StoreMirror
 from prefect_bt.weights.store_copy.shared_download import SharedDownload
-from prefect_bt.weights.threads import StopSignal, run_interruptibly
+from prefect_bt.weights.threads import (
+    RETRY_DELAYS,
+    StopSignal,
+    call_with_retries,
+    run_interruptibly,
+)
 from prefect_bt.weights.url_redaction import redact_url
 
+T = TypeVar("T")
 _USE_RECORD_INTERVAL: Final = 3600.0
 """Seconds between two records of the use of a store's copy, from one machine."""
 _POLL_INTERVAL: Final = 0.1
@@ -83,23 +83,21 @@ def mirror_source(  # noqa: PLR0913 (options of one call)
         on_progress: Called about twice a second.
         stop: An event that another thread sets to stop the mirror. Downloaded data is kept.
     """
-    if revision and plan.source.startswith("hf://"):
-        # By its commit, because the branch may have moved.
+    pinned_plan = plan
+    if revision and plan.source.startswith("hf://"):  # the branch may have moved
         pinned_plan = replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
-    else:
-        pinned_plan = plan
     source = open_source(SourceRequest(pinned_plan, secret, store, stall_timeout))
     meter, stop = ProgressMeter(redact_url(plan.source), on_progress), stop or threading.Event()
-    has_copy = store is not None and upload_to_store and not plan.source.startswith("bt://")
+    has_copy = upload_to_store and not plan.source.startswith("bt://")
     mirror = StoreMirror(store) if store is not None and has_copy else None
     with meter.report_periodically():
         try:
             return _MirrorRun(plan, cache, source, mirror, meter, stop, lease_holder).run(revision)
         except OSError as error:
-            raise write_error(plan.source, error) from error
+            raise _write_error(plan.source, error) from error
         except TransientError as error:
             if stop.is_set():
-                raise stopped_error(plan.source) from error
+                raise _stopped_error(plan.source) from error
             raise
 
 
@@ -162,19 +160,22 @@ class _MirrorRun:
 
     def _resolve(self, pin: str) -> tuple[Listing, FallbackReader]:
         """Return the files to mirror and the reader of their bytes."""
-        pinned = pin or self.source.pinned_revision
-        if pinned and (manifest := self._find_store_manifest(self._tree_name(pinned))):
-            list_upstream = partial(self._list_upstream, pinned)
-            reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
-            return _listing_from_manifest(manifest), reader
-        listing = self._list_upstream(pin)
-        manifest = self._find_store_manifest(self._tree_name(listing.revision))
-        listed = {file.path: file for file in listing.files}
-        reader = FallbackReader(self.source, self.mirror, manifest, upstream_files=listed)
-        return _listing_from_manifest(manifest) if manifest else listing, reader
+        pinned, listing = pin or self.source.pinned_revision, None
+        manifest = self._find_store_manifest(self._tree_name(pinned)) if pinned else None
+        if manifest is None:
+            listing = self._list_upstream(pin)
+            manifest = self._find_store_manifest(self._tree_name(listing.revision))
+            if manifest is None:
+                return listing, FallbackReader(self.source, self.mirror)
+
+        def list_upstream() -> Listing:
+            return listing or self._list_upstream(pinned)
+
+        reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
+        return _listing_from_manifest(manifest), reader
 
     def _list_upstream(self, pin: str) -> Listing:
-        plan, listing = self.plan, self._list_source()
+        plan, listing = self.plan, self._ask(self.source.list_files)
         if pin and listing.revision != pin:
             raise WeightsError(
                 f"{redact_url(plan.source)} now has revision {listing.revision[:12]}. The job uses "
@@ -186,22 +187,17 @@ class _MirrorRun:
 
     def _resolve_revision(self) -> str:
         """Return the revision, if the source can tell it without a listing; else ""."""
-        if not isinstance(self.source, SupportsRevision):
-            return ""
-        resolve, stop = self.source.resolve_revision, StopSignal(self.stop)
-        call = partial(call_with_retries, resolve, LISTING_RETRY_DELAYS, stop, self.meter.set_note)
-        return run_interruptibly(call, stop) or ""
+        source = self.source
+        return self._ask(source.resolve_revision) if isinstance(source, SupportsRevision) else ""
 
-    def _list_source(self) -> Listing:
-        # In a thread: a listing has no other way to be interrupted.
-        list_files, stop = self.source.list_files, StopSignal(self.stop)
-        call = partial(
-            call_with_retries, list_files, LISTING_RETRY_DELAYS, stop, self.meter.set_note
-        )
-        listing = run_interruptibly(call, stop)
-        if listing is None:
-            raise stopped_error(self.plan.source)
-        return listing
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Ask the source, in a thread because a request has no other way to be interrupted."""
+        stop, note = StopSignal(self.stop), self.meter.set_note
+        ask = partial(call_with_retries, call, RETRY_DELAYS, stop, TransientError, note)
+        found = run_interruptibly(ask, stop)
+        if found is None:
+            raise _stopped_error(self.plan.source)
+        return found
 
     def _find_store_manifest(self, name: str) -> WeightsManifest | None:
         try:
@@ -226,7 +222,7 @@ class _MirrorRun:
                 self.meter.set_note("another process of this machine downloads it")
                 is_waiting = True
             self.stop.wait(_POLL_INTERVAL)
-        raise stopped_error(self.plan.source)
+        raise _stopped_error(self.plan.source)
 
     def _download(self, listing: Listing, reader: FallbackReader) -> CachedTree:
         tree = self._stage_and_publish(listing, reader)
@@ -263,38 +259,41 @@ class _MirrorRun:
             stop=self.stop,
             on_note=self.meter.set_note,
         )
-        reader.stored_digests = share.stored
+        reader.stored = share.stored
         return share
 
     def _fill(
         self, staging: StagingTree, reader: FallbackReader, share: SharedDownload | None
     ) -> None:
         stop, on_finished = StopSignal(self.stop), share.add_finished if share else None
-        context = DownloadContext(staging, reader, self.meter, stop, on_finished)
-        missing = link_from_store(context, self._link_cached(context, staging.listing.files))
+        download = Download(staging, reader, self.meter, stop, on_finished)
+        missing = download.link_stored(self._link_cached(staging))
+        self._raise_if_stopped()
         ensure_disk_space(staging, missing, self.mirror, self.meter.set_note)
         self.meter.enter_phase(Phase.TRANSFERRING)
-        missing = clone_from_source(context, missing)
         batches = share.iter_batches(missing) if share else iter([missing])
-        download_files(context, (link_from_store(context, batch) for batch in batches))
+        download.run(download.link_stored(batch) for batch in batches)
+        self._raise_if_stopped()
 
-    def _link_cached(
-        self, context: DownloadContext, files: tuple[ListedFile, ...]
-    ) -> list[ListedFile]:
+    def _link_cached(self, staging: StagingTree) -> list[ListedFile]:
         """Link files that this machine has. Return the files that remain."""
+        files, missing = staging.listing.files, list[ListedFile]()
         self.meter.set_totals(items=len(files), size=_total_bytes(files))
-        missing: list[ListedFile] = []
         for file in files:
-            context.raise_if_stopped()
-            if not (context.staging.has(file) or context.staging.link_cached(file)):
+            self._raise_if_stopped()
+            if not (staging.has(file) or staging.link_cached(file)):
                 missing.append(file)
         present = _total_bytes(files) - _total_bytes(missing)
         self.meter.add_present(present, items=len(files) - len(missing))
         return missing
 
+    def _raise_if_stopped(self) -> None:
+        if self.stop.is_set():
+            raise _stopped_error(self.plan.source)
+
     def _check_unchanged(self, staging: StagingTree) -> None:
         """List a source again that does not detect changes while it is read. WeightsError."""
-        if self._list_source().revision != staging.listing.revision:
+        if self._ask(self.source.list_files).revision != staging.listing.revision:
             staging.drop()
             raise WeightsError(
                 f"{redact_url(self.plan.source)} changed while it was copied.",
@@ -337,6 +336,30 @@ class _MirrorRun:
 
     def _note_store_error(self, error: Exception) -> None:
         self.meter.set_note(f"the store's copy cannot be used: {error}")
+
+
+def _stopped_error(source: str) -> WeightsError:
+    what, hint = "the mirror was stopped", "What is here already is kept for the next time."
+    return WeightsError(f"{redact_url(source)}: {what}.", source=source, next_step=hint)
+
+
+def _write_error(source: str, error: OSError) -> WeightsError:
+    match error.errno:
+        case errno.ENOSPC:
+            what, cure = (
+                "the disk is full",
+                "Make room, or set PREFECT_BT_STATE_DIR to another disk",
+            )
+        case errno.ENAMETOOLONG:
+            what, cure = "a path would be too long", "Set PREFECT_BT_STATE_DIR to a shorter path"
+        case errno.EPERM | errno.EOPNOTSUPP | errno.EXDEV:
+            what = f"the node cache needs a file system with hard links ({error})"
+            cure = "Set PREFECT_BT_STATE_DIR to a disk that has them"
+        case _:
+            what = f"it could not be written ({error})"
+            cure = "Check the disk of PREFECT_BT_STATE_DIR"
+    hint = f"{cure}; what is here already is kept."
+    return WeightsError(f"{redact_url(source)}: {what}.", source=source, next_step=hint)
 
 
 def _is_use_record_due(tree: CachedTree) -> bool:

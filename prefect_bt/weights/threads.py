@@ -1,4 +1,4 @@
-"""Daemon threads that take work until there is none. The first error ends all of them.
+"""Daemon threads that take work until there is none, and calls that are repeated after a pause.
 
 A ThreadPoolExecutor would not do: the interpreter joins its threads at exit, so that a thread that
 reads from a silent server would delay Ctrl-C until the read times out.
@@ -6,12 +6,17 @@ reads from a silent server would delay Ctrl-C until the read times out.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from prefect_bt.errors import PrefectBtError
+
 T = TypeVar("T")
+RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each further request to a source that brought nothing."""
 _STOP_TIMEOUT: Final = 2.0
 """Seconds that threads have to end after `stop` was set."""
 _POLL_INTERVAL: Final = 0.1
@@ -42,6 +47,29 @@ EventLike = threading.Event | StopSignal
 
 class Closed(Exception):
     """The file or tree that this thread writes to was closed: its download has ended."""
+
+
+def call_with_retries(
+    call: Callable[[], T],
+    delays: Sequence[float],
+    stop: EventLike,
+    error_class: type[PrefectBtError],
+    on_retry: Callable[[str], None] | None = None,
+) -> T:
+    """Return the result of `call`; raise its error when no delay is left or `stop` is set.
+
+    Each delay has jitter, and is at least the `retry_after` of the error.
+    """
+    for delay in delays:
+        try:
+            return call()
+        except error_class as error:
+            if on_retry:
+                on_retry(f"tried again: {error.message}")
+            least = getattr(error, "retry_after", 0.0)
+            if stop.wait(max(delay * random.uniform(0.6, 1.4), least)):  # noqa: S311
+                raise
+    return call()
 
 
 def run_interruptibly(call: Callable[[], T], stop: EventLike) -> T | None:

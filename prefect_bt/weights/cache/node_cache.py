@@ -21,7 +21,6 @@ blob's name is deleted, so no lock but that of a download is held for longer tha
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -42,7 +41,6 @@ from prefect_bt.host.writeback import sync_folder
 from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_manifest
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
-_NO_LINK_ERRNOS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError)
 
 
@@ -270,17 +268,6 @@ def _hold_lock(path: Path, *, wait: bool = False) -> Generator[bool]:
         yield wait or try_lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def link_file(source: Path, target: Path) -> bool:
-    """Create `target` as a hard link. Return False when the file system allows no (more) links."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINK_ERRNOS:
-            raise
-        return False
-    return True
 
 
 def _record_use(tree: Path, holder: str) -> None:

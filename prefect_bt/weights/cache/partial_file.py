@@ -14,8 +14,8 @@ import hashlib
 import os
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -77,7 +77,9 @@ class PartialFile:
         """Held by a writer, because the kernel lets concurrent writers of one file spin."""
         with ExitStack() as opened:
             opened.callback(os.close, _lock(folder / "lock"))
-            self._data = _open_data(folder / "data")
+            with suppress(FileNotFoundError):  # a process that was killed left it read-only
+                (folder / "data").chmod(0o644)
+            self._data = os.open(folder / "data", _CREATE, 0o644)
             opened.callback(os.close, self._data)
             self._map = os.open(folder / "map", _CREATE, 0o644)
             opened.callback(os.close, self._map)
@@ -103,15 +105,10 @@ class PartialFile:
         return bool(self._received[at // GRANULE_BYTES])
 
     def write(self, at: int, view: bytes | memoryview) -> None:
-        """Write bytes. A granule counts once its last byte is written: write it in order.
-
-        Closed when the file was closed before.
-        """
+        """Write bytes. A granule counts once its last byte is written: write it in order."""
         end = at + len(view)
         first, last = at // GRANULE_BYTES, self._count if end == self.size else end // GRANULE_BYTES
-        with self._lock:
-            if self._closed:
-                raise Closed
+        with self._using():
             while view:
                 view = view[os.pwrite(self._data, view, end - len(view)) :]
             if first < last:
@@ -122,9 +119,7 @@ class PartialFile:
     def read(self, at: int, buffer: memoryview) -> memoryview:
         """Return bytes from `at` until the buffer is full or the granule ends."""
         rest = GRANULE_BYTES - at % GRANULE_BYTES
-        with self._lock:
-            if self._closed:
-                raise Closed
+        with self._using():
             count = os.preadv(self._data, [buffer[:rest]], at)
         if not count:
             raise OSError(f"{self.folder / 'data'} ended at byte {at}")
@@ -132,21 +127,29 @@ class PartialFile:
 
     def finalize(self) -> Path:
         """Sync the verified file to the disk. Return its path."""
-        with self._lock:
-            if self._closed:
-                raise Closed
+        with self._using():
             os.fchmod(self._data, 0o444)
         os.fdatasync(self._data)
         return self.folder / "data"
 
     def remove(self) -> None:
+        """Delete what is left of it while it is locked, then close it."""
         remove_tree(self.folder)
+        self.close()
 
     def close(self) -> None:
         """Close the file once no thread reads or writes. Idempotent."""
         with self._lock:
             self._closed = True
             self._opened.close()
+
+    @contextmanager
+    def _using(self) -> Generator[None]:
+        """Hold the lock. Closed when the file is closed."""
+        with self._lock:
+            if self._closed:
+                raise Closed
+            yield
 
     def _load_map(self, has_digest: bool) -> None:
         """Continue the map of an earlier process if it is valid, else begin a new one."""
@@ -161,16 +164,6 @@ class PartialFile:
             os.ftruncate(self._data, 0)
             os.ftruncate(self._data, self.size)
         os.pwrite(self._map, self._header + self._received, 0)
-
-
-def _open_data(path: Path) -> int:
-    """Open the data. A kill while it became a blob left it read-only, perhaps one file with it."""
-    with suppress(FileNotFoundError):
-        if path.stat().st_nlink > 1:
-            path.unlink()
-        else:
-            path.chmod(0o644)
-    return os.open(path, _CREATE, 0o644)
 
 
 def _lock(path: Path) -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.filesystem.permissions import ensure_private_folder
@@ -30,12 +30,15 @@ from prefect_bt.weights.cache.digest_index import (
     read_json_lines,
     source_id,
 )
-from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache, link_file
+from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.partial_file import boot_id, count_received, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.threads import Closed
 from prefect_bt.weights.url_redaction import redact_url
+
+_MAX_LINKS: Final = 60_000
+"""Hard links of a blob after which a tree keeps a file of its own; ext4 allows 65,000."""
 
 
 class StagingTree:
@@ -83,53 +86,20 @@ class StagingTree:
         sha256 = self.find_sha256(file)
         if not sha256 or file.size is None or not self.cache.has_blob(sha256, file.size):
             return False
-        blob = self.cache.blob_path(sha256)
         with self._adding():
-            place = self._free_place(file)
             try:
-                if not link_file(blob, place):
-                    shutil.copyfile(blob, place)
-                    place.chmod(0o444)
-            except FileNotFoundError:  # evicted meanwhile
+                os.link(self.cache.blob_path(sha256), self._free_place(file))
+            except OSError:  # evicted meanwhile, or it has too many links
                 return False
             self._record(FileEntry(file.path, file.size, sha256))
         return True
-
-    def write(self, file: ListedFile, data: bytes | bytearray | memoryview, sha256: str) -> None:
-        """Add a small file with verified content."""
-        with self._adding():
-            place = self._free_place(file)
-            place.write_bytes(data)
-            place.chmod(0o444)
-            self._record(FileEntry(file.path, len(data), sha256))
-
-    def move_in(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
-        """Add a verified file by moving it from `path`, on the same file system."""
-        with self._adding():
-            path.chmod(0o444)
-            path.replace(self._free_place(file))
-            self._record(FileEntry(file.path, size, sha256))
-
-    def add_blob(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
-        """Add a large, verified and synced file to the tree, and then to the blobs.
-
-        An eviction of the blob leaves the tree's file.
-        """
-        with self._adding():
-            place = self._free_place(file)
-            if not link_file(path, place):
-                path.replace(place)
-            entry = FileEntry(file.path, size, sha256)
-            self._share_content(self.path, entry)
-            self._record(entry)
 
     def link_verified(self, file: ListedFile, path: Path) -> bool:
         """Add a hard link to a file that others may have changed. Return whether it is intact."""
         try:
             with self._adding():
                 place = self._free_place(file)
-                if not link_file(path, place):
-                    return False
+                os.link(path, place)
             size = place.stat().st_size
             if size != file.size or hash_file(place) != file.sha256:
                 return False
@@ -138,6 +108,16 @@ class StagingTree:
         with self._adding():
             self._record(FileEntry(file.path, size, file.sha256))
         return True
+
+    def add(self, path: Path, entry: FileEntry, *, is_synced: bool) -> None:
+        """Move a verified file into the tree, and name its blob if it is synced to the disk."""
+        with self._adding():
+            place = self.files / entry.path
+            self._ensure_folder(place.parent)
+            path.replace(place)
+            if is_synced:
+                self._share_content(self.path, entry)
+            self._record(entry)
 
     def drop(self) -> None:
         """Delete the tree, because none of it may be used."""
@@ -177,17 +157,17 @@ class StagingTree:
         while True:
             self._ensure_folder(blob.parent)
             with suppress(FileExistsError):
-                link_file(place, blob)
+                os.link(place, blob)
                 return
             with suppress(FileNotFoundError):  # the blob was evicted meanwhile
                 ours, theirs = place.stat(), blob.stat()
-                if os.path.samestat(ours, theirs):
-                    return
-                if ours.st_size == theirs.st_size:
-                    if link_file(blob, tree / "link"):
-                        (tree / "link").replace(place)
-                    return
-                blob.unlink()  # another program truncated it
+                if ours.st_size != theirs.st_size:  # another program truncated it
+                    blob.unlink()
+                    continue
+                if not os.path.samestat(ours, theirs) and theirs.st_nlink < _MAX_LINKS:
+                    os.link(blob, tree / "link")
+                    (tree / "link").replace(place)
+                return
 
     @contextmanager
     def _adding(self) -> Generator[None]:

@@ -1,35 +1,33 @@
-"""The transfer of files into a staging tree: blocks of one file after another, several at a time.
+"""The download of files into a staging tree: blocks of one file after another, several at a time.
 
 A file is read in blocks by a pool of threads. Each thread writes its block in slices, hashes them
 while they are in the processor's cache, and marks what has arrived. A file of at most one granule
-is held in memory until it is verified. A file without ranges is one stream.
+is one block, and a file without ranges is one stream.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import threading
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from prefect_bt.errors import WeightsError
 from prefect_bt.host.cgroup import count_cpus
 from prefect_bt.host.job_lock import is_free
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.cache.digest_index import file_identity
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile, PartialFileLocked
-from prefect_bt.weights.download.errors import (
-    corrupt_twice_error,
-    interrupted_error,
-    write_error,
-)
-from prefect_bt.weights.download.open_file import DownloadContext, OpenFile
-from prefect_bt.weights.download.retry import RETRY_DELAYS, call_with_retries
-from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
+from prefect_bt.weights.cache.staged_tree import StagingTree
+from prefect_bt.weights.download.open_file import Block, OpenFile, SequentialFile
+from prefect_bt.weights.download.readers import FallbackReader
+from prefect_bt.weights.manifest import FileEntry
+from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
-from prefect_bt.weights.threads import run_workers
+from prefect_bt.weights.threads import RETRY_DELAYS, StopSignal, call_with_retries, run_workers
+from prefect_bt.weights.url_redaction import redact_url
 
 BLOCK_BYTES: Final = 8 << 20
 """The largest request: what each connection holds in memory."""
@@ -46,129 +44,122 @@ _POLL_INTERVAL: Final = 0.2
 _LINK_WORKERS: Final = 4
 
 
-def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Link files that a store on this disk has. Return the files that remain."""
+class Download:
+    """One download into a staging tree. `stop` ends its threads at their next piece."""
 
-    def link(file: ListedFile) -> bool:
-        path = context.reader.find_local_path(file)
-        if path is None or not context.staging.link_verified(file, path):
-            return False
-        context.add_linked(file)
-        return True
-
-    return _filter_out(files, link, context)
-
-
-def clone_from_source(context: DownloadContext, files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Clone large files of a folder on a disk that shares blocks. Return the files that remain."""
-
-    def clone(file: ListedFile) -> bool:
-        path = context.staging.path / f"clone-{threading.get_ident()}"
-        if (file.size or 0) <= GRANULE_BYTES or not context.reader.clone(file, path):
-            return False
-        with path.open("rb") as reader:
-            found = hashlib.file_digest(reader, "sha256").hexdigest()
-        size = path.stat().st_size
-        if describe_mismatch(file, size, {"sha256": found}):
-            path.unlink()
-            return False
-        context.staging.move_in(file, path, found, size)
-        context.meter.add_transferred(size)
-        context.meter.add_items()
-        return True
-
-    return _filter_out(files, clone, context)
-
-
-def download_files(context: DownloadContext, batches: Iterator[Sequence[ListedFile]]) -> None:
-    """Download the files into the staging tree, one batch after another.
-
-    WeightsError; bytes that arrived are kept for the next run.
-    """
-    try:
-        _Download(context, batches).run()
-    except OSError as error:
-        raise write_error(context.staging.source, error) from error
-    context.raise_if_stopped()
-
-
-def _filter_out(
-    files: Sequence[ListedFile], call: Callable[[ListedFile], bool], context: DownloadContext
-) -> list[ListedFile]:
-    """Call `call` with every file, in a few threads. Return the files for which it is False."""
-    waiting, done = iter(files), set[str]()
-
-    def step() -> bool:
-        file = next(waiting, None)
-        if file is not None and call(file):
-            done.add(file.path)
-        return file is not None
-
-    run_workers(min(_LINK_WORKERS, len(files)), step, context.stop)
-    context.raise_if_stopped()
-    return [file for file in files if file.path not in done]
-
-
-@dataclass
-class _Block:
-    """Bytes of one file for one thread. `at`: the next one to request."""
-
-    file: OpenFile
-    at: int
-    end: int
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Return whether it is all of a small file: kept also when the download is stopped."""
-        return self.at == self.end and self.file.part is None and self.file.stream is None
-
-
-class _Queue:
-    """Hands out the blocks of a few files; once all of one are taken, those of the next."""
-
-    def __init__(self, context: DownloadContext, batches: Iterator[Sequence[ListedFile]]) -> None:
-        self._context, self._batches = context, batches
+    def __init__(
+        self,
+        staging: StagingTree,
+        reader: FallbackReader,
+        meter: ProgressMeter,
+        stop: StopSignal,
+        on_finished: Callable[[str, str], None] | None,
+    ) -> None:
+        """`on_finished` is called with the path and the SHA-256 of each complete file."""
+        self._staging, self._reader, self._meter = staging, reader, meter
+        self._stop, self._on_finished = stop, on_finished
+        self._source = redact_url(staging.source)
+        self._listed = {file.path: file for file in staging.listing.files}
+        self._batches: Iterator[Sequence[ListedFile]] = iter(())
         self._is_fetching = self._is_exhausted = False
         self._waiting = deque[ListedFile]()
         self._locked: list[ListedFile] = []
         """Files that another process downloads."""
-        self._blocks = deque[deque[_Block]]()
-        """Blocks of the open files that no thread has taken."""
+        self._open_files: list[OpenFile] = []
+        """Files with blocks that no thread has taken."""
+        self._parts: set[PartialFile] = set()
         self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
         """Blocks that are being worked on, whose files may be put back."""
-        self._parts: set[PartialFile] = set()
-        self._streams = itertools.count()
-        self.has_ranges = True
+        self._has_ranges = True
+        self._corrupt = Counter[str]()
+        self._request_bytes = BLOCK_BYTES
+        """Size of the next request: halved by a fault, a granule more after a success."""
 
-    def take(self) -> _Block | None:
+    def link_stored(self, files: Sequence[ListedFile]) -> list[ListedFile]:
+        """Link files that a store on this disk has. Return the files that remain."""
+        waiting, linked = iter(files), set[str]()
+
+        def step() -> bool:
+            if (file := next(waiting, None)) is None:
+                return False
+            path = self._reader.find_local_path(file)
+            if path is not None and self._staging.link_verified(file, path):
+                self._add_linked(file)
+                linked.add(file.path)
+            return True
+
+        run_workers(min(_LINK_WORKERS, len(files)), step, self._stop)
+        return [file for file in files if file.path not in linked]
+
+    def run(self, batches: Iterator[Sequence[ListedFile]]) -> None:
+        """Download the files of one batch after another, until all are there or `stop` is set.
+
+        WeightsError or OSError; bytes that arrived are kept for the next run.
+        """
+        self._batches = batches
+        least, most = CONNECTIONS
+        try:
+            run_workers(max(least, min(4 * count_cpus(), most)), self._step, self._stop)
+        finally:
+            with self._changed:  # no thread opens a file now or later
+                for part in list(self._parts):
+                    part.close()  # a late thread writes to none
+
+    def _add_linked(self, file: ListedFile) -> None:
+        """Count a file of the staging tree that needed no transfer."""
+        self._meter.add_present(file.size or 0, items=1)
+        if self._on_finished:
+            self._on_finished(file.path, self._staging.find_sha256(file))
+
+    def _step(self) -> bool:
+        block = self._take()
+        if block is None:
+            return False
+        file = block.file
+        try:
+            while block.at != block.end and not self._stop.is_set() and not file.lacks_ranges:
+                self._retry(block)
+            file.catch_up(self._stop.is_set)
+            is_small = not file.part and block.at == block.end  # it is kept after a stop, too
+            if self._is_last(file) and (is_small or not self._stop.is_set()):
+                self._finish(file)
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
+        return True
+
+    # -- the queue of blocks --------------------------------------------------------------------
+
+    def _take(self) -> Block | None:
         """Wait for a block. Return None when no file is left, or when stopped."""
         with self._changed:
-            while not self._context.stop.is_set():
-                while self._waiting and len(self._blocks) < OPEN_FILES:
+            while not self._stop.is_set():
+                while self._waiting and len(self._open_files) < OPEN_FILES:
                     self._open(self._waiting.popleft())
-                has_room = len(self._blocks) < OPEN_FILES
+                has_room = len(self._open_files) < OPEN_FILES
                 if has_room and not self._is_exhausted and not self._is_fetching:
                     self._fetch_batch()
-                    continue
-                if self._blocks:
+                elif self._open_files:
                     return self._pop_block()
-                if self._is_exhausted and not self._active and not self._locked:
+                elif self._is_exhausted and not self._active and not self._locked:
                     return None
-                self._changed.wait(_POLL_INTERVAL)
-                self._collect_unlocked()
+                else:
+                    self._changed.wait(_POLL_INTERVAL)
+                    self._collect_unlocked()
         return None
 
-    def _pop_block(self) -> _Block:
+    def _pop_block(self) -> Block:
         """Return the next block of the file that this thread worked on, else of another."""
         last = getattr(self._thread, "file", None)
-        blocks = next((one for one in self._blocks if one[0].file is last), self._blocks[0])
-        block = blocks.popleft()
-        self._blocks.remove(blocks)
-        if blocks:
-            self._blocks.append(blocks)
-        self._thread.file = block.file
+        file = last if last in self._open_files else self._open_files[0]
+        block = file.blocks.popleft()
+        self._open_files.remove(file)
+        if file.blocks:
+            self._open_files.append(file)
+        self._thread.file = file
         self._active += 1
         return block
 
@@ -186,188 +177,164 @@ class _Queue:
         # Small files first: they are kept when a large one fails.
         self._waiting.extend(sorted(batch or (), key=lambda one: (one.size or 0) > GRANULE_BYTES))
 
-    def is_last(self, block: _Block) -> bool:
+    def _is_last(self, file: OpenFile) -> bool:
         """Count a finished block. Return whether it was the last one of its file."""
         with self._changed:
-            block.file.open_blocks -= 1
-            return not block.file.open_blocks
-
-    def release(self) -> None:
-        """Say that the work on a block, and on its file if it was the last, has ended."""
-        with self._changed:
-            self._active -= 1
-            self._changed.notify_all()
-
-    def put_back(self, file: OpenFile) -> None:
-        """Have the file downloaded from its beginning."""
-        file.restart()
-        with self._changed:
-            self._waiting.appendleft(self._context.reader.find_listed(file.listed))
-
-    def discard(self, part: PartialFile) -> None:
-        part.remove()
-        self._parts.discard(part)
-        part.close()
-
-    def close(self) -> None:
-        """Close every partial file, so that a late thread writes to none."""
-        with self._changed:  # no thread opens one now or later
-            for part in list(self._parts):
-                part.close()
+            file.open_blocks -= 1
+            return not file.open_blocks
 
     def _open(self, listed: ListedFile) -> None:
-        context, size = self._context, listed.size or 0
-        if not self.has_ranges or not _is_resumable(context, listed):
-            stream = context.staging.path / f"stream-{next(self._streams)}"
-            self._add_blocks(OpenFile(context, listed, stream=stream), [range(size)])
-        elif size <= GRANULE_BYTES:
-            self._add_blocks(OpenFile(context, listed), [range(size)])
-        elif part := self._open_part(listed):
-            runs = [*part.missing_runs(BLOCK_BYTES)] or [range(size, size)]
-            self._add_blocks(OpenFile(context, listed, part=part), runs)
+        size, has_ranges = listed.size or 0, self._has_ranges and self._is_resumable(listed)
+        if has_ranges and size > GRANULE_BYTES:
+            self._open_part(listed, size)
+        else:
+            kept = SequentialFile(self._staging.path / f"stream-{uuid.uuid4().hex}")
+            block = 0, size if has_ranges else None
+            self._open_files.append(OpenFile(listed, kept, [block], self._meter))
 
-    def _add_blocks(self, file: OpenFile, runs: Sequence[range]) -> None:
-        file.open_blocks = len(runs)
-        self._blocks.append(deque(_Block(file, run.start, run.stop) for run in runs))
-
-    def _open_part(self, listed: ListedFile) -> PartialFile | None:
-        """Return the partial file; None when another process has it or has finished it."""
-        context, folder = self._context, self._context.staging.partial_folder(listed)
+    def _open_part(self, listed: ListedFile, size: int) -> None:
+        """Open the partial file, unless another process downloads the file."""
         has_digest = bool(listed.sha256 or listed.git_sha1)
         try:
-            part = PartialFile(folder, listed.size or 0, has_digest=has_digest)
+            part = PartialFile(self._staging.partial_folder(listed), size, has_digest=has_digest)
         except PartialFileLocked:
             self._locked.append(listed)
-            context.meter.set_note(f"another process downloads {listed.path}")
-            return None
+            self._meter.set_note(f"another process downloads {listed.path}")
+            return
         self._parts.add(part)
-        if not context.staging.link_cached(listed):
-            return part
-        self.discard(part)
-        context.add_linked(listed)
-        return None
+        is_cached = self._staging.link_cached(listed)  # another process has finished it
+        runs = [] if is_cached else part.missing_runs(BLOCK_BYTES)
+        blocks = [(run.start, run.stop) for run in runs] or [(size, size)]
+        self._open_files.append(OpenFile(listed, part, blocks, self._meter))
+
+    def _is_resumable(self, file: ListedFile) -> bool:
+        """Return whether two requests for the file are known to be of the same bytes."""
+        known = bool(file_identity(self._staging.source, file)) and file.size is not None
+        return known and not file.sequential_only
 
     def _collect_unlocked(self) -> None:
         """Queue the files again that another process has finished or given up."""
         for file in list(self._locked):
-            if is_free(self._context.staging.partial_folder(file) / "lock"):
+            if is_free(self._staging.partial_folder(file) / "lock"):
                 self._locked.remove(file)
                 self._waiting.append(file)
-                self._context.staging.index.invalidate()
+                self._staging.index.invalidate()
 
+    # -- one block ------------------------------------------------------------------------------
 
-class _Download:
-    """The steps of the threads of one download."""
+    def _retry(self, block: Block) -> None:
+        """Request bytes. Each request that brings something may fail as often as the first."""
+        note = self._meter.set_note
+        call_with_retries(
+            lambda: self._request(block), RETRY_DELAYS, self._stop, TransientError, note
+        )
 
-    def __init__(self, context: DownloadContext, batches: Iterator[Sequence[ListedFile]]) -> None:
-        self._context, self._stop = context, context.stop
-        self._queue = _Queue(context, batches)
-        self._corrupt = Counter[str]()
-        self._request_bytes = BLOCK_BYTES
-        """Size of the next request: halved by a fault, a granule more after a success."""
-
-    def run(self) -> None:
-        least, most = CONNECTIONS
-        try:
-            run_workers(max(least, min(4 * count_cpus(), most)), self._step, self._stop)
-        finally:
-            self._queue.close()
-
-    def _step(self) -> bool:
-        block = self._queue.take()
-        if block is None:
-            return False
-        try:
-            self._transfer(block)
-            block.file.catch_up()
-            if self._queue.is_last(block) and (not self._stop.is_set() or block.is_in_memory):
-                self._finish(block.file)
-        finally:
-            self._queue.release()
-        return True
-
-    def _transfer(self, block: _Block) -> None:
-        """Bring a block. Every request that brings something may fail as often as the first."""
-        if block.file.stream is not None:
-            return self._retry(lambda: self._download_stream(block.file))
-        while block.at < block.end and not self._stop.is_set() and not block.file.lacks_ranges:
-            self._retry(lambda: self._request(block))
-        return None
-
-    def _retry(self, call: Callable[[], None]) -> None:
-        call_with_retries(call, RETRY_DELAYS, self._stop, self._context.meter.set_note)
-
-    def _request(self, block: _Block) -> None:
+    def _request(self, block: Block) -> None:
         """Request bytes of a block once. TransientError when it brings less than a granule."""
-        before, length = block.at, min(self._request_bytes, block.end - block.at)
+        file, before = block.file, block.at
+        length = -1 if block.end is None else min(self._request_bytes, block.end - before)
         try:
-            for piece in self._read(block.file, before, length):
-                block.file.write(block.at, piece)
+            for piece in self._read(file.listed, before, length):
+                file.write(block.at, piece)
                 block.at += len(piece)
-            self._request_bytes = min(self._request_bytes + GRANULE_BYTES, BLOCK_BYTES)
         except RangesUnsupported as error:
-            self._context.meter.set_note(error.message)
-            self._queue.has_ranges, block.file.lacks_ranges = False, True
+            self._meter.set_note(error.message)
+            self._has_ranges, file.lacks_ranges = False, True
         except TransientError as error:
+            if block.end is None:  # nothing of a stream is kept
+                file.restart()
+                block.at = 0
+                raise
             if length > GRANULE_BYTES:
                 self._request_bytes = max(GRANULE_BYTES, length // 2)
             if block.at - before < GRANULE_BYTES or error.retry_after:
                 raise
+        else:
+            if block.end is None and not self._stop.is_set():
+                block.end = block.at
+            self._request_bytes = min(self._request_bytes + GRANULE_BYTES, BLOCK_BYTES)
 
-    def _download_stream(self, file: OpenFile) -> None:
-        """Read a file from its first byte to its last. Nothing of it is kept after a fault."""
-        assert file.stream is not None
-        file.restart()
-        with file.stream.open("wb") as writer:
-            for piece in self._read(file, 0, -1):
-                writer.write(piece)
-                file.write(file.received, piece)
-
-    def _read(self, file: OpenFile, start: int, length: int) -> Iterator[memoryview]:
+    def _read(self, file: ListedFile, start: int, length: int) -> Iterator[memoryview]:
         """Yield the pieces of one request; no more once `stop` is set.
 
         TransientError when it stalls or ends early.
         """
-        wanted = length if length >= 0 else file.listed.size
+        wanted = length if length >= 0 else file.size
         received, mark, deadline = 0, 0, time.monotonic() + MAX_SECONDS_PER_GRANULE
-        for piece in self._context.reader.read(file.listed, start=start, length=length):
+        for piece in self._reader.read(file, start=start, length=length):
             view = memoryview(piece) if length < 0 else memoryview(piece)[: length - received]
             if not view:
                 break
             yield view
             received += len(view)
             if self._stop.is_set() or (wanted is not None and received > wanted):
-                return
-            if wanted is not None and received > wanted:  # perhaps without an end
-                break
+                return  # a stream may have no end
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
             elif received != wanted and time.monotonic() > deadline:
                 raise self._interrupted(file, f"stalled at byte {start + received}")
         if wanted is not None and received < wanted:
-            end = f"ended after {start + received} of {file.listed.size} bytes"
+            end = f"ended after {start + received} of {file.size} bytes"
             raise self._interrupted(file, end)
 
-    def _interrupted(self, file: OpenFile, problem: str) -> TransientError:
-        return interrupted_error(self._context.source, file.listed, problem)
+    def _interrupted(self, file: ListedFile, problem: str) -> TransientError:
+        what, hint = f"{self._source}: {file.path} {problem}.", "what is here already is kept."
+        return TransientError(what, source=self._source, next_step=f"Push again: {hint}")
+
+    # -- a complete file ------------------------------------------------------------------------
 
     def _finish(self, file: OpenFile) -> None:
-        """Verify and commit a file, or have it downloaded once more."""
-        mismatch = "" if file.lacks_ranges else file.find_mismatch()
-        if not mismatch and not file.lacks_ranges:
-            file.commit()
-        if file.part is not None:
-            self._queue.discard(file.part)
-        if mismatch:
-            self._context.reader.mark_corrupt(file.listed)
-            self._corrupt[file.listed.path] += 1
-            if self._corrupt[file.listed.path] == MAX_CORRUPT_DOWNLOADS:
-                raise corrupt_twice_error(self._context.source, file.listed, mismatch)
-        if mismatch or file.lacks_ranges:
-            self._queue.put_back(file)
+        """Verify a file and add it to the staging tree, or have it downloaded once more."""
+        if self._staging.has(file.listed):
+            self._discard(file)
+            self._add_linked(file.listed)
+        elif file.lacks_ranges:
+            self._put_back(file)
+        elif mismatch := file.find_mismatch():
+            self._count_corrupt(file, mismatch)
+            self._put_back(file)
+        else:
+            self._commit(file)
 
+    def _discard(self, file: OpenFile) -> None:
+        file.restart()
+        self._remove(file)
 
-def _is_resumable(context: DownloadContext, file: ListedFile) -> bool:
-    """Return whether two requests for the file are known to be of the same bytes."""
-    known = bool(file_identity(context.staging.source, file)) and file.size is not None
-    return known and not file.sequential_only
+    def _remove(self, file: OpenFile) -> None:
+        """Delete what is left of the file outside of the staging tree."""
+        file.kept.remove()
+        if file.part:
+            self._parts.discard(file.part)
+
+    def _count_corrupt(self, file: OpenFile, mismatch: str) -> None:
+        """Count a corrupt download. WeightsError for one too many."""
+        path = file.listed.path
+        self._reader.mark_corrupt(file.listed)
+        self._corrupt[path] += 1
+        if self._corrupt[path] == MAX_CORRUPT_DOWNLOADS:
+            self._discard(file)
+            hint = "if it stays so, a proxy or mirror on the way changes the bytes."
+            raise WeightsError(
+                f"{self._source}: {path} arrived damaged twice: {mismatch}.",
+                source=self._source,
+                next_step=f"Push again; {hint}",
+            )
+
+    def _put_back(self, file: OpenFile) -> None:
+        """Queue the file as it was listed: the digest of another host may be wrong."""
+        self._discard(file)
+        with self._changed:
+            self._waiting.appendleft(self._listed[file.listed.path])
+
+    def _commit(self, file: OpenFile) -> None:
+        """Add the verified file to the staging tree."""
+        path, is_synced = file.listed.path, bool(file.part)
+        entry = FileEntry(path, file.received, file.sha256)
+        if is_synced and self._reader.source.detects_changes:
+            # Before the blob: after a kill nothing else would find it.
+            self._staging.record_digests({path: entry.sha256})
+        self._staging.add(file.kept.finalize(), entry, is_synced=is_synced)
+        self._remove(file)
+        self._meter.add_items()
+        if self._on_finished:
+            self._on_finished(path, entry.sha256)
