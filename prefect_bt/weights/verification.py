@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,12 +19,12 @@ from prefect_bt.filesystem.trees import find_files
 from prefect_bt.object_store.protocols import ByteCallback, Store
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.inventory import WeightsEntry, match_entries
-from prefect_bt.weights.manifest import FileEntry, summarize
+from prefect_bt.weights.manifest import WeightsManifest, summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
 
 _WORKERS: Final = 8
-_File = tuple[int, int, str, int]
-"""Device, inode, expected SHA-256 and expected size."""
+_Key = tuple[int, int, str, int] | str
+"""Device, inode, expected SHA-256 and expected size of a file; the SHA-256 of the store's blob."""
 
 
 @dataclass(frozen=True)
@@ -66,83 +66,125 @@ class VerificationReport:
         return sorted({failure.tree for failure in self.failures if failure.tree})
 
 
-class ExpectedFiles:
+class _ExpectedContents:
+    """Contents to hash once each, and the files that should have them."""
+
+    def __init__(self, trees: int) -> None:
+        self._report = VerificationReport(trees)
+        self._tasks: dict[_Key, HashTask] = {}
+        self._files: list[tuple[_Key, str, WeightsFailure]] = []
+        """Files with their expected SHA-256, and the failure without its problem."""
+        self._blobs: dict[str, _Key] = {}
+
+    @property
+    def size(self) -> int:
+        """Return the bytes to read."""
+        return sum(task.size for task in self._tasks.values())
+
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
+        """Hash each content once, several at a time."""
+        report = self._report
+        report.blobs, report.size = len(self._tasks), self.size
+        problems = rehash(self._tasks, workers=_WORKERS, on_bytes=on_bytes)
+        for key, sha256, failure in self._files:
+            if key in problems:
+                report.failures.append(replace(failure, problem=problems[key]))
+            elif self._blobs.get(sha256) != key:
+                report.unlinked += 1
+        report.corrupt_blobs = {sha256 for sha256, key in self._blobs.items() if key in problems}
+        return report
+
+
+class ExpectedFiles(_ExpectedContents):
     """The files that the manifests of trees name, and the blobs with the same digests."""
 
     def __init__(
         self, cache: NodeCache, trees: Sequence[CachedTree], *, include_unreferenced: bool
     ) -> None:
         """Read the manifests. `include_unreferenced` adds the blobs that none of them names."""
+        super().__init__(len(trees))
         self._cache = cache
-        self._report = VerificationReport(len(trees))
-        self._tasks: dict[_File, HashTask] = {}
-        self._files: list[tuple[CachedTree, FileEntry, _File]] = []
-        self._blobs: dict[str, _File] = {}
         for tree in trees:
             self._add_tree(tree)
-        self._named = set(self._blobs)
-        if include_unreferenced:
-            for blob in find_paths(cache.root, "blobs/*/*"):
-                if blob.name not in self._named:
-                    self._add_blob(blob.name)
-        self.size = sum(task.size for task in self._tasks.values())
-        """Bytes to read."""
+        blobs = find_paths(cache.root, "blobs/*/*") if include_unreferenced else []
+        for blob in blobs:
+            if blob.name not in self._blobs and (key := self._add_blob(blob.name)):
+                self._files.append((key, blob.name, WeightsFailure(str(blob), "")))
 
     def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
-        """Hash each file on the disk once, several at a time."""
-        report = self._report
-        report.blobs, report.size = len(self._tasks), self.size
-        problems = rehash(self._tasks, workers=_WORKERS, on_bytes=on_bytes)
-        for tree, entry, file in self._files:
-            if file in problems:
-                self._add_failure(tree, entry.path, problems[file])
-            elif self._blobs.get(entry.sha256) != file:
-                report.unlinked += 1
-        corrupt = {sha256: file for sha256, file in self._blobs.items() if file in problems}
-        report.corrupt_blobs = set(corrupt)
-        for sha256 in corrupt.keys() - self._named:
-            path = str(self._cache.blob_path(sha256))
-            report.failures.append(WeightsFailure(path, problems[corrupt[sha256]]))
-        # A tree that was evicted meanwhile is not a failure.
+        """Hash each file on the disk once. A tree that was evicted meanwhile is not a failure."""
+        report = super().verify(on_bytes=on_bytes)
         trees = {tree.name for tree in self._cache.list_trees()} | {""}
         report.failures = [failure for failure in report.failures if failure.tree in trees]
         return report
 
     def _add_tree(self, tree: CachedTree) -> None:
         manifest, folder = tree.find_manifest(), tree.files_folder
+        failures = self._report.failures
         if manifest is None:
-            self._add_failure(tree, "its manifest", "cannot be read", tree.path / "manifest.json")
+            place = str(tree.path / "manifest.json")
+            failures.append(_tree_failure(tree, "its manifest", "cannot be read", place))
             return
         self._report.files += len(manifest.entries)
         for entry in manifest.entries:
             self._add_blob(entry.sha256, entry.size)
             try:
-                file = self._add_file(folder / entry.path, entry.sha256, entry.size)
-                self._files.append((tree, entry, file))
+                key = self._add_file(folder / entry.path, entry.sha256, entry.size)
+                self._files.append((key, entry.sha256, _tree_failure(tree, entry.path)))
             except OSError:
-                self._add_failure(tree, entry.path, "is missing")
+                failures.append(_tree_failure(tree, entry.path, "is missing"))
         found = {file.relative_to(folder).as_posix() for file in find_files(folder)}
-        for path in sorted(found - {entry.path for entry in manifest.entries}):
-            self._add_failure(tree, path, "is not in the manifest")
+        unknown = sorted(found - {entry.path for entry in manifest.entries})
+        failures += (_tree_failure(tree, path, "is not in the manifest") for path in unknown)
 
-    def _add_blob(self, sha256: str, size: int | None = None) -> None:
+    def _add_blob(self, sha256: str, size: int | None = None) -> _Key | None:
         with suppress(OSError, ValueError):
             path = self._cache.blob_path(sha256)
             self._blobs[sha256] = self._add_file(path, sha256, size)
+        return self._blobs.get(sha256)
 
-    def _add_file(self, path: Path, sha256: str, size: int | None) -> _File:
+    def _add_file(self, path: Path, sha256: str, size: int | None) -> _Key:
         facts = path.lstat()
         size = facts.st_size if size is None else size
-        file = facts.st_dev, facts.st_ino, sha256, size
-        self._tasks.setdefault(file, HashTask(sha256, size, partial(read_file, path)))
-        return file
+        key = facts.st_dev, facts.st_ino, sha256, size
+        self._tasks.setdefault(key, HashTask(sha256, size, partial(read_file, path)))
+        return key
 
-    def _add_failure(
-        self, tree: CachedTree, path: str, problem: str, location: Path | None = None
-    ) -> None:
-        place = str(location or tree.files_folder / path)
-        failure = WeightsFailure(place, problem, tree.name, tree.summary.source, path)
-        self._report.failures.append(failure)
+
+def _tree_failure(
+    tree: CachedTree, path: str, problem: str = "", place: str = ""
+) -> WeightsFailure:
+    location = place or str(tree.files_folder / path)
+    return WeightsFailure(location, problem, tree.name, tree.summary.source, path)
+
+
+class ExpectedBlobs(_ExpectedContents):
+    """The blobs that the store's manifests name."""
+
+    def __init__(self, store: Store, names: Sequence[str] = ()) -> None:
+        """Read the manifests of all copies, or of those that `names` match. Raise StoreError."""
+        mirror = StoreMirror(store)
+        found = {name: mirror.find_manifest(name) for name in mirror.list_names()}
+        entries = [WeightsEntry(summarize(one), None, True) for one in found.values() if one]
+        selected = {one.name for pattern in names for one in match_entries(entries, pattern)}
+        selected = found.keys() & {*selected, *names} if names else found.keys()
+        super().__init__(len(selected))
+        for name in sorted(selected):
+            if manifest := found[name]:
+                self._add_manifest(mirror, manifest)
+            else:
+                failure = WeightsFailure(manifest_key(name), "is not a manifest", name)
+                self._report.failures.append(failure)
+
+    def _add_manifest(self, mirror: StoreMirror, manifest: WeightsManifest) -> None:
+        for entry in manifest.entries:
+            sha256, size = entry.sha256, entry.size
+            read = partial(mirror.read, sha256, start=0, length=size + 1)
+            self._tasks[sha256] = HashTask(sha256, size, read)
+            self._blobs[sha256] = sha256
+            key = blob_key(sha256)
+            failure = WeightsFailure(key, "", manifest.name, manifest.source, entry.path)
+            self._files.append((sha256, sha256, failure))
 
 
 def repair(cache: NodeCache, report: VerificationReport) -> dict[str, tuple[str, ...]]:
@@ -153,45 +195,6 @@ def repair(cache: NodeCache, report: VerificationReport) -> dict[str, tuple[str,
     for sha256 in report.corrupt_blobs:
         cache.blob_path(sha256).unlink(missing_ok=True)
     return {name: cache.unpublish(name) for name in report.corrupt_trees}
-
-
-class ExpectedBlobs:
-    """The blobs that the store's manifests name."""
-
-    def __init__(self, store: Store, names: Sequence[str] = ()) -> None:
-        """Read the manifests of all copies, or of those that `names` match. Raise StoreError."""
-        self._mirror = StoreMirror(store)
-        found = {name: self._mirror.find_manifest(name) for name in self._mirror.list_names()}
-        entries = [WeightsEntry(summarize(one), None, True) for one in found.values() if one]
-        selected = {one.name for pattern in names for one in match_entries(entries, pattern)}
-        selected = {*selected, *names} if names else found.keys()
-        self._manifests = {name: found[name] for name in found if name in selected}
-        readable = [manifest for manifest in self._manifests.values() if manifest]
-        self._sizes = {e.sha256: e.size for manifest in readable for e in manifest.entries}
-        self.size = sum(self._sizes.values())
-        """Bytes to read."""
-
-    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
-        """Hash each blob once, several at a time."""
-        read = self._mirror.read
-        tasks = {
-            sha256: HashTask(sha256, size, partial(read, sha256, start=0, length=size + 1))
-            for sha256, size in self._sizes.items()
-        }
-        problems = rehash(tasks, workers=_WORKERS, on_bytes=on_bytes)
-        report = VerificationReport(len(self._manifests), blobs=len(tasks), size=self.size)
-        report.corrupt_blobs = set(problems)
-        for name, manifest in self._manifests.items():
-            if manifest is None:
-                failure = WeightsFailure(manifest_key(name), "is not a manifest", name)
-                report.failures.append(failure)
-                continue
-            report.failures += (
-                WeightsFailure(blob_key(one.sha256), problem, name, manifest.source, one.path)
-                for one in manifest.entries
-                if (problem := problems.get(one.sha256))
-            )
-        return report
 
 
 def delete_copies(

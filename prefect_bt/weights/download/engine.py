@@ -202,9 +202,9 @@ class Download:
             self._meter.set_note(f"another process downloads {listed.path}")
             return
         self._parts.add(part)
-        is_cached = self._staging.link_cached(listed)  # another process has finished it
-        runs = [] if is_cached else part.missing_runs(BLOCK_BYTES)
-        blocks = [(run.start, run.stop) for run in runs] or [(size, size)]
+        blocks = [(run.start, run.stop) for run in part.missing_runs(BLOCK_BYTES)]
+        if not blocks or self._staging.link_cached(listed):  # another process has finished it
+            blocks = [(size, size)]
         self._open_files.append(OpenFile(listed, part, blocks, self._meter))
 
     def _is_resumable(self, file: ListedFile) -> bool:

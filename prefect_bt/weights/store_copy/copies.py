@@ -22,7 +22,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsE
 from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
-from prefect_bt.weights.store_copy.upload import Blob, BlobUploader, UploadStopped
+from prefect_bt.weights.store_copy.upload import Blob, UploadStopped, upload_blobs
 from prefect_bt.weights.url_redaction import redact_url
 
 T = TypeVar("T")
@@ -124,9 +124,8 @@ class StoreMirror:
             Blob(digest, blob_key(digest), blob_path(digest), sizes[digest])
             for digest in sizes.keys() - complete
         )
-        uploader = BlobUploader(self.store, stop or threading.Event(), on_bytes)
         try:
-            sent = uploader.upload(missing)
+            sent = upload_blobs(self.store, missing, stop or threading.Event(), on_bytes)
         except UploadStopped:
             raise WeightsError(
                 f"{redact_url(manifest.source)}: stopped before the store had a complete copy.",

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final, cast
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
@@ -27,7 +26,7 @@ from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
-from prefect_bt.weights.store_copy.upload import Blob, BlobUploader, UploadStopped
+from prefect_bt.weights.store_copy.upload import Blob, UploadStopped, upload_blobs
 from prefect_bt.weights.threads import StopSignal
 
 RENEW_SECONDS: Final = 5.0
@@ -67,25 +66,19 @@ class SharedDownload:
         """The digests of files by path, for each batch that this host downloads."""
         self._seen: dict[int, tuple[float, float]] = {}
         """The modification time of each batch's object, and since when it is known."""
-        self._lock, self._renewal = threading.Lock(), threading.Lock()
-        self._completed: SimpleQueue[int | None] = SimpleQueue()
-        self._uploads = threading.Thread(target=self._upload_completed, daemon=True)
+        self._lock, self._renewal, self._uploading = (threading.Lock() for _ in range(3))
 
     def __enter__(self) -> SharedDownload:
-        """Find the blobs that the store has for other trees, and begin to renew and upload."""
+        """Find the blobs that the store has for other trees, and begin to renew."""
         sizes = {file.sha256: file.size for file in self._files if file.sha256}
         with suppress(StoreError):
             found = self._mirror.list_sizes(sizes)
             self.stored |= {digest for digest, size in found.items() if size == sizes[digest]}
-        self._uploads.start()
         threading.Thread(target=self._renew, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for uploads of completed batches, unless there was an error. Release the others."""
-        self._completed.put(None)
-        while kind is None and self._uploads.is_alive() and not self._stop.is_set():
-            self._uploads.join(_POLL_SECONDS)
+    def __exit__(self, *_: object) -> None:
+        """Release the batches that are not stored."""
         self._stop.set()
         release = threading.Thread(target=self._release, args=(list(self._held),), daemon=True)
         release.start()
@@ -118,13 +111,22 @@ class SharedDownload:
             yield self._list_wanted(batch)
 
     def add_finished(self, path: str, sha256: str) -> None:
-        """Record a file that is complete on this machine."""
+        """Record a file that is complete on this machine. Upload its batch if all of it is."""
         with self._lock:
-            for batch, digests in self._held.items():
-                if path in digests:
-                    digests[path] = sha256
-                    if all(digests.values()):
-                        self._completed.put(batch)
+            batch = next((one for one, files in self._held.items() if path in files), None)
+            if batch is None:
+                return
+            self._held[batch][path] = sha256
+            if not all(self._held[batch].values()):
+                return
+        try:
+            with self._uploading:
+                self._upload(batch)
+        except (StoreError, OSError, UploadStopped):
+            # If two hosts kept such batches, each would wait for the other's.
+            with self._lock:
+                del self._held[batch]
+            self._release([batch])
 
     def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]] | None:
         """Return a batch to download, or a stored batch with the digests of its files.
@@ -180,16 +182,6 @@ class SharedDownload:
                     if batch in self._held and not self._stop.is_set():
                         self._mirror.store.put(self._key(batch), b"")
 
-    def _upload_completed(self) -> None:
-        while (batch := self._completed.get()) is not None:
-            try:
-                self._upload(batch)
-            except (StoreError, OSError, UploadStopped):
-                # If two hosts kept such batches, each would wait for the other's.
-                with self._lock:
-                    del self._held[batch]
-                self._release([batch])
-
     def _upload(self, batch: int) -> None:
         digests = self._held[batch]
         if isinstance(self._mirror.store, SupportsLinks):  # links to files that are not synced yet
@@ -200,7 +192,7 @@ class SharedDownload:
             Blob(one, blob_key(one), self._file_path(files[one].path), files[one].size or 0)
             for one in missing
         )
-        BlobUploader(self._mirror.store, self._stop, ignore_progress).upload(blobs)
+        upload_blobs(self._mirror.store, blobs, self._stop, ignore_progress)
         with self._renewal:
             self._mirror.store.put(self._key(batch), json.dumps(digests).encode())
             with self._lock:
