@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.job_folders import list_stores
 from prefect_bt.gc.liveness import JobStores
+from prefect_bt.host.job_lock import is_job_alive
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.weights.cache.leftovers import (
-    delete_stale_item,
-    delete_stale_lease,
-    iter_stale_items,
-    list_stale_leases,
-)
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.store_copy.copies import sharing_prefix
 
@@ -32,7 +28,7 @@ class WeightsScanner:
     older_than: float
 
     def scan(self) -> Iterator[Orphan]:
-        for lease in list_stale_leases(self.cache):
+        for lease in self.cache.list_stale_leases():
             folder = JobFolder(self.cache.root.parent, lease.name)
             verdict = self.stores.check_liveness(
                 lease.name, list_stores(folder) or [self.stores.default_url]
@@ -43,19 +39,31 @@ class WeightsScanner:
                     OrphanKind.LEASE,
                     str(lease),
                     verdict.reason,
-                    lambda lease=lease: delete_stale_lease(self.cache, lease),
+                    lambda lease=lease: self._delete_lease(lease),
                     job=lease.name,
                     since=verdict.since,
                 )
-        for left in iter_stale_items(self.cache, older_than=self.older_than):
-            yield Orphan(
-                OrphanKind.WEIGHTS,
-                str(left.path),
-                "nobody works on it",
-                lambda left=left: delete_stale_item(self.cache, left, older_than=self.older_than),
-                bytes=left.bytes,
-                since=left.modified_at,
-            )
+        for left in self.cache.list_leftovers(older_than=self.older_than):
+            if not self.cache.is_in_work(left.path):
+                yield Orphan(
+                    OrphanKind.WEIGHTS,
+                    str(left.path),
+                    "nobody works on it",
+                    lambda path=left.path: self._delete_leftover(path),
+                    bytes=left.bytes,
+                    since=left.modified_at,
+                )
+
+    def _delete_lease(self, lease: Path) -> None:
+        """Delete the lease unless the job has a process again."""
+        if not is_job_alive(self.cache.root.parent, lease.name):
+            lease.unlink(missing_ok=True)
+
+    def _delete_leftover(self, path: Path) -> None:
+        """Delete it unless a process continued it. OSError when it cannot be deleted."""
+        self.cache.delete_leftover(path, older_than=self.older_than)
+        if path.exists():
+            raise OSError(f"{path} is in use, or cannot be deleted")
 
     def _is_old(self, since: float) -> bool:
         """Leases are not given back: they keep nothing, and go when the job is long over."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.filesystem.directories import find_paths
-from prefect_bt.filesystem.rehash import HashTask, hash_file, ignore_progress, read_file, rehash
+from prefect_bt.filesystem.rehash import HashTask, ignore_progress, read_file, rehash
 from prefect_bt.filesystem.trees import find_files
 from prefect_bt.object_store.protocols import ByteCallback, Store
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
@@ -206,25 +206,3 @@ def delete_copies(
         cache.unmark_stored(name)
     for sha256 in digests:
         store.delete(blob_key(sha256))
-
-
-def repair_shared(store: Store, cache: NodeCache, digests: Collection[str]) -> list[str]:
-    """Delete the store's copies whose blobs are hard links to corrupt blobs of this machine.
-
-    Return the names of the copies.
-    """
-    mirror = StoreMirror(store)
-    corrupt = {sha256 for sha256 in digests if _is_corrupt(mirror, sha256)}
-    if not corrupt:
-        return []
-    found = (mirror.find_manifest(name) for name in mirror.list_names())
-    names = [one.name for one in found if one and corrupt & {e.sha256 for e in one.entries}]
-    delete_copies(store, cache, names, corrupt)
-    return names
-
-
-def _is_corrupt(mirror: StoreMirror, sha256: str) -> bool:
-    path = mirror.find_local_path(sha256)
-    with suppress(OSError):
-        return path is not None and hash_file(path) != sha256
-    return True

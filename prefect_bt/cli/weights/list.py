@@ -52,9 +52,8 @@ def list_all_entries(
 
 def _document(cache: NodeCache, protected: list[WeightsEntry]) -> dict[str, Any]:
     from prefect_bt.jobs.job_json import format_iso
-    from prefect_bt.weights.cache.leftovers import list_unfinished_downloads
 
-    unfinished = list_unfinished_downloads(cache)
+    unfinished = cache.list_leftovers()
     return {
         "folder": str(cache.root),
         "trees": [_row(one) for one in protected],

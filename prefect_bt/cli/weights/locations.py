@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -98,12 +97,7 @@ class _NodeCacheTarget:
         return self._cache.find_tree(one.name) is None, freed
 
     def orphan_bytes(self, older: float) -> int:
-        from prefect_bt.weights.cache.leftovers import list_unfinished_downloads
-
-        before = time.time() - older
-        return sum(
-            one.bytes for one in list_unfinished_downloads(self._cache) if one.modified_at <= before
-        )
+        return sum(one.bytes for one in self._cache.list_leftovers(older_than=older))
 
     def sweep(self, older: float) -> int:
         return self._cache.sweep(older_than=older)

@@ -158,9 +158,8 @@ class _MirrorPool:
 
 def _format_unfinished(settings: Settings) -> str:
     from prefect_bt.text.quantities import format_size
-    from prefect_bt.weights.cache.leftovers import list_unfinished_downloads
 
-    kept = sum(one.bytes for one in list_unfinished_downloads(open_cache(settings)))
+    kept = sum(one.bytes for one in open_cache(settings).list_leftovers())
     return f"{format_size(kept)} of unfinished files are kept: the same command continues there."
 
 

@@ -11,7 +11,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import open_cache, open_weights_store
-from prefect_bt.errors import PrefectBtError, StoreError
+from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
     from prefect_bt.settings import Settings
@@ -40,7 +40,7 @@ def verify_weights(
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.verification import ExpectedFiles
+    from prefect_bt.weights.verification import ExpectedFiles, repair
 
     settings, beside = Settings(), terminal.for_output(output)
     cache = open_cache(settings)
@@ -48,7 +48,7 @@ def verify_weights(
     promises = ExpectedFiles(cache, trees, include_unreferenced=not names)
     with byte_progress(beside, "Verifying", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
-    mended = {} if dry_run else _repair(beside, settings, cache, report)
+    mended = {} if dry_run else repair(cache, report)
     stored = _verify_store(beside, settings, cache, names, dry_run=dry_run) if store else None
     if output == "json":
         beside.print_json(_document(report, mended, stored, dry_run))
@@ -57,18 +57,6 @@ def verify_weights(
         if stored is not None:
             _print_store_report(beside, stored, dry_run)
     return FAILED if report.failures or (stored and stored.failures) else OK
-
-
-def _repair(
-    terminal: Terminal, settings: Settings, cache: NodeCache, report: VerificationReport
-) -> dict[str, tuple[str, ...]]:
-    from prefect_bt.weights.verification import repair, repair_shared
-
-    try:
-        repair_shared(open_weights_store(settings), cache, report.corrupt_blobs)
-    except StoreError as error:
-        terminal.warn(f"What the store has of it stays in use: {error}")
-    return repair(cache, report)
 
 
 def _select_trees(cache: NodeCache, names: tuple[str, ...]) -> list[CachedTree]:

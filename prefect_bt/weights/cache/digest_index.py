@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, cast
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
@@ -38,16 +37,22 @@ def file_identity(source: str, file: ListedFile) -> str:
 
 
 class DigestIndex:
-    """The remembered digests of one source. Safe with several processes."""
+    """The remembered digests of one source or tree. Safe with several processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @cached_property
     def _known(self) -> dict[str, str]:
-        rows = read_json_lines(self._path)
-        found = ((row.get("id"), str(row.get("sha256"))) for row in rows)
-        return {str(key): sha256 for key, sha256 in found if SHA256.fullmatch(sha256)}
+        found: dict[str, str] = {}
+        with suppress(FileNotFoundError):
+            for line in self._path.read_bytes().splitlines():
+                # A line may be cut off by a crash.
+                with suppress(ValueError, TypeError, KeyError, RecursionError):
+                    row = json.loads(line)
+                    if SHA256.fullmatch(row["sha256"]):
+                        found[str(row["id"])] = row["sha256"]
+        return found
 
     def get(self, identity: str) -> str:
         """Return the SHA-256 of the file; "" when it is unknown."""
@@ -68,16 +73,3 @@ class DigestIndex:
             # The first newline ends a line that a crash cut off.
             writer.write("\n".join(("", *rows, "")).encode())
         self._known.update(new)
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, one a line. Skip lines that a crash cut off."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            row: Any = json.loads(line)
-            if isinstance(row, dict):
-                yield cast("dict[str, Any]", row)

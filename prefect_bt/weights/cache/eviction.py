@@ -83,12 +83,8 @@ def ensure_disk_space(
 ) -> None:
     """Evict until the missing files fit on the disk; WeightsError when they cannot."""
     cache, needed = staging.cache, staging.missing_bytes(missing)
-    if needed <= free_bytes(cache):
-        return
-    cache.sweep(older_than=_ABANDONED_AFTER)
-    for name in choose_evictions(list_candidates(cache), excess=needed - free_bytes(cache)):
-        if freed := evict(cache, mirror, name):
-            on_note(f"{name[:12]} was evicted to make room ({freed / 1e9:.1f} GB)")
+    for name, freed in _make_room(cache, mirror, lambda: needed - free_bytes(cache)):
+        on_note(f"{name[:12]} was evicted to make room ({freed / 1e9:.1f} GB)")
     free = free_bytes(cache)
     if needed > free:
         source = redact_url(staging.source)
@@ -105,12 +101,19 @@ def enforce_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = 
 
     `keep` and trees that living jobs need stay, even when they exceed the budget.
     """
-    if cache.budget is None or cache.usage() <= cache.budget:
-        return
+    if (budget := cache.budget) is not None:
+        _make_room(cache, mirror, lambda: cache.usage() - budget, keep=keep)
+
+
+def _make_room(
+    cache: NodeCache, mirror: StoreMirror | None, excess: Callable[[], int], *, keep: str = ""
+) -> list[tuple[str, int]]:
+    """Free `excess` bytes, if there are any. Return the evicted trees and their bytes."""
+    if excess() <= 0:
+        return []
     cache.sweep(older_than=_ABANDONED_AFTER)
-    candidates, excess = list_candidates(cache, keep=keep), cache.usage() - cache.budget
-    for name in choose_evictions(candidates, excess=excess):
-        evict(cache, mirror, name)
+    names = choose_evictions(list_candidates(cache, keep=keep), excess=excess())
+    return [(name, freed) for name in names if (freed := evict(cache, mirror, name))]
 
 
 def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:

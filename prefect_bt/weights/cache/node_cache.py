@@ -22,6 +22,7 @@ blob's name is deleted, so no lock but that of a download is held for longer tha
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import time
 import uuid
@@ -30,17 +31,18 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefect_bt import codec
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import measure_folder, remove_tree
-from prefect_bt.host.job_lock import is_job_alive, try_lock
+from prefect_bt.host.job_lock import is_free, is_job_alive, try_lock
 from prefect_bt.host.writeback import sync_folder
 from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_manifest
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
+_UNFINISHED: Final = ("fills", "parts", "trash")
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError)
 
 
@@ -85,6 +87,15 @@ class CachedTree:
         with suppress(*_UNREADABLE):
             return self.read_manifest()
         return None
+
+
+class Leftover(NamedTuple):
+    """An unfinished download or deletion. Deleting it frees `bytes`."""
+
+    path: Path
+    bytes: int
+    modified_at: float
+    """Epoch seconds."""
 
 
 class NodeCache:
@@ -197,27 +208,43 @@ class NodeCache:
         """
         for path in find_paths(self.root, "trash/*"):
             remove_tree(path)
-        unfinished = self.list_unfinished()
-        freed = sum(self.delete_abandoned(path, older_than=older_than) for path in unfinished)
+        stale = self.list_leftovers(older_than=older_than)
+        freed = sum(self.delete_leftover(one.path, older_than=older_than) for one in stale)
         named, before = _list_digests(self.list_trees()), time.time() - older_than
         blobs = self._iter_files("blobs/*/*")
         old = {path.name for path, facts in blobs if facts.st_ctime < before}
         return freed + self._delete_blobs(old - named)
 
-    def list_unfinished(self) -> list[Path]:
-        """Return the folders of all downloads that are not complete."""
-        return find_paths(self.root, "fills/*") + find_paths(self.root, "parts/*")
+    def list_leftovers(self, *, older_than: float = 0.0) -> list[Leftover]:
+        """Return what did not change for so many seconds of what is not complete."""
+        found: list[Leftover] = []
+        for path in itertools.chain(*(find_paths(self.root, f"{name}/*") for name in _UNFINISHED)):
+            with suppress(FileNotFoundError):
+                found.append(Leftover(path, *measure_folder(path)))
+        return [one for one in found if one.modified_at < time.time() - older_than]
 
-    def delete_abandoned(self, path: Path, *, older_than: float) -> int:
-        """Delete a download that is abandoned and unchanged for so long. Return the bytes freed."""
+    def is_in_work(self, path: Path) -> bool:
+        """Return whether a process works on this unfinished download."""
+        return not is_free(self._work_lock(path))
+
+    def delete_leftover(self, path: Path, *, older_than: float) -> int:
+        """Delete a leftover unless a process works on it or changed it. Return the bytes freed."""
         with suppress(FileNotFoundError):
             size, modified_at = measure_folder(path)  # first, because a new lock is a change
             if modified_at < time.time() - older_than:
-                with _hold_lock(self.work_lock(path)) as free:
-                    if free:
+                with _hold_lock(self._work_lock(path)) as is_locked:
+                    if is_locked:
                         self._discard(path)
                         return size
         return 0
+
+    def list_stale_leases(self) -> list[Path]:
+        """Return the leases of jobs without a process here, which protect nothing.
+
+        The file's name is the id of the job. Only the store tells whether the job is over.
+        """
+        leases, state_dir = find_paths(self.root, "trees/*/leases/*"), self.root.parent
+        return [lease for lease in leases if not is_job_alive(state_dir, lease.name)]
 
     def _iter_files(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
         for path in find_paths(self.root, pattern):
@@ -244,11 +271,11 @@ class NodeCache:
 
     def try_lock_staging(self, name: str) -> AbstractContextManager[bool]:
         """Lock the download of a tree on this machine. Yield whether it is locked; never wait."""
-        lock = self.work_lock(self.staging_path(name))
+        lock = self._work_lock(self.staging_path(name))
         ensure_private_folder(lock.parent)
         return _hold_lock(lock)
 
-    def work_lock(self, path: Path) -> Path:
+    def _work_lock(self, path: Path) -> Path:
         """Return the file that a process locks while it works on this unfinished download."""
         is_tree = path.parent.name == "fills"
         return self.root / "locks" / path.name if is_tree else path / "lock"

@@ -1,15 +1,15 @@
 """A tree that is being downloaded, until one rename publishes it.
 
-    fills/<name>/journal     the boot id, then a line a file: `{"path", "sha256", "size"}`
+    fills/<name>/journal     the digests of verified files by path (digest_index.py)
     fills/<name>/files/…     those files
 
-Only files in the journal count. One sync writes all of them to the disk before small files become
-blobs, so that a power cut cannot leave a blob without its bytes.
+Only files in the journal count. They are hashed again when a download is continued. One sync writes
+all of them to the disk before small files become blobs, so that a power cut cannot leave a blob
+without its bytes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -24,14 +24,9 @@ from prefect_bt.filesystem.rehash import hash_file
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_keys import weights_tree_name
-from prefect_bt.weights.cache.digest_index import (
-    DigestIndex,
-    file_identity,
-    read_json_lines,
-    source_id,
-)
+from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-from prefect_bt.weights.cache.partial_file import boot_id, count_received, partial_file_id
+from prefect_bt.weights.cache.partial_file import count_received, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.threads import Closed
@@ -50,6 +45,7 @@ class StagingTree:
         self.path = cache.staging_path(self.name)
         self.files = self.path / "files"
         self.index = DigestIndex(cache.index_path(source_id(source)))
+        self._journal = DigestIndex(self.path / "journal")
         self._made: set[Path] = set()
         self._lock, self._closed = threading.Lock(), False
         ensure_private_folder(self.path)
@@ -58,10 +54,8 @@ class StagingTree:
         self._resume()
 
     def close(self) -> None:
-        """Close the journal. A thread that adds a file later gets Closed. Idempotent."""
+        """Close the tree. A thread that adds a file later gets Closed."""
         with self._lock:
-            if not self._closed:
-                os.close(self._journal)
             self._closed = True
 
     def has(self, file: ListedFile) -> bool:
@@ -191,23 +185,20 @@ class StagingTree:
 
     def _record(self, entry: FileEntry) -> None:
         self._done[entry.path] = entry
-        os.write(self._journal, codec.dumps(entry).encode() + b"\n")
+        self._journal.add({entry.path: entry.sha256})
 
     def _resume(self) -> None:
-        """Delete what a killed process left unfinished; open a new journal of the intact files."""
-        for entry in self.path.iterdir():
-            if entry.name not in {"files", "journal"}:
-                remove_tree(entry)
-        old, new = self.path / "journal", self.path / "journal.new"
-        boot, *lines = [*read_json_lines(old)] or [{}]
-        same_boot = boot_id() != "" and boot == {"boot": boot_id()}
-        self._journal = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.write(self._journal, json.dumps({"boot": boot_id()}).encode() + b"\n")
-        for line in lines:
-            with suppress(TypeError, OSError):
-                entry = FileEntry(**line)
-                place = self.files / entry.path
-                intact = same_boot or hash_file(place) == entry.sha256
-                if intact and place.stat().st_size == entry.size:
-                    self._record(entry)
-        new.replace(old)
+        """Find the intact files of a killed process. Delete what it left unfinished."""
+        for path in self.path.iterdir():
+            if path.name not in {"files", "journal"}:
+                remove_tree(path)
+        for file in self.listing.files:
+            place, sha256 = self.files / file.path, self._journal.get(file.path)
+            with suppress(OSError):
+                if sha256 and (self._is_blob(place, sha256) or hash_file(place) == sha256):
+                    self._done[file.path] = FileEntry(file.path, place.stat().st_size, sha256)
+
+    def _is_blob(self, place: Path, sha256: str) -> bool:
+        """Return whether the file is a link to its blob, which was synced to the disk."""
+        blob = self.cache.blob_path(sha256)
+        return blob.exists() and blob.samefile(place)

@@ -1,12 +1,10 @@
 """A folder of this machine or of a shared disk as a weights source: `file:///absolute/path`.
 
-Files are copied, not linked: a mount must not change when the original is edited. File systems that
-share blocks (XFS, Btrfs) copy without time and space.
+Files are copied, not linked: a mount must not change when the original is edited.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,12 +18,11 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import SourceRequest
 
-_FICLONE: Final = 0x40049409
 _PIECE_BYTES: Final = 1 << 20
 
 
 class FolderSource:
-    """Implements Source and SupportsFileDownload of sources.protocol."""
+    """Implements sources.protocol.Source."""
 
     pinned_revision = ""
     detects_changes = False
@@ -76,16 +73,6 @@ class FolderSource:
                     left -= len(data)
         except OSError as error:
             self._raise_unreadable(error)
-
-    def download_file(self, file: ListedFile, target: Path) -> bool:
-        """Share the file's blocks, if the file system can."""
-        try:
-            with (self._folder / file.path).open("rb") as reader, target.open("wb") as writer:
-                fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-        except OSError:
-            target.unlink(missing_ok=True)
-            return False
-        return True
 
     def _raise_unreadable(self, error: OSError) -> NoReturn:
         what = f"{self._source} could not be copied ({error})."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Final, Protocol, cast, runtime_checkable
 
 from prefect_bt.errors import WeightsError
@@ -82,15 +81,6 @@ class SupportsRevision(Protocol):
 
     def resolve_revision(self) -> str:
         """Return the current revision. Raise WeightsError or TransientError."""
-        ...
-
-
-@runtime_checkable
-class SupportsFileDownload(Protocol):
-    """A source that can copy whole files by itself, as by sharing blocks on one disk."""
-
-    def download_file(self, file: ListedFile, target: Path) -> bool:
-        """Write the whole file to `target`. Return False when it must be `read` instead."""
         ...
 
 
