@@ -6,11 +6,10 @@ A mirror may be repeated after any interruption, and run in several processes an
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -48,8 +47,6 @@ from prefect_bt.weights.threads import (
 from prefect_bt.weights.url_redaction import redact_url
 
 T = TypeVar("T")
-_USE_RECORD_INTERVAL: Final = 3600.0
-"""Seconds between two records of the use of a store's copy, from one machine."""
 _POLL_INTERVAL: Final = 0.1
 """Seconds between two attempts to lock a tree that another process downloads."""
 
@@ -226,11 +223,7 @@ class _MirrorRun:
 
     def _download(self, listing: Listing, reader: FallbackReader) -> CachedTree:
         tree = self._stage_and_publish(listing, reader)
-        if self.mirror and reader.manifest and not reader.is_store_incomplete:
-            tree.mark_stored(self.mirror.store.url)
-            self._record_use(self.mirror, tree)
-        else:
-            self._ensure_in_store(tree)
+        self._ensure_in_store(tree, has_lost_blobs=reader.is_store_incomplete)
         return tree
 
     def _stage_and_publish(self, listing: Listing, reader: FallbackReader) -> CachedTree:
@@ -303,36 +296,26 @@ class _MirrorRun:
 
     # -- the store's copy ---------------------------------------------------------------------
 
-    def _ensure_in_store(self, tree: CachedTree) -> None:
-        """Complete the store's copy, which is checked once a tree, and once an hour of use."""
-        if self.mirror is None or self._is_in_store(self.mirror, tree):
+    def _ensure_in_store(self, tree: CachedTree, *, has_lost_blobs: bool = False) -> None:
+        """Record the use of the store's copy, and complete it if need be, once an hour of use."""
+        if self.mirror is None or tree.is_stored(self.mirror.store.url):
             return
-        self.meter.enter_phase(Phase.STORING)
         try:
-            manifest = tree.read_manifest()
-            paths = {entry.sha256: tree.files_folder / entry.path for entry in manifest.entries}
-            self.meter.set_totals(items=len(manifest.entries), size=manifest.bytes)
-            self.mirror.publish(
-                manifest, paths.__getitem__, on_bytes=self.meter.add_transferred, stop=self.stop
-            )
+            if has_lost_blobs or self.mirror.find_manifest(tree.name) is None:
+                self._store_copy(self.mirror, tree)
+            else:
+                self.mirror.record_use(tree.name)
             tree.mark_stored(self.mirror.store.url)
         except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
             self._note_store_error(error)
 
-    def _is_in_store(self, mirror: StoreMirror, tree: CachedTree) -> bool:
-        if not tree.is_stored(mirror.store.url):
-            return False
-        if not _is_use_record_due(tree):
-            return True
-        if self._find_store_manifest(tree.name) is None:
-            self.cache.unmark_stored(tree.name)
-            return False
-        self._record_use(mirror, tree)
-        return True
-
-    def _record_use(self, mirror: StoreMirror, tree: CachedTree) -> None:
-        with suppress(StoreError):
-            mirror.record_use(tree.name)
+    def _store_copy(self, mirror: StoreMirror, tree: CachedTree) -> None:
+        self.meter.enter_phase(Phase.STORING)
+        manifest = tree.read_manifest()
+        paths = {entry.sha256: tree.files_folder / entry.path for entry in manifest.entries}
+        self.meter.set_totals(items=len(manifest.entries), size=manifest.bytes)
+        add_bytes = self.meter.add_transferred
+        mirror.publish(manifest, paths.__getitem__, on_bytes=add_bytes, stop=self.stop)
 
     def _note_store_error(self, error: Exception) -> None:
         self.meter.set_note(f"the store's copy cannot be used: {error}")
@@ -360,16 +343,6 @@ def _write_error(source: str, error: OSError) -> WeightsError:
             cure = "Check the disk of PREFECT_BT_STATE_DIR"
     hint = f"{cure}; what is here already is kept."
     return WeightsError(f"{redact_url(source)}: {what}.", source=source, next_step=hint)
-
-
-def _is_use_record_due(tree: CachedTree) -> bool:
-    """Return whether the last record is an hour old; count this call as a record."""
-    stored = tree.path / "stored"
-    with suppress(OSError):
-        if time.time() - stored.stat().st_mtime > _USE_RECORD_INTERVAL:
-            os.utime(stored)
-            return True
-    return False
 
 
 def _listing_from_manifest(manifest: WeightsManifest) -> Listing:

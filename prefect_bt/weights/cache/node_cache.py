@@ -43,6 +43,8 @@ from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_m
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
 _UNFINISHED: Final = ("fills", "parts", "trash")
+_STORED_SECONDS: Final = 3600.0
+"""Seconds after which a tree's next use is recorded in the store, where its copy is checked."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError)
 
 
@@ -67,16 +69,23 @@ class CachedTree:
         return tuple(job.name for job in jobs if is_job_alive(state_dir, job.name))
 
     def is_stored(self, url: str) -> bool:
-        """Return whether the store at `url` was given a copy."""
-        try:
-            return url in (self.path / "stored").read_text().splitlines()
-        except OSError:
-            return False
+        """Return whether the store at `url` was seen to have a copy within the last hour."""
+        with suppress(OSError):
+            age = time.time() - self._stored.stat().st_mtime
+            return age < _STORED_SECONDS and url in self._stored.read_text().splitlines()
+        return False
 
     def mark_stored(self, url: str) -> None:
         """Record that the store has a copy, unless the tree was evicted meanwhile."""
-        with suppress(FileNotFoundError), (self.path / "stored").open("a") as writer:
-            writer.write(f"{url}\n")
+        urls = {url}
+        with suppress(FileNotFoundError):
+            urls.update(self._stored.read_text().splitlines())
+        with suppress(FileNotFoundError):
+            self._stored.write_text("\n".join(sorted(urls)))
+
+    @property
+    def _stored(self) -> Path:
+        return self.path / "stored"
 
     def read_manifest(self) -> WeightsManifest:
         """Raise ValueError, KeyError, TypeError or OSError when it cannot be read."""

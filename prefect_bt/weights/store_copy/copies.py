@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -23,6 +23,7 @@ from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
 from prefect_bt.weights.store_copy.upload import Blob, UploadStopped, upload_blobs
+from prefect_bt.weights.threads import EventLike
 from prefect_bt.weights.url_redaction import redact_url
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class StoreMirror:
         blob_path: Callable[[str], Path],
         *,
         on_bytes: ByteCallback = ignore_progress,
-        stop: threading.Event | None = None,
+        stop: EventLike | None = None,
     ) -> int:
         """Store missing blobs, then the manifest. Return the number of bytes sent.
 
@@ -114,6 +115,29 @@ class StoreMirror:
         `stop` is set.
         """
         sizes = {entry.sha256: entry.size for entry in manifest.entries}
+        try:
+            sent = self.store_blobs(sizes, blob_path, on_bytes=on_bytes, stop=stop)
+        except UploadStopped:
+            raise WeightsError(
+                f"{redact_url(manifest.source)}: stopped before the store had a complete copy.",
+                source=manifest.source,
+                next_step="Push again: stored files are kept.",
+            ) from None
+        self._create_manifest(manifest)
+        return sent
+
+    def store_blobs(
+        self,
+        sizes: Mapping[str, int],
+        blob_path: Callable[[str], Path],
+        *,
+        on_bytes: ByteCallback = ignore_progress,
+        stop: EventLike | None = None,
+    ) -> int:
+        """Store blobs that are missing or have another size. Return the number of bytes sent.
+
+        UploadStopped when `stop` is set.
+        """
         stored = self.list_sizes(sizes)
         complete = {digest for digest, size in stored.items() if size == sizes[digest]}
         for digest in stored.keys() - complete:
@@ -124,16 +148,7 @@ class StoreMirror:
             Blob(digest, blob_key(digest), blob_path(digest), sizes[digest])
             for digest in sizes.keys() - complete
         )
-        try:
-            sent = upload_blobs(self.store, missing, stop or threading.Event(), on_bytes)
-        except UploadStopped:
-            raise WeightsError(
-                f"{redact_url(manifest.source)}: stopped before the store had a complete copy.",
-                source=manifest.source,
-                next_step="Push again: stored files are kept.",
-            ) from None
-        self._create_manifest(manifest)
-        return sent
+        return upload_blobs(self.store, missing, stop or threading.Event(), on_bytes)
 
     def _create_manifest(self, manifest: WeightsManifest) -> None:
         key, data = manifest_key(manifest.name), dump_manifest(manifest)

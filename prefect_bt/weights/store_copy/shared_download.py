@@ -16,17 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, cast
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
-from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
-from prefect_bt.weights.store_copy.upload import Blob, UploadStopped, upload_blobs
+from prefect_bt.weights.store_copy.copies import StoreMirror, sharing_prefix
+from prefect_bt.weights.store_copy.upload import UploadStopped
 from prefect_bt.weights.threads import StopSignal
 
 RENEW_SECONDS: Final = 5.0
@@ -37,6 +36,26 @@ _MAX_BATCHES: Final = 64
 _POLL_SECONDS: Final = 0.5
 _RELEASE_SECONDS: Final = 2.0
 """Seconds that the end of a download waits for a store that does not answer."""
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Files that this host lacks and that one object in the store stands for."""
+
+    key: str
+    files: list[ListedFile]
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    """Digests by path of the files that are complete, while this host downloads the batch."""
+    modified: float = -1.0
+    seen_at: float = 0.0
+    """Since when the object has this modification time, by this machine's clock."""
+
+    def is_expired(self, modified: float) -> bool:
+        """Return whether the object has not changed for a while."""
+        now = time.monotonic()
+        if self.modified != modified:
+            self.modified, self.seen_at = modified, now
+        return now - self.seen_at > EXPIRE_SECONDS
 
 
 class SharedDownload:
@@ -55,17 +74,12 @@ class SharedDownload:
         stop: threading.Event,
         on_note: Callable[[str], None],
     ) -> None:
-        self._mirror, self._prefix = mirror, sharing_prefix(name)
-        self._files, self._batches = files, dict(enumerate(_split(files)))
+        self._mirror, self._prefix, self._files = mirror, sharing_prefix(name), files
         self._file_path, self._stop, self._on_note = file_path, StopSignal(stop), on_note
-        self._wanted = set[str]()
-        """Paths that this host does not have."""
         self.stored: set[str] = set()
         """Digests of blobs that the store has."""
-        self._held: dict[int, dict[str, str]] = {}
-        """The digests of files by path, for each batch that this host downloads."""
-        self._seen: dict[int, tuple[float, float]] = {}
-        """The modification time of each batch's object, and since when it is known."""
+        self._held: list[_Batch] = []
+        """Batches that this host downloads."""
         self._lock, self._renewal, self._uploading = (threading.Lock() for _ in range(3))
 
     def __enter__(self) -> SharedDownload:
@@ -80,7 +94,7 @@ class SharedDownload:
     def __exit__(self, *_: object) -> None:
         """Release the batches that are not stored."""
         self._stop.set()
-        release = threading.Thread(target=self._release, args=(list(self._held),), daemon=True)
+        release = threading.Thread(target=self._release, args=list(self._held), daemon=True)
         release.start()
         release.join(_RELEASE_SECONDS)
 
@@ -89,8 +103,10 @@ class SharedDownload:
 
         A file that another host stored gets its digest, which then is in `stored`.
         """
-        self._wanted = {file.path for file in missing}
-        waiting = [batch for batch in self._batches if self._list_wanted(batch)]
+        paths, waiting = {file.path for file in missing}, list[_Batch]()
+        for number, files in enumerate(_split(self._files)):
+            if wanted := [file for file in files if file.path in paths]:
+                waiting.append(_Batch(f"{self._prefix}/{number}", wanted))
         random.shuffle(waiting)
         while waiting:
             try:
@@ -105,107 +121,88 @@ class SharedDownload:
             self.stored |= set(digests.values())
             yield [
                 replace(file, sha256=file.sha256 or digests.get(file.path, ""))
-                for file in self._list_wanted(batch)
+                for file in batch.files
             ]
         for batch in waiting:
-            yield self._list_wanted(batch)
+            yield batch.files
 
     def add_finished(self, path: str, sha256: str) -> None:
         """Record a file that is complete on this machine. Upload its batch if all of it is."""
         with self._lock:
-            batch = next((one for one, files in self._held.items() if path in files), None)
+            batch = next((one for one in self._held if path in one.digests), None)
             if batch is None:
                 return
-            self._held[batch][path] = sha256
-            if not all(self._held[batch].values()):
+            batch.digests[path] = sha256
+            if not all(batch.digests.values()):
                 return
         try:
             with self._uploading:
                 self._upload(batch)
         except (StoreError, OSError, UploadStopped):
             # If two hosts kept such batches, each would wait for the other's.
-            with self._lock:
-                del self._held[batch]
-            self._release([batch])
+            self._held.remove(batch)
+            self._release(batch)
 
-    def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]] | None:
+    def _take(self, waiting: Sequence[_Batch]) -> tuple[_Batch, dict[str, str]] | None:
         """Return a batch to download, or a stored batch with the digests of its files.
 
         Return None once `stop` is set or the download has ended.
         """
+        store = self._mirror.store
         while not self._stop.is_set():
-            marks = {info.key: info for info in self._mirror.store.list(self._prefix)}
+            marks = {info.key: info for info in store.list(self._prefix)}
             for batch in waiting:
-                if self._key(batch) not in marks:
+                if batch.key not in marks:
                     with suppress(ObjectExists):
-                        self._mirror.store.create(self._key(batch), b"")
+                        store.create(batch.key, b"")
                         return self._hold(batch)
             for batch in waiting:
-                if (mark := marks.get(self._key(batch))) is None:
+                if (mark := marks.get(batch.key)) is None:
                     continue
                 if mark.size and (digests := self._read_digests(batch)):
                     return batch, digests
-                if self._is_expired(batch, mark.modified):
-                    self._mirror.store.put(self._key(batch), b"")
+                if batch.is_expired(mark.modified):
+                    store.put(batch.key, b"")
                     return self._hold(batch)
             self._on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
         return None
 
-    def _list_wanted(self, batch: int) -> list[ListedFile]:
-        return [file for file in self._batches[batch] if file.path in self._wanted]
-
-    def _hold(self, batch: int) -> tuple[int, dict[str, str]]:
-        with self._lock:
-            self._held[batch] = {file.path: "" for file in self._list_wanted(batch)}
+    def _hold(self, batch: _Batch) -> tuple[_Batch, dict[str, str]]:
+        batch.digests = {file.path: "" for file in batch.files}
+        self._held.append(batch)
         return batch, {}
 
-    def _read_digests(self, batch: int) -> dict[str, str]:
+    def _read_digests(self, batch: _Batch) -> dict[str, str]:
         """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
         try:
-            found = cast("dict[str, str]", json.loads(self._mirror.store.get(self._key(batch))))
+            found = cast("dict[str, str]", json.loads(self._mirror.store.get(batch.key)))
             return found if all(map(SHA256.fullmatch, found.values())) else {}
         except (ObjectNotFound, ValueError, AttributeError, TypeError, RecursionError):
             return {}
-
-    def _is_expired(self, batch: int, modified: float) -> bool:
-        """Return whether the object has not changed for a while, by this machine's clock."""
-        now = time.monotonic()
-        if self._seen.get(batch, (-1.0, now))[0] != modified:
-            self._seen[batch] = modified, now
-        return now - self._seen[batch][1] > EXPIRE_SECONDS
 
     def _renew(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):
             for batch in list(self._held):
                 with self._renewal, suppress(StoreError):
                     if batch in self._held and not self._stop.is_set():
-                        self._mirror.store.put(self._key(batch), b"")
+                        self._mirror.store.put(batch.key, b"")
 
-    def _upload(self, batch: int) -> None:
-        digests = self._held[batch]
+    def _upload(self, batch: _Batch) -> None:
+        paths = {sha256: self._file_path(path) for path, sha256 in batch.digests.items()}
         if isinstance(self._mirror.store, SupportsLinks):  # links to files that are not synced yet
-            sync_file_system(self._file_path(next(iter(digests))).parent)
-        files = {digests[file.path]: file for file in self._list_wanted(batch)}
-        missing = files.keys() - self._mirror.list_sizes(files).keys()
-        blobs = (
-            Blob(one, blob_key(one), self._file_path(files[one].path), files[one].size or 0)
-            for one in missing
-        )
-        upload_blobs(self._mirror.store, blobs, self._stop, ignore_progress)
+            sync_file_system(next(iter(paths.values())).parent)
+        sizes = {sha256: path.stat().st_size for sha256, path in paths.items()}
+        self._mirror.store_blobs(sizes, paths.__getitem__, stop=self._stop)
         with self._renewal:
-            self._mirror.store.put(self._key(batch), json.dumps(digests).encode())
-            with self._lock:
-                del self._held[batch]
+            self._mirror.store.put(batch.key, json.dumps(batch.digests).encode())
+            self._held.remove(batch)
 
-    def _release(self, batches: Sequence[int]) -> None:
+    def _release(self, *batches: _Batch) -> None:
         """Delete the objects, so that other hosts need not wait until they expire."""
         with self._renewal, suppress(StoreError):
             for batch in batches:
-                self._mirror.store.delete(self._key(batch))
-
-    def _key(self, batch: int) -> str:
-        return f"{self._prefix}/{batch}"
+                self._mirror.store.delete(batch.key)
 
 
 def _split(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
