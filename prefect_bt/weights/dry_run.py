@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -42,7 +43,7 @@ def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = Tr
     name = weights_tree_name(plan.key, revision)
     if tree := cache.find_tree(name):
         return MirrorPlan(plan, revision, here=(tree.summary.files, tree.summary.bytes))
-    copy = _list_copy(request, name) if use_copy else []
+    copy = _list_copy(request, name) if use_copy else ()
     index = DigestIndex(cache.index_path(source_id(plan.source)))
     here: list[int] = []
     missing: list[int] = []
@@ -55,10 +56,10 @@ def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = Tr
     return MirrorPlan(plan, revision, present, from_source=rest)
 
 
-def _list_copy(request: SourceRequest, name: str) -> list[ListedFile]:
+def _list_copy(request: SourceRequest, name: str) -> Sequence[ListedFile]:
     """Return the files of the store's copy; none when the store cannot be read."""
     if request.store is not None and not request.plan.source.startswith("bt://"):
         with suppress(StoreError):
             if found := StoreMirror(request.store).find_manifest(name):
-                return [ListedFile(entry.path, entry.size, entry.sha256) for entry in found.entries]
-    return []
+                return found.files
+    return ()

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from prefect_bt.object_keys import weights_tree_name
-from prefect_bt.weights.sources.file_listing import SHA256, is_mountable, quote
+from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, is_mountable, quote
 
 FORMAT_VERSION = 1
 
@@ -37,6 +37,11 @@ class WeightsManifest:
     @property
     def bytes(self) -> int:
         return sum(entry.size for entry in self.entries)
+
+    @property
+    def files(self) -> tuple[ListedFile, ...]:
+        """Return the files as a source with digests lists them."""
+        return tuple(ListedFile(entry.path, entry.size, entry.sha256) for entry in self.entries)
 
 
 @dataclass(frozen=True)

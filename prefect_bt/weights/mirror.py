@@ -169,7 +169,7 @@ class _MirrorRun:
             return listing or self._list_upstream(pinned)
 
         reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
-        return _listing_from_manifest(manifest), reader
+        return Listing(manifest.source, manifest.revision, manifest.files), reader
 
     def _list_upstream(self, pin: str) -> Listing:
         plan, listing = self.plan, self._ask(self.source.list_files)
@@ -343,11 +343,6 @@ def _write_error(source: str, error: OSError) -> WeightsError:
             cure = "Check the disk of PREFECT_BT_STATE_DIR"
     hint = f"{cure}; what is here already is kept."
     return WeightsError(f"{redact_url(source)}: {what}.", source=source, next_step=hint)
-
-
-def _listing_from_manifest(manifest: WeightsManifest) -> Listing:
-    files = (ListedFile(e.path, e.size, sha256=e.sha256) for e in manifest.entries)
-    return Listing(manifest.source, manifest.revision, tuple(files))
 
 
 def _total_bytes(files: Iterable[ListedFile]) -> int:

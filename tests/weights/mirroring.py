@@ -17,7 +17,7 @@ from prefect_bt.weights.download import engine
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    engine.RETRY_DELAYS = mirror.LISTING_RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
+    engine.RETRY_DELAYS = mirror.RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
         given["source"],

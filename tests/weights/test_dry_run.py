@@ -87,7 +87,7 @@ def test_the_errors_of_a_mirror(shelf: Shelf, source: str, given: Any, words: st
 
 
 def test_the_signature_of_a_url_is_not_shown(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefect_bt.weights.dry_run.LISTING_RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr("prefect_bt.weights.dry_run.RETRY_DELAYS", (0.01,))
     with pytest.raises(PrefectBtError) as refused:
         planned(shelf, "https://127.0.0.1:1/file?sig=planted")
     assert "planted" not in str(refused.value)

@@ -19,6 +19,7 @@ from prefect_bt.weights import NodeCache, Progress
 from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.engine import BLOCK_BYTES
+from prefect_bt.weights.manifest import FileEntry
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import TransientError
@@ -45,8 +46,9 @@ def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
     victims = [(tmp_path / f"victim-{n}").open("w+b") for n in range(8)]  # with those numbers
     with pytest.raises(Closed):
         part.write(0, b"late")
+    (fill.path / "late").write_bytes(b"late!")
     with pytest.raises(Closed):
-        fill.write(listing.files[0], b"late!", "0" * 64)
+        fill.add(fill.path / "late", FileEntry("a", 5, "0" * 64), is_synced=False)
     assert all(os.fstat(victim.fileno()).st_size == 0 for victim in victims)
     assert not list(fill.files.iterdir())
     for victim in victims:

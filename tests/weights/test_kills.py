@@ -61,9 +61,10 @@ def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
             here = [n for n, mark in enumerate(raw[64:]) if mark]
             found[file.path] = [(n * GRANULE, (n + 1) * GRANULE) for n in here]
     for journal in root.glob("fills/*/journal"):
-        for line in journal.read_text().splitlines()[1:]:
-            row = json.loads(line)
-            found[row["path"]] = [(0, row["size"])]
+        sizes = {row["path"]: row["size"] for row in ranges.listing()}
+        for line in filter(None, journal.read_text().splitlines()):
+            path = json.loads(line)["id"]
+            found[path] = [(0, sizes[path])]
     return found
 
 

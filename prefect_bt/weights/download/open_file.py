@@ -85,16 +85,14 @@ class OpenFile:
             self.kept.clear()
         self._meter.subtract(self.received)
         self.received = 0
-        digests = create_digests(self.listed, self.listed.size or 0)
-        self._digests = {name: OrderedDigest(digest) for name, digest in digests.items()}
+        self._digest = OrderedDigest(create_digests(self.listed, self.listed.size or 0))
 
     def write(self, at: int, piece: memoryview) -> None:
         """Keep bytes, and hash them if they are the next ones."""
         for begin in range(0, len(piece), _SLICE_BYTES):
             view = piece[begin : begin + _SLICE_BYTES]
             self.kept.write(at + begin, view)
-            for digest in self._digests.values():
-                digest.offer(at + begin, view)
+            self._digest.offer(at + begin, view)
         with self._lock:
             self.received += len(piece)
         self._meter.add_transferred(len(piece))
@@ -102,15 +100,13 @@ class OpenFile:
     def catch_up(self, is_stopped: Callable[[], bool]) -> None:
         """Hash what arrived before the bytes in front of it."""
         if self.part:
-            for digest in self._digests.values():
-                digest.catch_up(self.part, is_stopped)
+            self._digest.catch_up(self.part, is_stopped)
 
     @property
     def sha256(self) -> str:
         """Return the digest of the complete file."""
-        return self._digests["sha256"].hexdigest()
+        return self._digest.hexdigests()["sha256"]
 
     def find_mismatch(self) -> str:
         """Return how the file differs from what the source listed; "" when it does not."""
-        found = {name: digest.hexdigest() for name, digest in self._digests.items()}
-        return describe_mismatch(self.listed, self.received, found)
+        return describe_mismatch(self.listed, self.received, self._digest.hexdigests())

@@ -1,9 +1,9 @@
-"""The digest of a file whose bytes arrive in any order, computed by the threads that write them."""
+"""The digests of a file whose bytes arrive in any order, computed by the writing threads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from prefect_bt.weights.cache.partial_file import PartialFile
@@ -15,10 +15,10 @@ _READ_BYTES: Final = 256 << 10
 
 
 class OrderedDigest:
-    """One hashlib object over one file, which one thread at a time updates."""
+    """Hashlib objects by name over one file, which one thread at a time updates."""
 
-    def __init__(self, digest: Any) -> None:
-        self._digest = digest
+    def __init__(self, digests: Mapping[str, Any]) -> None:
+        self._digests = digests
         self._lock = threading.Lock()
         self._at = 0
         """Number of bytes, from the beginning of the file, that are hashed."""
@@ -50,14 +50,15 @@ class OrderedDigest:
             buffer = buffer or bytearray(_READ_BYTES)
             self._hash(part.read(self._at, memoryview(buffer)))
 
-    def hexdigest(self) -> str:
-        """Return the digest, once every byte of the file was hashed."""
-        return self._digest.hexdigest()
+    def hexdigests(self) -> dict[str, str]:
+        """Return the digests by name, once every byte of the file was hashed."""
+        return {name: digest.hexdigest() for name, digest in self._digests.items()}
 
     def _hash(self, view: memoryview | None) -> None:
         """Hash these bytes and the kept ones that follow. The caller has set `_is_hashing`."""
         while view is not None:
-            self._digest.update(view)
+            for digest in self._digests.values():
+                digest.update(view)
             with self._lock:
                 self._at += len(view)
                 view = self._kept.pop(self._at, None)

@@ -101,7 +101,7 @@ def test_another_process_goes_on_with_what_arrived(folder: Path) -> None:
 def test_a_digest_is_right_in_whatever_order_bytes_arrive(folder: Path, seed: int) -> None:
     """Some in order and offered, some not, some by several threads at once."""
     chance = random.Random(seed)
-    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    part, digest = opened(folder), OrderedDigest({"sha256": hashlib.sha256()})
     sizes = [chance.randrange(1, 300_000) for _ in range(1000)]
 
     def bring(granule: int) -> None:
@@ -124,15 +124,15 @@ def test_a_digest_is_right_in_whatever_order_bytes_arrive(folder: Path, seed: in
     for thread in threads:
         thread.join()
     digest.catch_up(part, lambda: False)
-    assert digest.hexdigest() == hashlib.sha256(DATA).hexdigest()
+    assert digest.hexdigests()["sha256"] == hashlib.sha256(DATA).hexdigest()
     part.close()
 
 
 def test_a_stopped_thread_reads_no_further(folder: Path) -> None:
-    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    part, digest = opened(folder), OrderedDigest({"sha256": hashlib.sha256()})
     write(part, 0, GRANULE_BYTES)
     digest.catch_up(part, lambda: True)
-    assert digest.hexdigest() == hashlib.sha256().hexdigest()
+    assert digest.hexdigests()["sha256"] == hashlib.sha256().hexdigest()
     part.close()
     with pytest.raises(Closed):
         digest.catch_up(part, lambda: False)
@@ -211,23 +211,6 @@ def test_data_that_a_kill_left_read_only_is_continued(folder: Path) -> None:
     part.close()
 
 
-def test_data_that_became_a_blob_before_a_kill_is_left_alone(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = opened(folder)
-    write(part, 0, SIZE)
-    blob = tmp_path / "blob"
-    blob.hardlink_to(part.finalize())
-    part.close()
-    monkeypatch.setattr(partial_file, "boot_id", lambda: "another")
-    part = opened(folder)
-    write(part, 0, GRANULE_BYTES)
-    assert part.received_bytes == GRANULE_BYTES
-    part.close()
-    assert blob.read_bytes() == DATA
-    assert blob.stat().st_mode & 0o777 == 0o444
-
-
 def test_a_late_thread_changes_no_file_that_was_opened_meanwhile(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -244,7 +227,7 @@ def test_a_late_thread_changes_no_file_that_was_opened_meanwhile(
 
 
 def test_a_digest_does_not_keep_bytes_that_it_read_back(folder: Path) -> None:
-    part, digest = opened(folder), OrderedDigest(hashlib.sha256())
+    part, digest = opened(folder), OrderedDigest({"sha256": hashlib.sha256()})
     view = memoryview(DATA)[1000:2000]
     kept = weakref.ref(view)
     digest.offer(1000, view)
@@ -254,4 +237,4 @@ def test_a_digest_does_not_keep_bytes_that_it_read_back(folder: Path) -> None:
     digest.catch_up(part, lambda: False)
     part.close()
     assert kept() is None
-    assert digest.hexdigest() == hashlib.sha256(DATA).hexdigest()
+    assert digest.hexdigests()["sha256"] == hashlib.sha256(DATA).hexdigest()

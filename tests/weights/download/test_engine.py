@@ -143,26 +143,3 @@ def test_a_stream_that_arrived_corrupt_leaves_nothing(
     assert len(source_here.asked) == 2
     assert tree(done.folder) == {"large.bin": LARGE}
     assert not [*done.folder.parent.glob("stream-*")]
-
-
-class Cloning(ArrangedSource):
-    """A source that copies whole files, as a folder on a disk with shared blocks does."""
-
-    spoilt = False
-
-    def download_file(self, file: ListedFile, target: Path) -> bool:
-        target.write_bytes(arranged.NOW.files[file.path][Cloning.spoilt :])
-        return True
-
-
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_large_files_are_cloned_where_the_disk_can(
-    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool
-) -> None:
-    monkeypatch.setitem(protocol.SOURCES, "arranged", f"{__name__}:Cloning")
-    monkeypatch.setattr(Cloning, "spoilt", spoilt)
-    done = mirrored(tmp_path)
-    assert tree(done.folder) == source_here.files
-    assert not [*done.folder.parent.glob("clone-*")]
-    read = {path for path, _ in source_here.asked}
-    assert read == ({"small.txt", "large.bin"} if spoilt else {"small.txt"})

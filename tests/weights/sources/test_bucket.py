@@ -44,7 +44,7 @@ def upstream() -> str:
 def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
     """The environment points at it; nothing waits for long."""
     monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01, 0.01))
-    monkeypatch.setattr("prefect_bt.weights.mirror.LISTING_RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr("prefect_bt.weights.mirror.RETRY_DELAYS", (0.01,))
     with FaultyServer(upstream) as faulty:
         use(monkeypatch, faulty.url)
         yield faulty

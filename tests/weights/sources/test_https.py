@@ -30,7 +30,7 @@ TOKEN = "planted-bearer-token"
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
     monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01, 0.01))
-    monkeypatch.setattr("prefect_bt.weights.mirror.LISTING_RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr("prefect_bt.weights.mirror.RETRY_DELAYS", (0.01,))
     with serving_files(tmp_path) as (served, certificate):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         served.files[PATH] = DATA
