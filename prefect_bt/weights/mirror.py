@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from prefect_bt.errors import StoreError, WeightsError
+from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
@@ -287,7 +288,7 @@ class _MirrorRun:
     def _check_unchanged(self, staging: StagingTree) -> None:
         """List a source again that does not detect changes while it is read. WeightsError."""
         if self._ask(self.source.list_files).revision != staging.listing.revision:
-            staging.drop()
+            remove_tree(staging.path)
             raise WeightsError(
                 f"{redact_url(self.plan.source)} changed while it was copied.",
                 source=self.plan.source,

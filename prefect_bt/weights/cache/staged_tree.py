@@ -113,10 +113,6 @@ class StagingTree:
                 self._share_content(self.path, entry)
             self._record(entry)
 
-    def drop(self) -> None:
-        """Delete the tree, because none of it may be used."""
-        remove_tree(self.path)
-
     def publish(self, desired: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
         """Sync the tree to the disk and publish it under its name."""
         entries = tuple(self._done[path] for path in sorted(file.path for file in desired))

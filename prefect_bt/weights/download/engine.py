@@ -12,6 +12,8 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from prefect_bt.errors import WeightsError
@@ -67,7 +69,8 @@ class Download:
         """Files that another process downloads."""
         self._open_files: list[OpenFile] = []
         """Files with blocks that no thread has taken."""
-        self._parts: set[PartialFile] = set()
+        self._opened = ExitStack()
+        """Closes the partial files."""
         self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
@@ -104,8 +107,7 @@ class Download:
             run_workers(max(least, min(4 * count_cpus(), most)), self._step, self._stop)
         finally:
             with self._changed:  # no thread opens a file now or later
-                for part in list(self._parts):
-                    part.close()  # a late thread writes to none
+                self._opened.close()  # a late thread writes to none
 
     def _add_linked(self, file: ListedFile) -> None:
         """Count a file of the staging tree that needed no transfer."""
@@ -120,7 +122,9 @@ class Download:
         file = block.file
         try:
             while block.at != block.end and not self._stop.is_set() and not file.lacks_ranges:
-                self._retry(block)
+                # Each request that brings something may fail as often as the first.
+                request, note = partial(self._request, block), self._meter.set_note
+                call_with_retries(request, RETRY_DELAYS, self._stop, TransientError, note)
             file.catch_up(self._stop.is_set)
             is_small = not file.part and block.at == block.end  # it is kept after a stop, too
             if self._is_last(file) and (is_small or not self._stop.is_set()):
@@ -201,7 +205,7 @@ class Download:
             self._locked.append(listed)
             self._meter.set_note(f"another process downloads {listed.path}")
             return
-        self._parts.add(part)
+        self._opened.callback(part.close)
         blocks = [(run.start, run.stop) for run in part.missing_runs(BLOCK_BYTES)]
         if not blocks or self._staging.link_cached(listed):  # another process has finished it
             blocks = [(size, size)]
@@ -221,13 +225,6 @@ class Download:
                 self._staging.index.invalidate()
 
     # -- one block ------------------------------------------------------------------------------
-
-    def _retry(self, block: Block) -> None:
-        """Request bytes. Each request that brings something may fail as often as the first."""
-        note = self._meter.set_note
-        call_with_retries(
-            lambda: self._request(block), RETRY_DELAYS, self._stop, TransientError, note
-        )
 
     def _request(self, block: Block) -> None:
         """Request bytes of a block once. TransientError when it brings less than a granule."""
@@ -297,14 +294,9 @@ class Download:
             self._commit(file)
 
     def _discard(self, file: OpenFile) -> None:
+        """Forget the bytes of the file outside of the staging tree."""
         file.restart()
-        self._remove(file)
-
-    def _remove(self, file: OpenFile) -> None:
-        """Delete what is left of the file outside of the staging tree."""
         file.kept.remove()
-        if file.part:
-            self._parts.discard(file.part)
 
     def _count_corrupt(self, file: OpenFile, mismatch: str) -> None:
         """Count a corrupt download. WeightsError for one too many."""
@@ -334,7 +326,7 @@ class Download:
             # Before the blob: after a kill nothing else would find it.
             self._staging.record_digests({path: entry.sha256})
         self._staging.add(file.kept.finalize(), entry, is_synced=is_synced)
-        self._remove(file)
+        file.kept.remove()
         self._meter.add_items()
         if self._on_finished:
             self._on_finished(path, entry.sha256)

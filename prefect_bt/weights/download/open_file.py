@@ -81,7 +81,7 @@ class OpenFile:
 
     def restart(self) -> None:
         """Forget what was hashed and counted, and the bytes of a sequential file."""
-        if isinstance(self.kept, SequentialFile):
+        if self.received and isinstance(self.kept, SequentialFile):
             self.kept.clear()
         self._meter.subtract(self.received)
         self.received = 0
