@@ -214,18 +214,15 @@ class _MirrorRun:
                 if tree := self._find_tree(name):
                     return tree
                 if locked:
-                    return self._download(listing, reader)
+                    tree = self._stage_and_publish(listing, reader)
+                    self._ensure_in_store(tree, has_lost_blobs=reader.is_store_incomplete)
+                    return tree
             if not is_waiting:
                 self.meter.enter_phase(Phase.WAITING)
                 self.meter.set_note("another process of this machine downloads it")
                 is_waiting = True
             self.stop.wait(_POLL_INTERVAL)
         raise _stopped_error(self.plan.source)
-
-    def _download(self, listing: Listing, reader: FallbackReader) -> CachedTree:
-        tree = self._stage_and_publish(listing, reader)
-        self._ensure_in_store(tree, has_lost_blobs=reader.is_store_incomplete)
-        return tree
 
     def _stage_and_publish(self, listing: Listing, reader: FallbackReader) -> CachedTree:
         staging = StagingTree(self.cache, self.plan.source, self.plan.key, listing)
@@ -330,10 +327,8 @@ def _stopped_error(source: str) -> WeightsError:
 def _write_error(source: str, error: OSError) -> WeightsError:
     match error.errno:
         case errno.ENOSPC:
-            what, cure = (
-                "the disk is full",
-                "Make room, or set PREFECT_BT_STATE_DIR to another disk",
-            )
+            what = "the disk is full"
+            cure = "Make room, or set PREFECT_BT_STATE_DIR to another disk"
         case errno.ENAMETOOLONG:
             what, cure = "a path would be too long", "Set PREFECT_BT_STATE_DIR to a shorter path"
         case errno.EPERM | errno.EOPNOTSUPP | errno.EXDEV:
