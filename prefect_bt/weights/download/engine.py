@@ -337,9 +337,7 @@ class _Download:
             yield view
             received += len(view)
             if self._stop.is_set() or (wanted is not None and received > wanted):
-                return
-            if wanted is not None and received > wanted:  # perhaps without an end
-                break
+                return  # a body that is too long may have no end
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
             elif received != wanted and time.monotonic() > deadline:
