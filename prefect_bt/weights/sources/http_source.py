@@ -120,7 +120,8 @@ class HttpSource:
         if not length or file.size == 0:
             return
         with self._translate_errors(file.path):
-            if length < 0 and start == 0:
+            # obstore would send the token again where a second redirect stays on another host.
+            if start == 0 and (length < 0 or (self._token and length == file.size)):
                 with self._get(self._file_url(file)) as answer:
                     self._check_version(file, *parse_version(answer.status_code, answer.headers))
                     yield from answer.iter_raw()
