@@ -287,7 +287,7 @@ class _Download:
         return True
 
     def _transfer(self, block: _Block) -> None:
-        """Bring a block. Every request that brings something may fail as often as the first."""
+        """Transfer a block. After progress, a request may fail as often as the first one."""
         if block.file.stream is not None:
             return self._retry(lambda: self._download_stream(block.file))
         while block.at < block.end and not self._stop.is_set() and not block.file.lacks_ranges:

@@ -148,7 +148,7 @@ def test_one_process_at_a_time(folder: Path) -> None:
     assert is_free(folder / "lock")
 
 
-def test_another_length_begins_anew(folder: Path) -> None:
+def test_another_length_restarts_the_download(folder: Path) -> None:
     part = opened(folder, has_digest=True)
     write(part, 0, GRANULE_BYTES)
     part.close()
@@ -211,7 +211,7 @@ def test_data_that_a_kill_left_read_only_is_continued(folder: Path) -> None:
     part.close()
 
 
-def test_data_that_became_a_blob_before_a_kill_is_left_alone(
+def test_data_shared_with_a_blob_is_not_truncated(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = opened(folder)

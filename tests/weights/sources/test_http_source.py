@@ -328,7 +328,7 @@ def test_a_body_without_end_is_not_held_in_memory(
     assert sent < 64 << 20
 
 
-def test_a_file_whose_length_is_not_told_is_streamed(raw: _Raw) -> None:
+def test_a_file_without_a_length_is_streamed(raw: _Raw) -> None:
     chunked = "\r\n".join(["HTTP/1.1 {} x", "Transfer-Encoding: chunked", RIGHT, "", ""])
     body = b"4\r\nabcd\r\n3\r\nefg\r\n0\r\n\r\n"
     raw.answer = lambda connection: connection.sendall(chunked.format(206).encode() + body)
