@@ -99,8 +99,8 @@ def test_not_a_config(cli: Cli, name: str):
 @pytest.mark.parametrize(
     ("verb", "variable", "value", "told"),
     [
-        ("view", "PREFECT_BT_STORE", "gopher://x", "No store answers to gopher://"),
-        ("push", "PREFECT_BT_STORE", "gopher://x", "No store answers to gopher://"),
+        ("view", "PREFECT_BT_STORE", "gopher://x", "No store has the scheme gopher://"),
+        ("push", "PREFECT_BT_STORE", "gopher://x", "No store has the scheme gopher://"),
         ("push", "PREFECT_BT_STORE", "/dev/null", "/dev/null"),
         ("view", "PREFECT_BT_GRACE", "soon", "PREFECT_BT_GRACE is 'soon': "),
         ("push", "PREFECT_BT_SERVER_PORT", "x", "PREFECT_BT_SERVER_PORT is 'x': "),

@@ -149,7 +149,7 @@ def test_a_redirect_from_https_to_http_is_refused(served: Files, host: Host) -> 
     assert host.asked == []
 
 
-def test_an_authority_of_nobody(served: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untrusted_authority(served: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     assert fault(served.url, "folder/a b").kind is FaultKind.CERTIFICATE
     assert served.asked == []

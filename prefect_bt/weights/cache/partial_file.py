@@ -77,9 +77,7 @@ class PartialFile:
         """Held by a writer, because the kernel lets concurrent writers of one file spin."""
         with ExitStack() as opened:
             opened.callback(os.close, _lock(folder / "lock"))
-            with suppress(FileNotFoundError):  # a process that was killed left it read-only
-                (folder / "data").chmod(0o644)
-            self._data = os.open(folder / "data", _CREATE, 0o644)
+            self._data = _open_data(folder / "data")
             opened.callback(os.close, self._data)
             self._map = os.open(folder / "map", _CREATE, 0o644)
             opened.callback(os.close, self._map)
@@ -164,6 +162,16 @@ class PartialFile:
             os.ftruncate(self._data, 0)
             os.ftruncate(self._data, self.size)
         os.pwrite(self._map, self._header + self._received, 0)
+
+
+def _open_data(path: Path) -> int:
+    """Open the data. A kill while it became a blob left it read-only, perhaps one file with it."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_nlink > 1:
+            path.unlink()
+        else:
+            path.chmod(0o644)
+    return os.open(path, _CREATE, 0o644)
 
 
 def _lock(path: Path) -> int:

@@ -265,7 +265,7 @@ class Download:
             yield view
             received += len(view)
             if self._stop.is_set() or (wanted is not None and received > wanted):
-                return  # a stream may have no end
+                return  # a body that is too long may have no end
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
             elif received != wanted and time.monotonic() > deadline:

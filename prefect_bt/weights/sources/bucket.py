@@ -155,7 +155,7 @@ class BucketSource:
                 until = min(end, at + _MAX_REQUEST_BYTES)
                 options = {"range": (at, until)} if until - at < size else {}
                 left = until - at
-                # As fast as `bytes`, and holds no more in memory, whatever the server sends.
+                # `bytes` would hold in memory whatever the server sends.
                 pieces = self._get(self._store, file, options).stream(min_chunk_size=_PIECE_BYTES)
                 for piece in pieces:
                     yield memoryview(piece)[:left]

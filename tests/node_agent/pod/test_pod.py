@@ -214,7 +214,7 @@ def test_weights_are_mirrored_before_the_node_begins(pod: Pod) -> None:
     assert stage(pod, f"file://{SOURCE}", **{key: revision}) == 0
     assert tree.name == pod.plan.volumes[-1].key, "what the commands' container mounts"
     before = pod.log()
-    assert [line.rpartition(": ")[2] for line in before][-1] == "here already"
+    assert [line.rpartition(": ")[2] for line in before][-1] == "already on this machine"
     code, _ = run(pod, "true")
     assert code == 0
     assert pod.log()[: len(before)] == before, "one log for both containers"

@@ -148,7 +148,7 @@ def test_one_process_at_a_time(folder: Path) -> None:
     assert is_free(folder / "lock")
 
 
-def test_another_length_begins_anew(folder: Path) -> None:
+def test_another_length_restarts_the_download(folder: Path) -> None:
     part = opened(folder, has_digest=True)
     write(part, 0, GRANULE_BYTES)
     part.close()
@@ -209,6 +209,23 @@ def test_data_that_a_kill_left_read_only_is_continued(folder: Path) -> None:
     assert data.stat().st_mode & 0o777 == 0o644
     assert part.received_bytes == GRANULE_BYTES
     part.close()
+
+
+def test_data_shared_with_a_blob_is_not_truncated(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = opened(folder)
+    write(part, 0, SIZE)
+    blob = tmp_path / "blob"
+    blob.hardlink_to(part.finalize())
+    part.close()
+    monkeypatch.setattr(partial_file, "boot_id", lambda: "another")
+    part = opened(folder)
+    write(part, 0, GRANULE_BYTES)
+    assert part.received_bytes == GRANULE_BYTES
+    part.close()
+    assert blob.read_bytes() == DATA
+    assert blob.stat().st_mode & 0o777 == 0o444
 
 
 def test_a_late_thread_changes_no_file_that_was_opened_meanwhile(
