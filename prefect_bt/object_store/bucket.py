@@ -61,26 +61,23 @@ _OWN_PREFIXES: Final = ("training_projects", "weights")
 """Folders of our objects; other folders of a shared bucket are never read."""
 _MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
 _ERRORS: Final = {
-    FaultKind.NOT_FOUND: (ObjectNotFound, "No {key} in {url}.", ""),
-    FaultKind.EXISTS: (ObjectExists, "{key} is already in {url}.", ""),
+    FaultKind.NOT_FOUND: ("No {key} in {url}.", ""),
+    FaultKind.EXISTS: ("{key} is already in {url}.", ""),
     FaultKind.NO_BUCKET: (
-        StoreError,
         "The bucket of {url} does not exist.",
         "Create it, or name another one in PREFECT_BT_STORE.",
     ),
     FaultKind.DENIED: (
-        StoreError,
         "{url} refuses access to {key}.",
         "Check the credentials (expired?) and their rights on this bucket.",
     ),
-    FaultKind.CHANGED: (StoreError, CHANGED_SOURCE, ""),
+    FaultKind.CHANGED: (CHANGED_SOURCE, ""),
     FaultKind.CHECKSUM: (
-        StoreError,
         "{url} received other bytes for {key} than were sent to it.",
         "Something between here and the store changes or loses bytes: a proxy, a disk.",
     ),
 }
-_OTHER_ERROR: Final = (StoreError, "{url} failed for {key}: {reason}.", "")
+_CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}
 
 
 class BucketStore:
@@ -271,8 +268,10 @@ class BucketStore:
                 # The next operation uses the credentials that the machine has then.
                 self._parts = None
                 self._inner = _connect(self._address)
-        error, message, next_step = _ERRORS.get(fault.kind, _OTHER_ERROR)
-        text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
+        other = (f"{{url}} failed for {{key}}: {fault.reason or 'no usable answer'}.", "")
+        message, next_step = _ERRORS.get(fault.kind, other)
+        text = message.format(url=self.url, key=key)
+        error = _CLASSES.get(fault.kind, StoreError)
         return error(text, url=self.url, key=key, next_step=next_step)
 
 

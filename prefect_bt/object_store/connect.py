@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store.address import BucketUrl, endpoint_options
+from prefect_bt.object_store.address import BucketUrl
 
 if TYPE_CHECKING:
     from obstore.store import HTTPStore, ObjectStore
@@ -68,7 +68,10 @@ def create_bucket_store(
     """
     from obstore import store
 
-    given = {**endpoint_options(address), **access.options()}
+    given = {"endpoint": address.endpoint, "region": address.region, **access.options()}
+    if address.virtual_hosted:
+        given["endpoint"] = address.endpoint.replace("://", f"://{address.bucket}.", 1)
+        given["virtual_hosted_style_request"] = True
     options: dict[str, Any] = {name: value for name, value in given.items() if value}
     options |= _client_arguments(limits, _bucket_client_options(address))
     if is_store and address.prefix:

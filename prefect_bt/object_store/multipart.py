@@ -49,11 +49,6 @@ class _Upload:
     """Number -> `Size`, `ETag` and perhaps `ChecksumSHA256`, by the store's answer."""
     has_checksums: bool = True
 
-    def has_part_size(self, size: int) -> bool:
-        """Return whether it has parts, and they have this length."""
-        first = self.stored_parts.get(1)
-        return bool(self.stored_parts) and (first is None or first["Size"] == size)
-
 
 class MultipartUploader:
     """The uploads to one bucket. `client` is boto3's; `prefix` ends with / or is empty."""
@@ -111,13 +106,14 @@ class MultipartUploader:
         )
 
     def _begin(self, key: str, part_bytes: int) -> _Upload:
-        """Return the upload with most parts of this length, or a new one. Abort the others."""
+        """Return the upload with most parts of this length, else a new one. Abort the others."""
         ids = [one["UploadId"] for found, one in self._iter_uploads(key) if found == key]
         uploads = [
             _Upload(key, id, {part["PartNumber"]: part for part in self._list_parts(key, id)})
             for id in ids
         ]
-        usable = [one for one in uploads if one.has_part_size(part_bytes)]
+        size = {"Size": part_bytes}
+        usable = [one for one in uploads if one.stored_parts.get(1, size)["Size"] == part_bytes]
         best = max(usable, key=lambda one: len(one.stored_parts), default=None)
         for one in uploads:
             if one is not best:

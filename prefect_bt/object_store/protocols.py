@@ -15,9 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 from prefect_bt.errors import StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 
-CHANGED_SOURCE: Final = (
-    "The bytes for {key} are not the ones announced: the file changed meanwhile."
-)
+CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones announced."
 
 
 @dataclass(frozen=True)
