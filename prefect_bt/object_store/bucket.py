@@ -138,21 +138,24 @@ class BucketStore:
             return digest
 
     def abort_uploads(self, prefix: str) -> int:
-        with self._translate_errors(prefix):
-            multipart = self._multipart()
-            return multipart.abort_uploads(prefix) if multipart else 0
+        found = self._list_uploads(prefix)
+        for one in found:
+            self.abort_upload(one)
+        return len(found)
 
     def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         for folder in _OWN_PREFIXES:
-            with self._translate_errors(folder):
-                multipart = self._multipart()
-                found = list(multipart.list_unfinished_uploads(folder)) if multipart else []
-            yield from found
+            yield from self._list_uploads(folder)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
             if multipart := self._multipart():
                 multipart.abort(upload.key, upload.id)
+
+    def _list_uploads(self, folder: str) -> tuple[UnfinishedUpload, ...]:
+        with self._translate_errors(folder):
+            multipart = self._multipart()
+            return tuple(multipart.list_unfinished_uploads(folder)) if multipart else ()
 
     def presign(self, key: str, *, seconds: int) -> str:
         duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))

@@ -79,13 +79,6 @@ class MultipartUploader:
             self._complete(upload, parts, size)
         return digest.hexdigest()
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Abort every unfinished upload below the folder `prefix`. Return their number."""
-        found = list(self._iter_uploads(f"{prefix}/"))
-        for key, one in found:
-            self.abort(key, one["UploadId"])
-        return len(found)
-
     def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
         """Yield every unfinished upload below `folder`."""
         for key, one in self._iter_uploads(f"{folder}/"):

@@ -15,7 +15,6 @@ class PullErrorKind(StrEnum):
     CREDENTIALS = "credentials"
     NOT_FOUND = "not_found"
     REFUSED = "refused"
-    RATE_LIMITED = "rate_limited"
     UNREACHABLE = "unreachable"
     PLATFORM = "platform"
     STALLED = "stalled"
@@ -37,7 +36,6 @@ _STATUSES: Final = {
     "401|unauthorized|no basic auth credentials": PullErrorKind.REFUSED,
     "403|denied": PullErrorKind.REFUSED,
     "404|manifest unknown|name unknown": PullErrorKind.NOT_FOUND,
-    "429|toomanyrequests": PullErrorKind.RATE_LIMITED,
 }
 """Statuses, and error codes of the OCI distribution specification, as the Engine quotes them. Its
 own status is often 500, and 404 for a pull that was denied (Engine 20.10)."""
@@ -75,15 +73,11 @@ _TEMPLATES: Final = {
         "Give a login that may pull it: image.docker_auth, or `docker login {host}` as the user of "
         "the flow. Check the name too: many registries refuse images that do not exist.",
     ),
-    PullErrorKind.RATE_LIMITED: (
-        Cause.IMAGE_PULL_FAILED,
-        "{host} limits the rate of pulls",
-        "Wait, or give image.docker_auth: the limits of a login are higher.",
-    ),
     PullErrorKind.UNREACHABLE: (
         Cause.REGISTRY_UNREACHABLE,
-        "The registry {host} could not be asked",
-        "Check its name, and the Docker Engine's network, proxy and trusted certificates "
+        "The registry {host} gave no valid answer",
+        "If it limits the rate of pulls, wait or give image.docker_auth. Else check its name, and "
+        "the Docker Engine's network, proxy and trusted certificates "
         "(/etc/docker/certs.d/{host}/ca.crt). List a registry without TLS under "
         "insecure-registries in the Engine's daemon.json.",
     ),
