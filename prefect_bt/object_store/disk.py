@@ -7,8 +7,8 @@
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
 
-obstore's LocalStore does not sync, takes as long for a write of 512 MiB as this store with the
-sync, leaves `#1` files beside its objects after a kill, and needs 30 ms for its import.
+obstore's LocalStore does not sync and is not faster. It leaves `#1` files beside its objects after
+a kill, and needs 30 ms for its import.
 """
 
 from __future__ import annotations

@@ -32,23 +32,24 @@ class PullError(Exception):
 
 
 _STATUSES: Final = {
-    "400": PullErrorKind.REFERENCE,
-    "401|unauthorized|no basic auth credentials": PullErrorKind.REFUSED,
-    "403|denied": PullErrorKind.REFUSED,
-    "404|manifest unknown|name unknown": PullErrorKind.NOT_FOUND,
+    401: PullErrorKind.REFUSED,
+    403: PullErrorKind.REFUSED,
+    404: PullErrorKind.NOT_FOUND,
 }
-"""Statuses, and error codes of the OCI distribution specification, as the Engine quotes them. Its
-own status is often 500, and 404 for a pull that was denied (Engine 20.10)."""
-_KINDS: Final = {code: kind for codes, kind in _STATUSES.items() for code in codes.split("|")}
-_CODES: Final = "|".join(code for code in _KINDS if not code.isdigit())
-_CODE: Final = re.compile(rf"(?:^|: )({_CODES})(?=:|\s*$)", re.MULTILINE)
+_CODES: Final = {
+    PullErrorKind.REFUSED: "unauthorized|no basic auth credentials|denied",
+    PullErrorKind.NOT_FOUND: "manifest unknown|name unknown",
+}
+"""Codes of the OCI distribution specification, as the Engine quotes them. Its own status is often
+500, and 404 for a pull that was denied (Engine 20.10)."""
 
 
 def classify_response(status: int, message: str) -> PullError:
     """Return the error of an Engine's response, by the registry's code or the Engine's status."""
-    found = _CODE.search(message.lower())
-    code = found[1] if found else str(status)
-    return PullError(_KINDS.get(code, PullErrorKind.FAILED), message)
+    for kind, codes in _CODES.items():
+        if re.search(rf"(?:^|: )(?:{codes})(?=:|\s*$)", message.lower(), re.MULTILINE):
+            return PullError(kind, message)
+    return PullError(_STATUSES.get(status, PullErrorKind.FAILED), message)
 
 
 _TEMPLATES: Final = {

@@ -18,7 +18,7 @@ GET = 'Get "https://registry-1.docker.io/v2/": '
 DENIED = "denied: requested access to the resource is denied"
 LIMIT = "toomanyrequests: You have reached your pull rate limit."
 MEASURED = [
-    (400, "invalid reference format", PullErrorKind.REFERENCE),
+    (400, "client version 1.99 is too new", PullErrorKind.FAILED),
     (401, "unauthorized: authentication required", PullErrorKind.REFUSED),
     (500, "unauthorized: authentication required", PullErrorKind.REFUSED),
     (500, HEAD + "no basic auth credentials", PullErrorKind.REFUSED),
