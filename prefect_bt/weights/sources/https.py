@@ -9,30 +9,21 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
-from prefect_bt.weights.sources.http_source import HttpFault, HttpSource, parse_version
+from prefect_bt.weights.sources.http_source import HttpSource, parse_version
 
 
 class WebSource(HttpSource):
-    """Implements Source of sources.protocol."""
-
-    pinned_revision = ""
+    """A file whose version, length and support of ranges its first byte shows."""
 
     def list_files(self) -> Listing:
         name = unquote(urlsplit(self._source).path.rpartition("/")[2])
         if not name:
             raise self._error("names no file", "Write the URL of one file: https://host/path/file.")
-        with self._translate_errors():
-            try:
-                with self._get(self._source, first_byte=True) as answer:
-                    status, headers = answer.status_code, answer.headers
-            except HttpFault as fault:
-                status, headers = fault.status, fault.headers
-                if status != 416 or parse_version(status, headers)[1] != 0:
-                    raise  # an empty file has no first byte
-        tag, size = parse_version(status, headers)
+        with self._translate_errors(), self._get(self._source, first_byte=True) as answer:
+            tag, size = parse_version(answer)
+            no_ranges = answer.status_code == 200 and size != 0
         if not tag and size is None:
             what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
             raise self._error(what, "Fetch it in your start command instead.")
-        no_ranges = status == 200 and size != 0
         file = ListedFile(name, size, version_tag=tag, sequential_only=no_ranges)
         return Listing(self._source, compute_revision([file]), (file,))

@@ -1,4 +1,4 @@
-"""The protocol of a weights source, and the table of its adapters."""
+"""The base class of a weights source, and the table of its adapters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.url_redaction import redact_url
 
 STALL_TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection is closed and opened again."""
@@ -49,22 +50,23 @@ class SourceRequest:
     stall_timeout: float = STALL_TIMEOUT
 
 
-class Source(Protocol):
+class Source:
     """One source. Its methods block; several threads call them. Opening it sends no request."""
+
+    detects_changes = True
+    """Whether `read` fails for a file that changed since it was listed."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
 
     @property
     def pinned_revision(self) -> str:
         """Return the revision in the source's URI; "" when only upstream knows it."""
-        ...
-
-    @property
-    def detects_changes(self) -> bool:
-        """Return whether `read` fails for a file that changed since it was listed."""
-        ...
+        return ""
 
     def list_files(self) -> Listing:
         """Return the files of the current revision. Raise WeightsError or TransientError."""
-        ...
+        raise NotImplementedError
 
     def read(
         self, file: ListedFile, *, start: int, length: int
@@ -73,7 +75,12 @@ class Source(Protocol):
 
         Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
         """
-        ...
+        raise NotImplementedError
+
+    def _error(
+        self, text: str, next_step: str, kind: type[WeightsError] = WeightsError
+    ) -> WeightsError:
+        return source_error(self._source, text, next_step, kind)
 
 
 @runtime_checkable
@@ -94,12 +101,19 @@ class SupportsFileDownload(Protocol):
         ...
 
 
+def source_error(
+    source: str, text: str, next_step: str, kind: type[WeightsError] = WeightsError
+) -> WeightsError:
+    """Return an error about a source; `text` goes on after its URI, without a stop at its end."""
+    return kind(f"{redact_url(source)} {text}.", source=source, next_step=next_step)
+
+
 def open_source(request: SourceRequest) -> Source:
     """Open a source without a request. WeightsError for a wrong scheme, address or secret."""
     source = request.plan.source
     target = SOURCES.get(source.partition("://")[0])
     if target is None:
         hint = f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}."
-        raise WeightsError(f"There is no source {source!r}.", source=source, next_step=hint)
+        raise source_error(source, "is no known kind of source", hint)
     module, _, name = target.partition(":")
     return cast("Source", getattr(import_module(module), name).open(request))
