@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from importlib import import_module
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore.exceptions import BaseError
 
 from prefect_bt.credentials import cloud_identity
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
@@ -26,6 +28,9 @@ from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute
 from prefect_bt.weights.sources.patterns import filter_paths
 from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
 from prefect_bt.weights.sources.remote import RemoteSource
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
@@ -72,7 +77,6 @@ class BucketSource(RemoteSource):
         self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
-        self._sdk: Any = import_module("obstore")
 
     @classmethod
     def open(cls, request: SourceRequest) -> BucketSource:
@@ -107,10 +111,9 @@ class BucketSource(RemoteSource):
         return Listing(plan.source, revision, tuple(files))
 
     def _connect(self, access: Access, limits: Limits) -> Any:
-        errors: Any = import_module("obstore.exceptions")
         try:
             return connect.create_bucket_store(self._address, access, limits=limits)
-        except (errors.BaseError, ValueError, TypeError):
+        except (BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
             hint = "Check the form of the secret and of the address."
             raise self._error(f"cannot be opened with {access.name}", hint) from None
@@ -120,7 +123,10 @@ class BucketSource(RemoteSource):
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
         found: list[tuple[str, Any]] = []
-        for batch in self._sdk.list(store, prefix or None, chunk_size=1000):
+        batches: Any = obstore.list(  # pyright: ignore[reportUnknownMemberType] (arrow is optional)
+            store, prefix or None, chunk_size=1000
+        )
+        for batch in batches:
             found += [(str(item["path"]), item) for item in batch]
             if len(found) > _MAX_OBJECTS:
                 hint = "Name a prefix with fewer."
@@ -137,13 +143,13 @@ class BucketSource(RemoteSource):
             return files, base
         folder, slash, name = prefix.rpartition("/")
         try:
-            return [_listed_file(name, self._sdk.head(store, prefix))], folder + slash
+            return [_listed_file(name, obstore.head(store, prefix))], folder + slash
         except FileNotFoundError:
             return [], base
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
         end = (file.size or 0) if length < 0 else start + length
-        options: dict[str, Any] = {}
+        options: GetOptions = {}
         if end - start != file.size:  # else it works on a server without ranges, too
             options["range"] = (start, end)
         if file.version_tag.startswith('"'):
@@ -153,7 +159,7 @@ class BucketSource(RemoteSource):
             if length < 0:
                 limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
                 store = self._connect(self._access, limits)
-            answer = self._sdk.get(store, self._base + file.path, options=options)
+            answer = obstore.get(store, self._base + file.path, options=options)
             yield from self._iter_block(file, answer, _tag(answer.meta), end - start)
 
     @contextmanager

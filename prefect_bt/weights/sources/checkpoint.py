@@ -74,33 +74,28 @@ class CheckpointSource(Source):
 
     def _find(self) -> catalog.CommittedCheckpoint:
         reference, _, checkpoint = self._source.removeprefix("bt://").partition("/")
-        project_name, at, job_name = reference.rpartition("@")
-        if not at:
-            project_name, job_name = reference, _LATEST
+        if "@" not in reference:
+            reference += f"@{_LATEST}"
+        project_name, _, job_name = reference.rpartition("@")
         ledger = Ledger(self._store)
         project = ledger.get_project(project_name)
-        for job in self._jobs(ledger, project.id, job_name):
-            if checkpoint:
-                committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
-                found = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
-            else:
-                found = [catalog.find_newest(self._store, job.project_id, job.id)]
-            if found and found[-1]:
-                return found[-1]
+        jobs = ledger.list_jobs(project_id=project.id)
+        named = [job for job in jobs if job_name in {_LATEST, job.id, job.name}]
+        if not named and job_name != _LATEST:
+            listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
+            raise NotFoundError("job", job_name, next_step=f"That project has: {listed}.")
+        for job in reversed(named):
+            if found := self._find_in(job, checkpoint.strip("/")):
+                return found
         where = f"project {project.name}" if job_name == _LATEST else f"job {job_name}"
         hint = "`prefect-bt checkpoints list --job-id …` shows what a job has committed."
         raise NotFoundError("checkpoint", f"{checkpoint or 'latest'} of {where}", next_step=hint)
 
-    def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
-        """Return the jobs with that name or id, or all for `latest`, the newest first."""
-        jobs = ledger.list_jobs(project_id=project_id)
-        if name == _LATEST:
-            return jobs[::-1]
-        named = [job for job in jobs if name in {job.id, job.name}]
-        if named:
-            return named[::-1]
-        listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
-        raise NotFoundError("job", name, next_step=f"That project has: {listed}.")
+    def _find_in(self, job: JobRecord, checkpoint: str) -> catalog.CommittedCheckpoint | None:
+        if not checkpoint:
+            return catalog.find_newest(self._store, job.project_id, job.id)
+        committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
+        return next((one for one in committed[::-1] if one.checkpoint_id == checkpoint), None)
 
     def _explain(self, error: PrefectBtError) -> WeightsError:
         kind = TransientError if isinstance(error, StoreError) else WeightsError

@@ -18,8 +18,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
+
+import httpx
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import HTTPStore
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
@@ -35,22 +40,20 @@ from prefect_bt.weights.sources.remote import RemoteSource
 from prefect_bt.weights.sources.secret_fields import parse_token
 
 if TYPE_CHECKING:
-    import httpx
     from obstore import GetOptions, GetResult
-    from obstore.store import HTTPStore
 
 _MAX_RETRY_AFTER: Final = 60.0
 _MAX_REDIRECTS: Final = 10
 _MAX_STORES: Final = 8
 _RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_ERRORS: Final = (BaseError, OSError, ValueError)
+"""Errors of obstore."""
 _RESET: Final = re.compile(r"\bt=(\d+)")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18}|\*)")
 
 
 def _remove_queries(record: logging.LogRecord) -> bool:
     """Remove queries, which can be signatures, from httpx's lines about requests."""
-    import httpx
-
     if isinstance(record.args, tuple):
         shown = (a.copy_with(query=None) if isinstance(a, httpx.URL) else a for a in record.args)
         record.args = tuple(shown)
@@ -95,9 +98,6 @@ class HttpFault(Exception):
 class HttpSource(RemoteSource):
     """A source whose files are read over HTTP."""
 
-    _setting: ClassVar = "the URL"
-    """What contains the server's address, for messages."""
-
     def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, stall_timeout)
         self._token = token
@@ -131,15 +131,12 @@ class HttpSource(RemoteSource):
         return f"{root}/{quote(path)}" if path else root
 
     def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
-        import obstore
-        from obstore.exceptions import BaseError
-
         options: GetOptions = {"range": (start, end)}
         try:
             if (start, end) == (0, file.size):  # a server without ranges will do
                 return obstore.get(self._open_store(file, whole=True), self._locate(file)[1])
             return obstore.get(self._open_store(file), "", options=options)
-        except (BaseError, OSError, ValueError) as error:
+        except _ERRORS as error:
             fault = self._create_fault(error)
             if not fault.status:
                 raise
@@ -180,8 +177,6 @@ class HttpSource(RemoteSource):
 
     @cached_property
     def _client(self) -> httpx.Client:
-        import httpx
-
         logging.getLogger("httpx").addFilter(_remove_queries)
         headers = {"Accept-Encoding": "identity", "User-Agent": "prefect-bt"}
         if self._token:
@@ -204,7 +199,8 @@ class HttpSource(RemoteSource):
                     status, headers = answer.status_code, answer.headers
                     is_empty = status == 416 and headers.get("Content-Range") == "bytes */0"
                     if status not in (200, 206) and not is_empty:
-                        raise _status_fault(status, headers)
+                        reason = f"the server answered {status}"
+                        raise HttpFault(reason, status=status, headers=headers)
                     yield answer
                     return
             if request.url.scheme == "https" != following.url.scheme:
@@ -214,20 +210,16 @@ class HttpSource(RemoteSource):
 
     @contextmanager
     def _translate_errors(self, path: str = "") -> Generator[None]:
-        import httpx
-        from obstore.exceptions import BaseError
-
         try:
             yield
-        except HttpFault as fault:
+        except (HttpFault, httpx.HTTPError, httpx.InvalidURL, *_ERRORS) as error:
+            fault = error if isinstance(error, HttpFault) else self._create_fault(error)
             raise self._explain(fault, path) from None
-        except (httpx.HTTPError, httpx.InvalidURL, BaseError, OSError, ValueError) as error:
-            raise self._explain(self._create_fault(error), path) from None
 
     def _create_fault(self, error: Exception) -> HttpFault:
         text = f"{type(error).__name__} {error}"
         if status := re.search(r"\bstatus code: (\d{3})\b", text):
-            return _status_fault(int(status[1]))
+            return HttpFault(f"the server answered {status[1]}", status=int(status[1]))
         if re.match("InvalidURL|UnsupportedProtocol|ValueError", text):
             return HttpFault("that is no URL", FaultKind.INVALID_NAME)
         fault = classify_fault(error)
@@ -247,19 +239,21 @@ class HttpSource(RemoteSource):
             step = "Set SSL_CERT_FILE if the certificate is of your own authority."
         elif fault.kind is FaultKind.NO_RANGES:
             kind = RangesUnsupported
-        error = self._error(f"could not be read{self._place(path)} ({fault.reason})", step, kind)
+        at = f" at {path}" if path else ""
+        error = self._error(f"could not be read{at} ({fault.reason})", step, kind)
         if isinstance(error, TransientError):
             error.retry_after = fault.retry_after
         return error
 
     @property
+    def _setting(self) -> str:
+        """Return what contains the server's address, for messages."""
+        return "its URL"
+
+    @property
     def _access_step(self) -> str:
         valid = "Check that its token is valid and may read it."
         return valid if self._token else "Give auth with a token that may read it."
-
-    def _place(self, path: str) -> str:
-        """Return where a fault occurred, for messages."""
-        return ""
 
 
 def parse_version(answer: httpx.Response) -> tuple[str, int | None]:
@@ -276,8 +270,3 @@ def parse_version(answer: httpx.Response) -> tuple[str, int | None]:
 def _format_date(date: datetime) -> str:
     """Return a date as in HTTP headers; "" for the epoch, which obstore uses for no date."""
     return format_datetime(date.astimezone(UTC), usegmt=True) if date.timestamp() else ""
-
-
-def _status_fault(status: int, headers: Mapping[str, str] | None = None) -> HttpFault:
-    reason = f"the server answered {status}"
-    return HttpFault(reason, status=status, headers=headers or {})

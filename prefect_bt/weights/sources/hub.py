@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import quote as quote_url
 from urllib.parse import urlsplit
 
+from huggingface_hub import constants
+from huggingface_hub.utils import validate_repo_id
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from prefect_bt.errors import WeightsError
@@ -63,13 +65,12 @@ class _File(BaseModel):
 
 
 _REPOSITORY: Final = TypeAdapter(_Repository)
+_ENTRIES: Final = TypeAdapter(list[dict[str, Any]])
 _FILES: Final = TypeAdapter(list[_File])
 
 
 class HubSource(HttpSource):
     """A repository of the Hub. Implements SupportsRevision of sources.protocol."""
-
-    _setting = "HF_ENDPOINT"
 
     def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
@@ -100,14 +101,13 @@ class HubSource(HttpSource):
         entries = 0
         while url:
             requested.add(url)
-            page, link = self._get_page(url)
-            if isinstance(page, list):
-                entries += len(page)
-                page = [one for one in page if not _is_folder(one)]
+            document, link = self._get_page(url)
+            page = _validate(_ENTRIES, document)
+            entries += len(page)
             if entries > MAX_ENTRIES or len(requested) > MAX_PAGES:
                 text = f"has more than {MAX_ENTRIES:,} files, or {MAX_PAGES:,} pages"
                 raise MalformedResponse(text)
-            yield from _validate(_FILES, page)
+            yield from _validate(_FILES, [entry for entry in page if entry.get("type") == "file"])
             # The token is sent to where `url` is; the link of a mirror may name the Hub itself.
             found = _NEXT_LINK.search(link)
             url = urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
@@ -136,9 +136,6 @@ class HubSource(HttpSource):
 
     def _repo_url(self, prefix: str = "") -> str:
         """Return the repository's URL at the Hub, or at the part of the Hub below `prefix`."""
-        from huggingface_hub import constants
-        from huggingface_hub.utils import validate_repo_id
-
         if constants.is_offline_mode():
             step = "Unset it, or name a commit that was mirrored before: hf://owner/repo@<commit>."
             raise self._error("cannot be read: HF_HUB_OFFLINE is set", step)
@@ -146,11 +143,11 @@ class HubSource(HttpSource):
             validate_repo_id(self._repo_id)
         except ValueError:
             raise self._error("is no repository", "Write hf://owner/repo[@revision].") from None
-        return f"{_endpoint()}{prefix}/{self._repo_id}"
+        return f"{constants.ENDPOINT}{prefix}/{self._repo_id}"
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
         if isinstance(fault, MalformedResponse):
-            text = f"cannot be used: the answer of {_endpoint()} {fault.reason}"
+            text = f"cannot be used: the answer of {constants.ENDPOINT} {fault.reason}"
             hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
             return self._error(text, hint)
         match _error_code(fault):
@@ -159,19 +156,14 @@ class HubSource(HttpSource):
             case "RevisionNotFound":
                 return self._error("has no such revision", "Check the text after the @.")
             case "RepoNotFound":
-                text = f"does not exist at {_endpoint()}, or is private"
+                text = f"does not exist at {constants.ENDPOINT}, or is private"
                 return self._error(text, f"Check its name. {self._access_step}")
             case _:
                 return super()._explain(fault, path)
 
-    def _place(self, path: str) -> str:
-        return f"{f' at {path}' if path else ''} from {_endpoint()}"
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
+    @property
+    def _setting(self) -> str:
+        return f"HF_ENDPOINT ({constants.ENDPOINT})"
 
 
 def _error_code(fault: HttpFault) -> str:
@@ -182,18 +174,15 @@ def _error_code(fault: HttpFault) -> str:
     return "" if fault.is_transient else code or ("RepoNotFound" if hidden else "")
 
 
-def _is_folder(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("type") != "file"
-
-
 def _validate(form: TypeAdapter[_T], document: Any) -> _T:
     """Return the answer as `form`. MalformedResponse with the first value that does not fit."""
     try:
         return form.validate_python(document)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        place = [str(part) for part in problem["loc"]]
-        if isinstance(document, list) and len(place) > 1:
-            place[0] = quote(document[int(place[0])].get("path"))
-        text = f"gives as {' of '.join(reversed(place)) or 'a list of files'}"
-        raise MalformedResponse(f"{text} {quote(problem['input'])}: {problem['msg']}") from None
+        place = [f"entry {part}" if isinstance(part, int) else part for part in problem["loc"]]
+        if len(place) > 1:
+            place[0] = quote(document[problem["loc"][0]].get("path"))
+        where = " of ".join(reversed(place)) or "the answer"
+        text = f"gives {quote(problem['input'])} as {where}: {problem['msg']}"
+        raise MalformedResponse(text) from None

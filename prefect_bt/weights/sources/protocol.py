@@ -68,9 +68,7 @@ class Source:
         """Return the files of the current revision. Raise WeightsError or TransientError."""
         raise NotImplementedError
 
-    def read(
-        self, file: ListedFile, *, start: int, length: int
-    ) -> Iterator[bytes] | Iterator[memoryview]:
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         """Yield `length` bytes from `start` (-1: to the end), once the revision is known.
 
         Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
