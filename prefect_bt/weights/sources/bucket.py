@@ -26,8 +26,12 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
-from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
-from prefect_bt.weights.sources.remote import RemoteSource
+from prefect_bt.weights.sources.protocol import (
+    RangesUnsupported,
+    RemoteSource,
+    SourceRequest,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -36,10 +40,7 @@ _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _ROLES: Final = {
     "AWS_ASSUME_ROLE": (cloud_identity.assume_role, attrgetter("role_arn", "region")),
-    "AWS_OIDC": (
-        cloud_identity.assume_role_with_web_identity,
-        attrgetter("role_arn", "region"),
-    ),
+    "AWS_OIDC": (cloud_identity.assume_role_with_web_identity, attrgetter("role_arn", "region")),
     "GCP_OIDC": (
         cloud_identity.exchange_google_token,
         attrgetter("service_account", "identity_provider"),
@@ -48,18 +49,13 @@ _ROLES: Final = {
 """Method of auth -> function that requests credentials, its arguments."""
 _SENTENCES: Final = {
     FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
-    **dict.fromkeys(
-        (FaultKind.NO_BUCKET, FaultKind.NOT_FOUND),
-        ("does not exist: there is no bucket {bucket!r}", "Check its name."),
-    ),
+    FaultKind.NOT_FOUND: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
+    FaultKind.NO_BUCKET: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.INVALID_NAME: (
         "has an object whose name cannot be below the mount",
         "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
     ),
-    FaultKind.WRONG_REGION: (
-        "is a bucket of another region",
-        "Give aws_region in the secret, or set AWS_REGION.",
-    ),
+    FaultKind.WRONG_REGION: ("is in another region", "Give aws_region, or set AWS_REGION."),
     FaultKind.NO_RANGES: ("is on a server that sends whole objects only", "Use another server."),
 }
 """Kind -> message after the source's URL, next step."""

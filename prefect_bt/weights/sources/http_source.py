@@ -2,7 +2,7 @@
 
 Nothing is retried here. The token is sent to the host of the first URL only, and no redirect leads
 from https to http. Proxies are those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY; SSL_CERT_FILE
-replaces the system's certificate authorities.
+replaces the system's certificate authorities. A query can be a signature and is never shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 import obstore
@@ -29,14 +29,14 @@ from obstore.store import HTTPStore
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault
-from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import (
     STALL_TIMEOUT,
     RangesUnsupported,
+    RemoteSource,
     SourceRequest,
     TransientError,
 )
-from prefect_bt.weights.sources.remote import RemoteSource
 from prefect_bt.weights.sources.secret_fields import parse_token
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class HttpSource(RemoteSource):
         with self._translate_errors(file.path):
             if length < 0 and start == 0:
                 with self._get(self._file_url(file)) as answer:
-                    self._check_version(file, *parse_version(answer))
+                    self._check_version(file, *_parse_version(answer))
                     yield from answer.iter_raw()
                 return
             end = (file.size or 0) if length < 0 else start + length
@@ -256,7 +256,27 @@ class HttpSource(RemoteSource):
         return valid if self._token else "Give auth with a token that may read it."
 
 
-def parse_version(answer: httpx.Response) -> tuple[str, int | None]:
+class WebSource(HttpSource):
+    """One file behind a URL: `https://host/path/file`. It has the name of the URL's last part.
+
+    It is pinned by its ETag, else by its Last-Modified, and by its length.
+    """
+
+    def list_files(self) -> Listing:
+        name = unquote(urlsplit(self._source).path.rpartition("/")[2])
+        if not name:
+            raise self._error("names no file", "Write the URL of one file: https://host/path/file.")
+        with self._translate_errors(), self._get(self._source, first_byte=True) as answer:
+            tag, size = _parse_version(answer)
+            no_ranges = answer.status_code == 200 and size != 0
+        if not tag and size is None:
+            what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
+            raise self._error(what, "Fetch it in your start command instead.")
+        file = ListedFile(name, size, version_tag=tag, sequential_only=no_ranges)
+        return Listing(self._source, compute_revision([file]), (file,))
+
+
+def _parse_version(answer: httpx.Response) -> tuple[str, int | None]:
     """Return the tag of a file, and its length if the answer contains it."""
     status, headers = answer.status_code, answer.headers
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))

@@ -1,4 +1,4 @@
-"""The base class of a weights source, and the table of its adapters."""
+"""The base classes of weights sources, and the table of their adapters."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.object_store.connect import Limits
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.url_redaction import redact_url
 
+if TYPE_CHECKING:
+    from obstore import GetResult
+
 STALL_TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection is closed and opened again."""
+_CONNECT_TIMEOUT: Final = 10.0
+_MAX_BLOCK_SECONDS: Final = 300.0
+_PIECE_BYTES: Final = 256 << 10
+"""Bytes of a body that are lost, at most, when it ends early."""
 
 SOURCES: Final[dict[str, str]] = {
     "hf": "prefect_bt.weights.sources.hub:HubSource",
     **dict.fromkeys(
         ("s3", "r2", "cw", "gs", "azure"), "prefect_bt.weights.sources.bucket:BucketSource"
     ),
-    "https": "prefect_bt.weights.sources.https:WebSource",
+    "https": "prefect_bt.weights.sources.http_source:WebSource",
     "file": "prefect_bt.weights.sources.folder:FolderSource",
     "bt": "prefect_bt.weights.sources.checkpoint:CheckpointSource",
 }
@@ -79,6 +87,40 @@ class Source:
         self, text: str, next_step: str, kind: type[WeightsError] = WeightsError
     ) -> WeightsError:
         return source_error(self._source, text, next_step, kind)
+
+
+class RemoteSource(Source):
+    """A source whose blocks are read with obstore. Its caller retries."""
+
+    def __init__(self, source: str, stall_timeout: float = STALL_TIMEOUT) -> None:
+        super().__init__(source)
+        connect = min(_CONNECT_TIMEOUT, stall_timeout)
+        # A block has minutes at most, however slowly its bytes arrive.
+        seconds = max(_MAX_BLOCK_SECONDS, 10 * stall_timeout)
+        self._limits = Limits(connect, stall_timeout, seconds, retries=0)
+        limits = f"no connection in {connect:g} s, or no byte for {stall_timeout:g} s"
+        self._no_answer = f"no usable answer, {limits}"
+        """The reason of a fault that shows no other."""
+
+    def _iter_block(
+        self, file: ListedFile, answer: GetResult, tag: str, length: int
+    ) -> Iterator[memoryview]:
+        """Yield the bytes of an answer, at most `length`, if the file has not changed."""
+        self._check_version(file, tag, answer.meta["size"])
+        # As fast as `GetResult.bytes`, which holds in memory whatever the server sends.
+        for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+            yield memoryview(piece)[:length]
+            length -= len(piece)
+            if length < 0:  # at 0 the loop ends the body, so that the connection is kept
+                return
+
+    def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
+        if tag != (file.version_tag or tag) or size not in {file.size, None}:
+            raise self._changed_error(file.path)
+
+    def _changed_error(self, path: str) -> WeightsError:
+        text = f"changed while it was read: {path} is another file now"
+        return self._error(text, "Push again when nothing writes there.")
 
 
 @runtime_checkable
