@@ -79,12 +79,6 @@ class HttpFault(Exception):
     def retry_after(self) -> float:
         """Seconds that the server asks to wait, up to a limit."""
         value, seconds = self.headers.get("Retry-After", "").strip(), 0.0
-        if (
-            not value
-            and self.status == 429
-            and (reset := _RESET.search(self.headers.get("RateLimit", "")))
-        ):
-            value = reset[1]
         if value.isdecimal():
             seconds = float(value)
         elif value:
@@ -196,11 +190,11 @@ class HttpSource(RemoteSource):
             with closing(self._client.send(request, stream=True)) as answer:
                 following = answer.next_request  # without the token, if it is for another host
                 if following is None:
-                    status, headers = answer.status_code, answer.headers
-                    is_empty = status == 416 and headers.get("Content-Range") == "bytes */0"
-                    if status not in (200, 206) and not is_empty:
+                    status = answer.status_code
+                    is_empty = answer.headers.get("Content-Range") == "bytes */0"
+                    if status not in (200, 206) and not (status == 416 and is_empty):
                         reason = f"the server answered {status}"
-                        raise HttpFault(reason, status=status, headers=headers)
+                        raise HttpFault(reason, status=status, headers=answer.headers)
                     yield answer
                     return
             if request.url.scheme == "https" != following.url.scheme:
