@@ -125,11 +125,11 @@ class HttpSource(RemoteSource):
         return f"{root}/{quote(path)}" if path else root
 
     def _get_block(self, file: ListedFile, start: int, end: int) -> GetResult:
-        options: GetOptions = {"range": (start, end)}
+        whole = (start, end) == (0, file.size)  # then a server without ranges will do
+        options: GetOptions = {} if whole else {"range": (start, end)}
+        path = self._locate(file)[1] if whole else ""
         try:
-            if (start, end) == (0, file.size):  # a server without ranges will do
-                return obstore.get(self._open_store(file, whole=True), self._locate(file)[1])
-            return obstore.get(self._open_store(file), "", options=options)
+            return obstore.get(self._open_store(file, is_root=path != ""), path, options=options)
         except _ERRORS as error:
             fault = self._create_fault(error)
             if not fault.status:
@@ -141,20 +141,17 @@ class HttpSource(RemoteSource):
             raise fault
         return obstore.get(store, "", options=options)
 
-    def _open_store(self, file: ListedFile, *, whole: bool = False) -> HTTPStore:
+    def _open_store(self, file: ListedFile, *, is_root: bool = False) -> HTTPStore:
         """Open a store of the URL to which the file's URL redirects, once for all its blocks.
 
-        For whole files, open one of the root: it needs no request for a redirect, which the Hub
-        limits.
+        A store of the root needs no request for a redirect, which the Hub limits.
         """
-        key = "" if whole else file.path
+        key = "" if is_root else file.path
         with self._lock:
             store = self._stores.get(key)
             if store is None:
                 root = self._locate(file)[0]
-                url, token = (root, self._token) if whole else self._find_target(file)
-                if not re.match("https?://[^/]", url):  # obstore would panic
-                    raise HttpFault("that is no URL", FaultKind.INVALID_NAME)
+                url, token = (root, self._token) if is_root else self._find_target(file)
                 is_http = url.startswith("http:")
                 store = create_http_store(url, token=token, limits=self._limits, allow_http=is_http)
                 if len(self._stores) >= _MAX_STORES:

@@ -132,6 +132,21 @@ def test_a_token_stays_with_its_host(host: _Host, read: Read) -> None:
         other.stop()
 
 
+def test_a_token_follows_no_second_redirect(host: _Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://{host.address}")
+    other = _Host()
+    host.redirects = {f"/o/r/resolve/{COMMIT}/f": f"http://{other.address}/there"}
+    other.redirects = {"/there": "/last"}
+    source = HubSource(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=0.5)
+    try:
+        for length in (BODY, -1):
+            data = b"".join(source.read(ListedFile("f", BODY), start=0, length=length))
+            assert data.rstrip() == b"/last"
+        assert {*sent(other, "authorization")} == {""}
+    finally:
+        other.stop()
+
+
 @READERS
 def test_reasons(host: _Host, read: Read) -> None:
     host.redirects = {"/round": "/round", "/out": "file:///etc/passwd"}
