@@ -55,7 +55,10 @@ _SENTENCES: Final = {
         "has an object whose name cannot be below the mount",
         "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
     ),
-    FaultKind.WRONG_REGION: ("is in another region", "Give aws_region, or set AWS_REGION."),
+    FaultKind.WRONG_REGION: (
+        "is a bucket of another region",
+        "Give aws_region in the secret, or set AWS_REGION.",
+    ),
     FaultKind.NO_RANGES: ("is on a server that sends whole objects only", "Use another server."),
 }
 """Kind -> message after the source's URL, next step."""

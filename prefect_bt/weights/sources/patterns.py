@@ -32,12 +32,10 @@ def select_files(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
             hint = "Nothing was downloaded. Report the listing to the owner of the source."
             raise source_error(plan.source, text, hint)
     selected = filter_paths(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
-    if not files:
-        raise source_error(plan.source, "has no files: it is empty", "Check the source.")
     if not selected:
+        reason = f"the patterns match none of its {len(files)} files" if files else "it is empty"
         hint = "`*` matches the top level only; `**/*` matches every folder."
-        text = f"has no such files: the patterns match none of its {len(files)} files"
-        raise source_error(plan.source, text, hint)
+        raise source_error(plan.source, f"has no files to mirror: {reason}", hint)
     _validate_paths(plan.source, selected)
     return [files[path] for path in selected]
 
