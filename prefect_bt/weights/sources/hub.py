@@ -35,7 +35,7 @@ _NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 _T = TypeVar("_T")
 _Sha1 = Annotated[str, Field(pattern=f"^{_COMMIT.pattern}$")]
 _Sha256 = Annotated[str, Field(pattern=f"^{SHA256.pattern}$")]
-_Size = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+_Size = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 class MalformedResponse(HttpFault):
