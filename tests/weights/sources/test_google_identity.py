@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from prefect_bt.errors import WeightsError
+from prefect_bt.errors import IdentityError
 from prefect_bt.object_store.address import parse_bucket_url
 from prefect_bt.object_store.connect import create_bucket_store
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
@@ -99,7 +99,7 @@ def test_exchanged_once_until_it_expires(google: Google) -> None:
 @pytest.mark.parametrize("status", [400, 403])
 def test_a_refusal_is_a_sentence(google: Google, status: int) -> None:
     google.status = status
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(IdentityError) as caught:
         exchange()
     assert f"Google gave no token of a@b ({status})" in str(caught.value)
     assert "planted" not in str(caught.value)
@@ -107,5 +107,5 @@ def test_a_refusal_is_a_sentence(google: Google, status: int) -> None:
 
 def test_no_token_file(google: Google, tmp_path: Path) -> None:
     (tmp_path / "subject").unlink()
-    with pytest.raises(WeightsError, match="with a token file here"):
+    with pytest.raises(IdentityError, match="with a token file here"):
         exchange()

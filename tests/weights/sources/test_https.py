@@ -15,7 +15,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import engine
-from prefect_bt.weights.sources.https import WebSource
+from prefect_bt.weights.sources.http_source import WebSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
 from tests.weights.conftest import mirror, tree
 
