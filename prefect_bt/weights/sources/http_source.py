@@ -105,6 +105,8 @@ class HttpSource(RemoteSource):
         return cls(request.plan.source, token, stall_timeout=request.stall_timeout)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
+        if file.size == 0:
+            return
         with self._translate_errors(file.path):
             # obstore would send the token again where a second redirect stays on another host.
             if start == 0 and (length < 0 or (self._token and length == file.size)):
@@ -215,11 +217,11 @@ class HttpSource(RemoteSource):
         text = f"{type(error).__name__} {error}"
         if status := re.search(r"\bstatus code: (\d{3})\b", text):
             return HttpFault(f"the server answered {status[1]}", status=int(status[1]))
-        if re.match("InvalidURL|UnsupportedProtocol|ValueError", text):
-            return HttpFault("that is no URL", FaultKind.INVALID_NAME)
         fault = classify_fault(error)
         if fault.kind is FaultKind.NO_RANGES or "Could not parse path" in text:  # httpx can
             return HttpFault("the server sends whole files only", FaultKind.NO_RANGES)
+        if re.match("InvalidURL|UnsupportedProtocol|ValueError", text):
+            return HttpFault("that is no URL", FaultKind.INVALID_NAME)
         return HttpFault(fault.reason or self._no_answer, fault.kind)
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:

@@ -22,7 +22,7 @@ STALL_TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection is closed and opened again."""
 _CONNECT_TIMEOUT: Final = 10.0
 _MAX_BLOCK_SECONDS: Final = 300.0
-_PIECE_BYTES: Final = 256 << 10
+_PIECE_BYTES: Final = 1 << 20
 """Bytes of a body that are lost, at most, when it ends early."""
 
 SOURCES: Final[dict[str, str]] = {
