@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -54,6 +53,8 @@ def rehash(
 
     Ctrl-C cancels the tasks that have not started and stops the others at their next chunk.
     """
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
     with ThreadPoolExecutor(workers, "rehash") as pool, cancellable(on_bytes) as count:
         try:
             found = list(pool.map(_find_problem, tasks.values(), repeat(count)))

@@ -11,7 +11,7 @@ from typing import Final
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import JobStores
-from prefect_bt.object_store.protocols import SupportsUploadListing, UnfinishedUpload
+from prefect_bt.object_store.protocols import Store, UnfinishedUpload
 
 _JOB: Final = re.compile(r"training_projects/[^/]+/jobs/([^/]+)/")
 _UPLOAD_GRACE: Final = 600.0
@@ -28,8 +28,6 @@ class UploadScanner:
 
     def scan(self) -> Iterator[Orphan]:
         store = self.stores.get_ledger(self.stores.default_url).store
-        if not isinstance(store, SupportsUploadListing):
-            return
         for one in store.list_unfinished_uploads():
             why, job_id = self._orphan_reason(one)
             if why:
@@ -43,7 +41,7 @@ class UploadScanner:
                     since=one.modified_at,
                 )
 
-    def _abort_upload(self, store: SupportsUploadListing, one: UnfinishedUpload) -> None:
+    def _abort_upload(self, store: Store, one: UnfinishedUpload) -> None:
         """Its job may have been taken up again since it was listed, and go on with it."""
         if not self._orphan_reason(one)[0]:
             raise OSError(f"{one.key} was taken up again")

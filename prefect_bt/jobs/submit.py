@@ -286,7 +286,8 @@ def write_job(
             max_run_time=options.find_max_run_time(old),
         )
         if workspace:
-            ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", workspace.path)
+            key = f"{job_prefix(known.id, job_id)}/workspace.tar"
+            ledger.store.upload_verified(key, workspace.path)
         state_dir = origin.state_dir or Settings().state_dir
         host = "" if origin.initial_state is JobState.PENDING else host_id(state_dir)
         ledger.write_job(record, state=origin.initial_state, host=host)

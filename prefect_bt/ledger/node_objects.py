@@ -22,27 +22,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound, StoreError
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.object_keys import nodes_prefix
-from prefect_bt.object_store.protocols import (
-    SupportsDelete,
-    SupportsGet,
-    SupportsList,
-    SupportsPut,
-)
+from prefect_bt.object_store.protocols import Store
 
 T = TypeVar("T")
 _STATUS: Final = re.compile(r"/status-(\d+)\.json\Z")
 REFRESH_INTERVAL: Final = 0.5
 """Seconds between two listings of a watcher."""
-
-
-class NodeObjectStore(SupportsGet, SupportsPut, SupportsList, SupportsDelete, Protocol):
-    """Store operations that this module uses."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ class NodeRequest:
 class RankObjects:
     """Objects of one rank, for the node that writes them."""
 
-    store: NodeObjectStore
+    store: Store
     prefix: str
 
     def status_key(self, number: int) -> str:
@@ -135,7 +126,7 @@ class GangObjects:
 
     def __init__(
         self,
-        store: NodeObjectStore,
+        store: Store,
         prefix: str,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -146,9 +137,7 @@ class GangObjects:
         self._ranks: dict[int, _RankView] = {}
 
     @classmethod
-    def of_attempt(
-        cls, store: NodeObjectStore, project_id: str, job_id: str, attempt: int
-    ) -> GangObjects:
+    def of_attempt(cls, store: Store, project_id: str, job_id: str, attempt: int) -> GangObjects:
         return cls(store, nodes_prefix(project_id, job_id, attempt))
 
     def rank(self, rank: int) -> RankObjects:
@@ -260,7 +249,7 @@ class GangObjects:
                 view.status_key = before.status_key
 
 
-def _read(store: SupportsGet, key: str, kind: type[T]) -> T | None:
+def _read(store: Store, key: str, kind: type[T]) -> T | None:
     """Return the object at `key`; None if it is missing or corrupt. StoreError."""
     try:
         return codec.loads(kind, store.get(key))

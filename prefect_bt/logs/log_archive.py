@@ -27,12 +27,7 @@ from prefect_bt.ledger.records import ArchivedLog
 from prefect_bt.logs.job_reader import LiveLog, read_archived_sizes
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_line
 from prefect_bt.object_keys import attempt_prefix, log_key
-from prefect_bt.object_store.protocols import (
-    SupportsGet,
-    SupportsLinks,
-    SupportsList,
-    SupportsUpload,
-)
+from prefect_bt.object_store.protocols import Store, SupportsLinks
 
 READ_BYTES: Final = 1 << 20
 FILE_MODE: Final = 0o666
@@ -40,10 +35,6 @@ FILE_MODE: Final = 0o666
 COPY_PREFIX: Final = "sealing-"
 STALE_COPY_SECONDS: Final = 86400.0
 """After so long a copy that was on its way to the store belongs to a process that died."""
-
-
-class ArchiveStore(SupportsGet, SupportsList, SupportsUpload, Protocol):
-    """What sealing asks of a store."""
 
 
 @runtime_checkable
@@ -58,7 +49,7 @@ class LogArchiver:
     """Seals the logs of one attempt. `scratch` is a folder on a disk, for copies on their way."""
 
     def __init__(
-        self, store: ArchiveStore, *, project_id: str, job_id: str, attempt: int, scratch: Path
+        self, store: Store, *, project_id: str, job_id: str, attempt: int, scratch: Path
     ) -> None:
         self._store, self._scratch = store, scratch
         self._project_id, self._job_id, self._attempt = project_id, job_id, attempt

@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from prefect_bt.errors import StoreError
 
 _BUCKET: Final = r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?"
 _FORMS: Final = {
-    "s3": (_BUCKET, "s3://bucket/prefix"),
-    "r2": (
-        rf"(?P<account>[^./]+)(?P<place>\.eu)?\.{_BUCKET}",
-        "r2://account_id.bucket/prefix",
-    ),
-    "cw": (_BUCKET, "cw://bucket/prefix"),
-    "gs": (_BUCKET, "gs://bucket/prefix"),
-    "azure": (rf"(?P<account>[^/]+)/{_BUCKET}", "azure://account/container/prefix"),
+    **dict.fromkeys(("s3", "cw", "gs"), (_BUCKET, "bucket/prefix")),
+    "r2": (rf"(?P<account>[^./]+)(?P<place>\.eu)?\.{_BUCKET}", "account_id.bucket/prefix"),
+    "azure": (rf"(?P<account>[^/]+)/{_BUCKET}", "account/container/prefix"),
 }
-"""Scheme -> pattern after `://`, example."""
+"""Scheme -> pattern and example of the part after `://`."""
 _REGIONS: Final = {"r2": "auto", "cw": "us-east-1"}
 
 
@@ -42,17 +37,13 @@ class BucketUrl:
     prefix: str = ""
     account: str = ""
     endpoint: str = ""
-    """Empty for s3, gs and azure, where the client library knows it."""
+    region: str = ""
+    """`endpoint` and `region` are empty for s3, gs and azure: the client library knows them."""
 
     @property
     def url(self) -> str:
         """Return the address of the bucket for messages."""
         return f"{self.scheme}://{self.bucket}"
-
-    @property
-    def region(self) -> str:
-        """Return the region that the scheme implies; empty for s3."""
-        return _REGIONS.get(self.scheme, "")
 
     @property
     def is_s3_like(self) -> bool:
@@ -70,23 +61,14 @@ def parse_bucket_url(url: str) -> BucketUrl:
     pattern, example = _FORMS[scheme]
     match = re.fullmatch(f"{scheme}://{pattern}", url)
     if match is None:
-        raise StoreError(f"{url!r} names no bucket.", url=url, next_step=f"It reads: {example}")
+        hint = f"It reads: {scheme}://{example}"
+        raise StoreError(f"{url!r} names no bucket.", url=url, next_step=hint)
     found = match.groupdict(default="")
-    account = found.get("account", "")
-    endpoint = ""
-    if scheme in _REGIONS:
+    account, prefix = found.get("account", ""), found["prefix"].strip("/")
+    endpoint, region = "", _REGIONS.get(scheme, "")
+    if region:
         from prefect_bt.settings import Settings
 
         usual = f"https://{account}{found.get('place', '')}.r2.cloudflarestorage.com"
         endpoint = Settings().cw_endpoint if scheme == "cw" else Settings().r2_endpoint or usual
-    return BucketUrl(scheme, found["bucket"], found["prefix"].strip("/"), account, endpoint)
-
-
-def endpoint_options(address: BucketUrl) -> dict[str, Any]:
-    """Return endpoint and region of an S3-like bucket as arguments of obstore's S3Store."""
-    if not address.endpoint:
-        return {}
-    if address.virtual_hosted:
-        host = address.endpoint.replace("://", f"://{address.bucket}.", 1)
-        return {"endpoint": host, "region": address.region, "virtual_hosted_style_request": True}
-    return {"endpoint": address.endpoint, "region": address.region}
+    return BucketUrl(scheme, found["bucket"], prefix, account, endpoint, region)

@@ -13,18 +13,19 @@ import contextlib
 import hashlib
 import os
 import threading
-import uuid
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
 import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
+from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
 from prefect_bt.object_store.connect import (
     Limits,
@@ -39,13 +40,12 @@ from prefect_bt.object_store.multipart import (
     CorruptUpload,
     DigestMismatch,
     MultipartUploader,
+    read_parts,
 )
 from prefect_bt.object_store.protocols import (
     CHANGED_SOURCE,
-    ByteCallback,
     ObjectInfo,
     UnfinishedUpload,
-    ignore_bytes,
     validate_key,
 )
 
@@ -61,30 +61,27 @@ _OWN_PREFIXES: Final = ("training_projects", "weights")
 """Folders of our objects; other folders of a shared bucket are never read."""
 _MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
 _ERRORS: Final = {
-    FaultKind.NOT_FOUND: (ObjectNotFound, "No {key} in {url}.", ""),
-    FaultKind.EXISTS: (ObjectExists, "{key} is already in {url}.", ""),
+    FaultKind.NOT_FOUND: ("No {key} in {url}.", ""),
+    FaultKind.EXISTS: ("{key} is already in {url}.", ""),
     FaultKind.NO_BUCKET: (
-        StoreError,
         "The bucket of {url} does not exist.",
         "Create it, or name another one in PREFECT_BT_STORE.",
     ),
     FaultKind.DENIED: (
-        StoreError,
         "{url} refuses access to {key}.",
         "Check the credentials (expired?) and their rights on this bucket.",
     ),
-    FaultKind.CHANGED: (StoreError, CHANGED_SOURCE, ""),
+    FaultKind.CHANGED: (CHANGED_SOURCE, ""),
     FaultKind.CHECKSUM: (
-        StoreError,
         "{url} received other bytes for {key} than were sent to it.",
         "Something between here and the store changes or loses bytes: a proxy, a disk.",
     ),
 }
-_OTHER_ERROR: Final = (StoreError, "{url} failed for {key}: {reason}.", "")
+_CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}
 
 
 class BucketStore:
-    """Implements Store and SupportsUploadListing on one bucket (and a prefix in it)."""
+    """Implements Store on one bucket (and a prefix in it)."""
 
     def __init__(self, url: str, address: BucketUrl) -> None:
         self.url, self._address, self._inner = url, address, _connect(address)
@@ -120,49 +117,45 @@ class BucketStore:
 
     def create(self, key: str, data: bytes) -> None:
         with self._translate_errors(key):
-            put = obstore.put(self._inner, key, data, mode="create")
-            if not self._is_stored_intact(key, data, put):
-                obstore.delete(self._inner, key)
-                raise CorruptUpload
-
-    def upload(self, key: str, source: Path) -> None:
-        self.upload_verified(key, source)
+            self._put(key, data, mode="create")
 
     def upload_verified(
-        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
+        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
-        report = on_bytes or ignore_bytes
         validate_key(key, url=self.url)
         with source.open("rb") as reader, self._translate_errors(key):
             size = os.fstat(reader.fileno()).st_size
             if size > MIN_PART_BYTES:
                 if multipart := self._multipart():
-                    return multipart.upload(key, reader, sha256=sha256, on_bytes=report)
-                return self._stream(key, reader, sha256=sha256, on_bytes=report)
+                    return multipart.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
+                return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
             data = reader.read(size)
             digest = hashlib.sha256(data).hexdigest()
             if sha256 not in {"", digest}:
                 raise DigestMismatch
             self._put(key, data)
-            report(size)
+            on_bytes(size)
             return digest
 
     def abort_uploads(self, prefix: str) -> int:
-        with self._translate_errors(prefix):
-            multipart = self._multipart()
-            return multipart.abort_uploads(prefix) if multipart else 0
+        found = self._list_uploads(prefix)
+        for one in found:
+            self.abort_upload(one)
+        return len(found)
 
     def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         for folder in _OWN_PREFIXES:
-            with self._translate_errors(folder):
-                multipart = self._multipart()
-                found = list(multipart.list_unfinished_uploads(folder)) if multipart else []
-            yield from found
+            yield from self._list_uploads(folder)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
             if multipart := self._multipart():
                 multipart.abort(upload.key, upload.id)
+
+    def _list_uploads(self, folder: str) -> tuple[UnfinishedUpload, ...]:
+        with self._translate_errors(folder):
+            multipart = self._multipart()
+            return tuple(multipart.list_unfinished_uploads(folder)) if multipart else ()
 
     def presign(self, key: str, *, seconds: int) -> str:
         duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))
@@ -172,14 +165,8 @@ class BucketStore:
             return str(obstore.sign(cast("Any", self._inner), "GET", key, duration))
 
     def download(self, key: str, target: Path) -> None:
-        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
-        try:
-            with self._translate_errors(key):
-                with temporary.open("xb") as writer:
-                    self._download_ranges(key, writer.fileno())
-                temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with self._translate_errors(key), open_replacement(target) as writer:
+            self._download_ranges(key, writer.fileno())
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._translate_errors(prefix, is_key=bool(prefix)):
@@ -194,10 +181,12 @@ class BucketStore:
         with self._translate_errors(key), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._inner, key)
 
-    def _put(self, path: str, data: bytes) -> None:
+    def _put(
+        self, path: str, data: bytes, mode: Literal["create", "overwrite"] = "overwrite"
+    ) -> None:
         for _ in range(MAX_SEND_ATTEMPTS):
             try:
-                put = obstore.put(self._inner, path, data, use_multipart=False)
+                put = obstore.put(self._inner, path, data, use_multipart=False, mode=mode)
             except exceptions.BaseError as error:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
@@ -226,12 +215,9 @@ class BucketStore:
         digest, part = hashlib.sha256(), max(MIN_PART_BYTES, -(-size // 9000))
 
         def chunks() -> Iterator[bytes]:
-            while chunk := reader.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            for chunk in read_parts(reader, size, _CHUNK_BYTES, digest, sha256):
                 yield chunk
                 on_bytes(len(chunk))
-            if sha256 not in {"", digest.hexdigest()}:
-                raise DigestMismatch
 
         concurrency = max(1, _IN_FLIGHT // part)
         obstore.put(self._inner, path, chunks(), chunk_size=part, max_concurrency=concurrency)
@@ -285,8 +271,10 @@ class BucketStore:
                 # The next operation uses the credentials that the machine has then.
                 self._parts = None
                 self._inner = _connect(self._address)
-        error, message, next_step = _ERRORS.get(fault.kind, _OTHER_ERROR)
-        text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
+        other = (f"{{url}} failed for {{key}}: {fault.reason or 'no usable answer'}.", "")
+        message, next_step = _ERRORS.get(fault.kind, other)
+        text = message.format(url=self.url, key=key)
+        error = _CLASSES.get(fault.kind, StoreError)
         return error(text, url=self.url, key=key, next_step=next_step)
 
 

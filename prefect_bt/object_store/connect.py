@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store.address import BucketUrl, endpoint_options
+from prefect_bt.object_store.address import BucketUrl
 
 if TYPE_CHECKING:
     from obstore.store import HTTPStore, ObjectStore
 
-_REFRESH_MARGIN: Final = timedelta(minutes=5)
 _MAX_RETRY_TIME: Final = timedelta(seconds=60)
 _OBSTORE_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
@@ -68,7 +68,10 @@ def create_bucket_store(
     """
     from obstore import store
 
-    given = {**endpoint_options(address), **access.options()}
+    given = {"endpoint": address.endpoint, "region": address.region, **access.options()}
+    if address.virtual_hosted:
+        given["endpoint"] = address.endpoint.replace("://", f"://{address.bucket}.", 1)
+        given["virtual_hosted_style_request"] = True
     options: dict[str, Any] = {name: value for name, value in given.items() if value}
     options |= _client_arguments(limits, _bucket_client_options(address))
     if is_store and address.prefix:
@@ -131,19 +134,17 @@ def create_access(
 ) -> Access:
     """Create an access from requested credentials, which hide those of the environment.
 
-    `request` is called when a store is created, so that its error reaches the caller, and again
-    five minutes before `expires_at`, unless that is None.
+    `request` is called when a store is created, so that its error reaches the caller, and by
+    obstore shortly before `expires_at`, unless that is None.
     """
 
     def options() -> dict[str, Any]:
-        last = request()
+        first = [request()]
 
         def provide() -> Mapping[str, Any]:
-            nonlocal last
-            expires_at: datetime | None = last["expires_at"]
-            if expires_at is not None and expires_at - datetime.now(UTC) < _REFRESH_MARGIN:
-                last = request()
-            return last
+            with suppress(IndexError):
+                return first.pop()
+            return request()
 
         return {"credential_provider": provide, "region": region}
 

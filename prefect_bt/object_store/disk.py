@@ -7,8 +7,8 @@
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
 
-obstore's LocalStore does not sync, takes as long for a write of 512 MiB as this store with the
-sync, leaves `#1` files beside its objects after a kill, and needs 30 ms for its import.
+obstore's LocalStore does not sync and is not faster. It leaves `#1` files beside its objects after
+a kill, and needs 30 ms for its import.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ import contextlib
 import errno
 import os
 import stat
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.confined import NotRegularFile, open_regular
 from prefect_bt.filesystem.permissions import ensure_store_folder
+from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
+from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.object_store.disk_copy import copy_and_hash, copy_bytes
-from prefect_bt.object_store.disk_staging import TempFile, TempFolder, retry_with_parent_folder
 from prefect_bt.object_store.protocols import (
     CHANGED_SOURCE,
-    ByteCallback,
     ObjectInfo,
     UnfinishedUpload,
-    ignore_bytes,
     validate_key,
 )
 
+T = TypeVar("T")
+
 _TEMP_FOLDER: Final = ".prefect-bt-tmp"
+_STALE_AFTER: Final = 24 * 3600.0
+_MAX_ATTEMPTS: Final = 20
 _NEXT_STEPS: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
@@ -49,12 +53,12 @@ _NEXT_STEPS: Final = {
 
 
 class DiskStore:
-    """Implements Store, SupportsLinks and SupportsUploadListing on a local or shared folder."""
+    """Implements Store and SupportsLinks on a local or shared folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
         self.url = self._root.as_uri()
-        self._temporary = TempFolder(self._root / _TEMP_FOLDER)
+        self._temporary, self._is_swept = self._root / _TEMP_FOLDER, False
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
@@ -76,34 +80,35 @@ class DiskStore:
             return stream.read(length)
 
     def put(self, key: str, data: bytes) -> None:
-        with self._stage(key, lambda fd: _write_all(fd, data)) as (staged, path):
-            staged.replace(path)
+        self._write(key, lambda fd: _write_all(fd, data), os.replace)
 
     def create(self, key: str, data: bytes) -> None:
+        exists = ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
         with self._translate_errors(key):
-            is_new = not self._path(key).exists()
-        if is_new:
-            staging = self._stage(key, lambda fd: _write_all(fd, data))
-            with staging as (staged, path), contextlib.suppress(FileExistsError):
-                staged.create(path)
-                return
-        raise ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
+            if self._path(key).exists():
+                raise exists
 
-    def upload(self, key: str, source: Path) -> None:
-        self._upload(key, source, copy_bytes)
+        def link(temporary: Path, path: Path) -> None:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise exists from None
+
+        self._write(key, lambda fd: _write_all(fd, data), link)
 
     def upload_verified(
-        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
+        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
         digest = ""
 
-        def copy_exactly(fd: int, target: int) -> None:
+        def copy(fd: int) -> None:
             nonlocal digest
-            digest = copy_and_hash(fd, target, on_bytes=on_bytes or ignore_bytes)
+            digest = copy_and_hash(reader.fileno(), fd, on_bytes=on_bytes)
             if sha256 not in {"", digest}:
                 raise StoreError(CHANGED_SOURCE.format(key=key), url=self.url, key=key)
 
-        self._upload(key, source, copy_exactly)
+        with source.open("rb") as reader:
+            self._write(key, copy, os.replace)
         return digest
 
     def link_file(self, key: str, source: Path) -> bool:
@@ -113,7 +118,7 @@ class DiskStore:
             return False
         try:
             ensure_store_folder(self._root)
-            retry_with_parent_folder(path, lambda: os.link(source, path))
+            _retry_with_parent_folder(path, lambda: os.link(source, path))
         except FileExistsError:
             return path.is_file()
         except OSError:
@@ -134,26 +139,24 @@ class DiskStore:
     def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         """Yield the temporary files of running and killed writers."""
         with self._translate_errors(_TEMP_FOLDER):
-            found = self._temporary.list_files()
-        for name, size, at in found:
-            yield UnfinishedUpload(f"{_TEMP_FOLDER}/{name}", name, at, size)
+            found = list(self._walk(self._temporary))
+        for info in found:
+            yield UnfinishedUpload(info.key, Path(info.key).name, info.modified, info.size)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
-            self._temporary.delete(upload.id)
+            (self._temporary / upload.id).unlink(missing_ok=True)
 
     def presign(self, key: str, *, seconds: int) -> str:
         return ""
 
     def download(self, key: str, target: Path) -> None:
-        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
-        try:
-            with self._translate_errors(key):
-                with self._opened(key) as reader, temporary.open("xb") as writer:
-                    copy_bytes(reader.fileno(), writer.fileno())
-                temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with (
+            self._translate_errors(key),
+            self._opened(key) as reader,
+            open_replacement(target) as writer,
+        ):
+            copy_bytes(reader.fileno(), writer.fileno())
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
@@ -184,23 +187,31 @@ class DiskStore:
             what = f"Not a regular file: {path}, for {key}."
             raise StoreError(what, url=self.url, key=key, next_step="Remove it.") from error
 
-    def _upload(self, key: str, source: Path, fill: Callable[[int, int], None]) -> None:
-        """Store a file. `fill` copies from its first descriptor to its second."""
-        with source.open("rb") as reader:
-            fd = reader.fileno()
-            with self._stage(key, lambda target: fill(fd, target)) as (staged, path):
-                staged.replace(path)
-
-    @contextlib.contextmanager
-    def _stage(self, key: str, fill: Callable[[int], None]) -> Generator[tuple[TempFile, Path]]:
-        """Yield a temporary file with synced bytes, and the path of the object."""
-        path = self._path(key)
+    def _write(
+        self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]
+    ) -> None:
+        """Fill and sync a temporary file, and publish it at the object's path."""
+        path, temporary = self._path(key), self._temporary / uuid.uuid4().hex
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with self._translate_errors(key):
             ensure_store_folder(self._root)
-            with self._temporary.create_file() as staged:
-                fill(staged.fd)
-                os.fsync(staged.fd)
-                yield staged, path
+            self._sweep()
+            fd = _retry_with_parent_folder(temporary, lambda: os.open(temporary, flags, 0o666))
+            try:
+                fill(fd)
+                os.fsync(fd)
+                _retry_with_parent_folder(path, lambda: publish(temporary, path))
+            finally:
+                os.close(fd)
+                temporary.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove, once, the temporary files that killed processes left."""
+        for info in [] if self._is_swept else list(self._walk(self._temporary)):
+            if info.modified < time.time() - _STALE_AFTER:
+                with contextlib.suppress(OSError):
+                    (self._root / info.key).unlink()
+        self._is_swept = True
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
@@ -232,6 +243,16 @@ class DiskStore:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    with open(fd, "wb", closefd=False) as writer:
+        writer.write(data)
+
+
+def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
+    """Run `operation`, and again after creating the parent folder of `target` if it is missing."""
+    for _ in range(_MAX_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            return operation()
+        # A concurrent delete can remove the folder while it is empty, at any moment.
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+    return operation()

@@ -1,44 +1,33 @@
-"""Copy a file at the speed of the disk: by reference, else in the kernel, with the hash beside it.
+"""Copy a file at the speed of the disk: in the kernel if it can, with the hash beside it.
 
-While the kernel copies the next step, another thread hashes the last one from memory and starts its
-writeback, so that the sync at the end has little left to do. The hash is that of the copy.
+The kernel shares the bytes (a reflink) if the file system can. While it copies the next step,
+another thread hashes the last one from memory and starts its writeback, so that the sync at the end
+has little left to do. The hash is that of the copy.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import os
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.host.writeback import start_writeback
-from prefect_bt.object_store.protocols import ByteCallback, ignore_bytes
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _STEP: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
-_FICLONE: Final = 0x40049409
-_UNSUPPORTED_ERRNOS: Final = frozenset(
-    {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
-)
 
 
-def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback = ignore_bytes) -> None:
+def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback = ignore_progress) -> None:
     """Copy an open file into an empty one."""
     at = 0
-    for step in (_reflink, _copy_in_kernel, _copy_in_user_space):
+    for step in (_copy_in_kernel, _copy_in_user_space):
         while copied := step(source, target, at):
             at += copied
             on_bytes(copied)
-        if at:
-            return
 
 
-def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback = ignore_bytes) -> str:
+def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback = ignore_progress) -> str:
     """Copy as `copy_bytes`. Return the SHA-256 of the target, in hex."""
     size = os.fstat(source).st_size
     hashed = _FileHash(target, size)
@@ -47,20 +36,16 @@ def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback = ignore_b
         return hashed.hexdigest()
     from concurrent.futures import ThreadPoolExecutor
 
-    end, running = 0, deque["Future[None]"]()
+    end = 0
 
     def follow(copied: int) -> None:
         nonlocal end
         on_bytes(copied)
         end += copied
-        running.append(pool.submit(hashed.advance, end))
-        while running and running[0].done():
-            running.popleft().result()
+        pool.submit(hashed.advance, end)  # `hexdigest` tries again what fails there
 
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
         copy_bytes(source, target, on_bytes=follow)
-    for one in running:
-        one.result()
     return hashed.hexdigest()
 
 
@@ -88,36 +73,16 @@ class _FileHash:
         return self._digest.hexdigest()
 
 
-def _reflink(source: int, target: int, at: int) -> int:
-    """Share the bytes of the source until one is written. Return their number, or 0."""
-    if at:
-        return 0
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError:
-        return 0
-    return os.fstat(target).st_size
-
-
 def _copy_in_kernel(source: int, target: int, at: int) -> int:
-    """Return the number of copied bytes; 0 at the end, and for files that the kernel cannot copy.
+    """Return the number of copied bytes; 0 at the end, and for bytes that the kernel cannot copy.
 
-    For files of /proc, among others, the kernel reports an end at once.
+    It cannot between some file systems, and for files of /proc it reports an end at once.
     """
-    if not hasattr(os, "copy_file_range"):  # Python was built for an older C library
-        return 0
     try:
         return os.copy_file_range(source, target, _STEP, at, at)
-    except OSError as error:
-        if at or error.errno not in _UNSUPPORTED_ERRNOS:
-            raise
+    except (OSError, AttributeError):  # some builds of Python do not have the function
         return 0
 
 
 def _copy_in_user_space(source: int, target: int, at: int) -> int:
-    view = memoryview(os.pread(source, _READ_BYTES, at))
-    copied = len(view)
-    while view:
-        count = os.pwrite(target, view, at)
-        view, at = view[count:], at + count
-    return copied
+    return os.pwrite(target, os.pread(source, _READ_BYTES, at), at)

@@ -13,25 +13,18 @@ from typing import Any, Final
 
 class FaultKind(StrEnum):
     DENIED = auto()
-    NOT_FOUND = auto()
-    """No such object; HTTP servers, and some that speak S3, mean the bucket as well."""
+    NOT_FOUND = auto()  # for HTTP servers, and some that speak S3, the bucket as well
     NO_BUCKET = auto()
     EXISTS = auto()
-    """A create-only write found an object."""
     WRONG_REGION = auto()
-    CHANGED = auto()
-    """The object or file is not the version that was asked for."""
-    NO_RANGES = auto()
-    """The server answered a range with the whole object."""
+    CHANGED = auto()  # not the version that was asked for
+    NO_RANGES = auto()  # the whole object instead of a range
     PAST_END = auto()
-    """A range that begins after the end of the object."""
     INVALID_NAME = auto()
-    CHECKSUM = auto()
-    """The server received other bytes than were sent."""
+    CHECKSUM = auto()  # other bytes arrived than were sent
     THROTTLED = auto()
     CERTIFICATE = auto()
-    INSECURE = auto()
-    """An address or a redirect without https, where https is required."""
+    INSECURE = auto()  # no https where it is required
     UNREACHABLE = auto()
     OTHER = auto()
 
@@ -65,27 +58,24 @@ _NAMES: Final = {
 _KINDS: Final = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _KINDS_BY_TEXT: Final = (
     ("redirect without LOCATION", FaultKind.WRONG_REGION, ""),
-    ("non-partial response", FaultKind.NO_RANGES, ""),
+    # Also for headers that obstore cannot use, such as those without a length.
+    ("non-partial response|source: (Header|(Parse|No)ContentRange)", FaultKind.NO_RANGES, ""),
     ("StartTooLarge", FaultKind.PAST_END, ""),
-    ("InvalidCertificate", FaultKind.CERTIFICATE, "its certificate is not trusted"),
+    (
+        "InvalidCertificate|CERTIFICATE_VERIFY_FAILED",
+        FaultKind.CERTIFICATE,
+        "its certificate is not trusted",
+    ),
     ("BadScheme", FaultKind.INSECURE, "it leads to an address without https"),
     ("TooManyRedirects", FaultKind.OTHER, "it redirects too often"),
-    ("dns error", FaultKind.UNREACHABLE, "no address is known for its host"),
+    (r"dns error|\[Errno -", FaultKind.UNREACHABLE, "no address is known for its host"),
     ("Connection refused", FaultKind.UNREACHABLE, "the connection was refused"),
     ("Connection reset", FaultKind.UNREACHABLE, "the connection was reset"),
     ("Could not connect", FaultKind.UNREACHABLE, "there is no connection to the server"),
     ("kind: Timeout", FaultKind.UNREACHABLE, ""),
-    ("kind: Interrupted", FaultKind.UNREACHABLE, "the body ended early"),
-    # Headers that obstore cannot use, such as those without a length.
-    ("source: Header", FaultKind.NO_RANGES, ""),
-    ("source: ParseContentRange", FaultKind.NO_RANGES, ""),
-    ("source: NoContentRange", FaultKind.NO_RANGES, ""),
-    # httpx
-    ("CERTIFICATE_VERIFY_FAILED", FaultKind.CERTIFICATE, "its certificate is not trusted"),
-    ("peer closed connection", FaultKind.UNREACHABLE, "the body ended early"),
-    ("[Errno -", FaultKind.UNREACHABLE, "no address is known for its host"),
+    ("kind: Interrupted|peer closed", FaultKind.UNREACHABLE, "the body ended early"),
 )
-"""Parts of the libraries' texts, for errors without a class of their own."""
+"""Patterns of the libraries' texts, for errors without a class of their own."""
 
 
 def is_transfer_error(error: Exception) -> bool:
@@ -106,8 +96,8 @@ def classify_fault(error: Exception) -> Fault:
         return Fault(kind or FaultKind.OTHER, code or system)
     if status := _search(r"\bstatus(?: code)?: (\d{3})\b", text):
         return Fault(_KINDS.get(status, FaultKind.OTHER), f"the server answered {status}")
-    for sign, kind, reason in _KINDS_BY_TEXT:
-        if sign in text:
+    for pattern, kind, reason in _KINDS_BY_TEXT:
+        if re.search(pattern, text):
             return Fault(kind, reason)
     return Fault(FaultKind.OTHER, system)
 

@@ -10,14 +10,16 @@ import base64
 import hashlib
 import io
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+from prefect_bt.filesystem.rehash import ByteCallback
 from prefect_bt.object_store.faults import FaultKind, classify_fault
-from prefect_bt.object_store.protocols import ByteCallback, UnfinishedUpload
+from prefect_bt.object_store.protocols import UnfinishedUpload
 
 MIN_PART_BYTES: Final = 8 * 1024 * 1024
 MAX_SEND_ATTEMPTS: Final = 3
@@ -41,15 +43,11 @@ class CorruptUpload(Exception):
 class _Upload:
     """`has_checksums`: the store verifies and keeps the SHA-256 of parts, not only their MD5."""
 
+    key: str
     id: str
     stored_parts: dict[int, dict[str, Any]]
     """Number -> `Size`, `ETag` and perhaps `ChecksumSHA256`, by the store's answer."""
     has_checksums: bool = True
-
-    def has_part_size(self, size: int) -> bool:
-        """Return whether it has parts, and they have this length."""
-        first = self.stored_parts.get(1)
-        return bool(self.stored_parts) and (first is None or first["Size"] == size)
 
 
 class MultipartUploader:
@@ -57,36 +55,29 @@ class MultipartUploader:
 
     def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
-        self.exceptions: Any = client.exceptions
-        self._changed, self._busy = threading.Condition(), set[str]()
+        self._exceptions: Any = client.exceptions
+        self._locks = dict[str, threading.Lock]()
+        """One thread per key: it must not continue a running upload of another."""
 
     def upload(self, key: str, stream: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
         """Upload a file. Return its digest; the object appears with the last part.
 
         Parts of an earlier, unfinished upload of the same key are kept if they have the same bytes.
-        DigestMismatch if the file's digest is not `sha256` (unless that is empty), CorruptUpload,
-        botocore's errors, and OSError of the file.
+        DigestMismatch as `read_parts`, CorruptUpload, botocore's errors, and OSError of the file.
         """
-        with self._lock_key(key):
+        with self._locks.setdefault(key, threading.Lock()):
             size = stream.seek(0, io.SEEK_END)
             on_bytes(0)  # raises if the caller sees that the file has grown since
             length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
-            upload = self._begin(key, min(length, size))
-            sender = _PartSender(self, key, upload, on_bytes, length)
+            upload, digest = self._begin(key, min(length, size)), hashlib.sha256()
+            data = read_parts(stream, size, length, digest, sha256)
             try:
-                parts, digest = sender.send(stream, size, sha256=sha256)
+                parts = self._send_parts(upload, data, length, on_bytes)
             except (DigestMismatch, CorruptUpload):
                 self.abort(key, upload.id)
                 raise
-            self._complete(key, upload.id, parts, size)
-        return digest
-
-    def abort_uploads(self, prefix: str) -> int:
-        """Abort every unfinished upload below the folder `prefix`. Return their number."""
-        found = list(self._iter_uploads(f"{prefix}/"))
-        for key, one in found:
-            self.abort(key, one["UploadId"])
-        return len(found)
+            self._complete(upload, parts, size)
+        return digest.hexdigest()
 
     def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
         """Yield every unfinished upload below `folder`."""
@@ -98,44 +89,32 @@ class MultipartUploader:
 
     def abort(self, key: str, upload: str) -> None:
         """Abort an upload, if it still exists."""
-        with suppress(self.exceptions.NoSuchUpload):
-            self.call("abort_multipart_upload", key, UploadId=upload)
+        with suppress(self._exceptions.NoSuchUpload):
+            self._call("abort_multipart_upload", key, UploadId=upload)
 
-    def call(self, operation: str, key: str, **arguments: Any) -> Any:
+    def _call(self, operation: str, key: str, **arguments: Any) -> Any:
         """Return boto3's answer to an operation on one object."""
         return getattr(self._client, operation)(
             Bucket=self._bucket, Key=f"{self._prefix}{key}", **arguments
         )
 
-    @contextmanager
-    def _lock_key(self, key: str) -> Generator[None]:
-        """Allow one thread per key: a running upload of another must not be continued."""
-        with self._changed:
-            self._changed.wait_for(lambda: key not in self._busy)
-            self._busy.add(key)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy.discard(key)
-                self._changed.notify_all()
-
     def _begin(self, key: str, part_bytes: int) -> _Upload:
-        """Return the upload with most parts of this length, or a new one. Abort the others."""
+        """Return the upload with most parts of this length, else a new one. Abort the others."""
         ids = [one["UploadId"] for found, one in self._iter_uploads(key) if found == key]
         uploads = [
-            _Upload(id, {part["PartNumber"]: part for part in self._list_parts(key, id)})
+            _Upload(key, id, {part["PartNumber"]: part for part in self._list_parts(key, id)})
             for id in ids
         ]
-        usable = [one for one in uploads if one.has_part_size(part_bytes)]
+        size = {"Size": part_bytes}
+        usable = [one for one in uploads if one.stored_parts.get(1, size)["Size"] == part_bytes]
         best = max(usable, key=lambda one: len(one.stored_parts), default=None)
         for one in uploads:
             if one is not best:
                 self.abort(key, one.id)
         if best:
             return best
-        made = self.call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
-        return _Upload(made["UploadId"], {}, has_checksums="ChecksumAlgorithm" in made)
+        made = self._call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
+        return _Upload(key, made["UploadId"], {}, has_checksums="ChecksumAlgorithm" in made)
 
     def _iter_uploads(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the key and the description of every unfinished upload."""
@@ -146,7 +125,7 @@ class MultipartUploader:
             for page in pages:
                 for one in page.get("Uploads", []):
                     yield one["Key"].removeprefix(self._prefix), one
-        except self.exceptions.ClientError as error:
+        except self._exceptions.ClientError as error:
             # Some servers cannot list uploads, some answer so when there are none.
             if error.response.get("Error", {}).get("Code") not in _LIST_UNSUPPORTED_CODES:
                 raise
@@ -158,92 +137,86 @@ class MultipartUploader:
         )
         try:
             return [part for page in pages for part in page.get("Parts", [])]
-        except self.exceptions.NoSuchUpload:
+        except self._exceptions.NoSuchUpload:
             return []
 
-    def _complete(self, key: str, upload: str, parts: list[dict[str, Any]], size: int) -> None:
-        try:
-            listed = {"Parts": parts}
-            self.call("complete_multipart_upload", key, UploadId=upload, MultipartUpload=listed)
-        except self.exceptions.NoSuchUpload:
-            # A retry after a lost answer: the upload may be complete.
-            if self.call("head_object", key)["ContentLength"] != size:
-                raise
-
-
-class _PartSender:
-    """One running upload: this thread reads and hashes the file, a few others send parts."""
-
-    def __init__(
-        self,
-        owner: MultipartUploader,
-        key: str,
-        upload: _Upload,
-        on_bytes: ByteCallback,
-        part_bytes: int,
-    ) -> None:
-        self._owner, self._key, self._upload, self._on_bytes = owner, key, upload, on_bytes
-        self._part_bytes = part_bytes
-        self._senders = max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // part_bytes))
-        self._free_senders = threading.Semaphore(self._senders)
-
-    def send(self, stream: BinaryIO, size: int, *, sha256: str) -> tuple[list[dict[str, Any]], str]:
-        """Return the stored parts and the digest of the file."""
-        whole, sent = hashlib.sha256(), list[Future[dict[str, Any]]]()
-        with ThreadPoolExecutor(self._senders, thread_name_prefix="part") as pool:
+    def _send_parts(
+        self, upload: _Upload, parts: Iterator[bytes], part_bytes: int, on_bytes: ByteCallback
+    ) -> list[dict[str, Any]]:
+        """Send parts in a few threads. Return their descriptions for `_complete`."""
+        senders = max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // part_bytes))
+        done, sent = list[dict[str, Any]](), deque[Future[dict[str, Any]]]()
+        with ThreadPoolExecutor(senders, thread_name_prefix="part") as pool:
             try:
-                for start in range(0, size, self._part_bytes):
-                    self._free_senders.acquire()
-                    stream.seek(start)
-                    data = stream.read(min(self._part_bytes, size - start))
-                    if len(data) < min(self._part_bytes, size - start):
-                        raise DigestMismatch
-                    whole.update(data)
-                    sent.append(pool.submit(self._send, len(sent) + 1, data))
-                    for one in sent[-2 * self._senders :]:
-                        if one.done():
-                            one.result()  # raises if it failed
-                if sha256 not in {"", whole.hexdigest()}:
-                    raise DigestMismatch
-                return [one.result() for one in sent], whole.hexdigest()
+                for number, data in enumerate(parts, 1):
+                    sent.append(pool.submit(self._send, upload, number, data, on_bytes))
+                    if len(sent) == senders:
+                        done.append(sent.popleft().result())
+                return done + [one.result() for one in sent]
             finally:
                 for one in sent:
                     one.cancel()
 
-    def _send(self, number: int, data: bytes) -> dict[str, Any]:
-        try:
-            digest = ""
-            if self._upload.has_checksums:
-                digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
-            stored = self._upload.stored_parts.get(number)
-            if stored is None or not _is_intact(stored, data, digest):
-                stored = self._put_with_retries(number, data, digest)
-            self._on_bytes(len(data))
-            part = {"PartNumber": number, "ETag": f'"{_tag(stored)}"'}
-            checksum = stored.get("ChecksumSHA256")
-            return {**part, "ChecksumSHA256": checksum} if checksum else part
-        finally:
-            self._free_senders.release()
+    def _send(
+        self, upload: _Upload, number: int, data: bytes, on_bytes: ByteCallback
+    ) -> dict[str, Any]:
+        """Send a part unless the store has it."""
+        digest = ""
+        if upload.has_checksums:
+            digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
+        stored = upload.stored_parts.get(number)
+        if stored is None or not _is_intact(stored, data, digest):
+            stored = self._put(upload, number, data, digest)
+        on_bytes(len(data))
+        part = {"PartNumber": number, "ETag": f'"{_tag(stored)}"'}
+        checksum = stored.get("ChecksumSHA256")
+        return {**part, "ChecksumSHA256": checksum} if checksum else part
 
-    def _put_with_retries(self, number: int, data: bytes, digest: str) -> dict[str, Any]:
+    def _put(self, upload: _Upload, number: int, data: bytes, digest: str) -> dict[str, Any]:
         """Send a part, and again if other bytes arrived."""
-        for _ in range(MAX_SEND_ATTEMPTS - 1):
-            try:
-                return self._put(number, data, digest)
-            except (CorruptUpload, self._owner.exceptions.ClientError) as error:
-                if classify_fault(error).kind is not FaultKind.CHECKSUM:
-                    raise
-        return self._put(number, data, digest)
-
-    def _put(self, number: int, data: bytes, digest: str) -> dict[str, Any]:
-        given: dict[str, Any] = {"UploadId": self._upload.id, "PartNumber": number, "Body": data}
+        given: dict[str, Any] = {"UploadId": upload.id, "PartNumber": number, "Body": data}
         if digest:
             given["ChecksumSHA256"] = digest
-        stored = {**self._owner.call("upload_part", self._key, **given), "Size": len(data)}
-        encrypted = str(stored.get("ServerSideEncryption", "")).startswith("aws:kms")
-        if not encrypted and not _is_intact(stored, data, digest):
-            raise CorruptUpload
-        return stored
+        for _ in range(MAX_SEND_ATTEMPTS):
+            try:
+                stored = {**self._call("upload_part", upload.key, **given), "Size": len(data)}
+            except self._exceptions.ClientError as error:
+                if classify_fault(error).kind is not FaultKind.CHECKSUM:
+                    raise
+                continue
+            encrypted = str(stored.get("ServerSideEncryption", "")).startswith("aws:kms")
+            if encrypted or _is_intact(stored, data, digest):
+                return stored
+        raise CorruptUpload
+
+    def _complete(self, upload: _Upload, parts: list[dict[str, Any]], size: int) -> None:
+        try:
+            given = {"UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
+            self._call("complete_multipart_upload", upload.key, **given)
+        except self._exceptions.NoSuchUpload:
+            # A retry after a lost answer: the upload may be complete.
+            if self._call("head_object", upload.key)["ContentLength"] != size:
+                raise
+
+
+def read_parts(
+    stream: BinaryIO, size: int, part_bytes: int, digest: Any, sha256: str
+) -> Iterator[bytes]:
+    """Yield a file in parts and update `digest`, a hash of hashlib.
+
+    DigestMismatch for a file that is shorter than `size`, and at the end if it has another digest
+    than `sha256` (unless that is empty).
+    """
+    stream.seek(0)
+    for start in range(0, size, part_bytes):
+        expected = min(part_bytes, size - start)
+        data = stream.read(expected)
+        if len(data) < expected:
+            raise DigestMismatch
+        digest.update(data)
+        yield data
+    if sha256 not in {"", digest.hexdigest()}:
+        raise DigestMismatch
 
 
 def _is_intact(stored: dict[str, Any], data: bytes, digest: str) -> bool:

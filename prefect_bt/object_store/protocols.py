@@ -1,4 +1,4 @@
-"""The protocols of a store: a small one for each group of operations.
+"""The protocol of a store, and smaller ones for readers and for stores on a disk.
 
 Keys are relative and `/`-separated, without empty, `.` or `..` components. Every operation blocks.
 An implementation is safe to use from several threads and processes at once. A missing object raises
@@ -7,22 +7,15 @@ ObjectNotFound; a store that does not answer raises StoreError after its own ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from prefect_bt.errors import StoreError
+from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 
-CHANGED_SOURCE: Final = (
-    "The bytes for {key} are not the ones announced: the file changed meanwhile."
-)
-ByteCallback = Callable[[int], None]
-"""Called from any thread with a number of further bytes that were read, sent or found stored."""
-
-
-def ignore_bytes(_: int) -> None:
-    """Take the place of a callback that is not given."""
+CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones announced."
 
 
 @dataclass(frozen=True)
@@ -32,6 +25,19 @@ class ObjectInfo:
     key: str
     size: int
     modified: float
+
+
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """An unfinished upload. `id` distinguishes two uploads of one key.
+
+    `modified_at` is the time of the last write, in epoch seconds.
+    """
+
+    key: str
+    id: str
+    modified_at: float
+    bytes: int
 
 
 class SupportsGet(Protocol):
@@ -44,47 +50,57 @@ class SupportsGet(Protocol):
         ...
 
 
-class SupportsPut(Protocol):
-    def put(self, key: str, data: bytes) -> None:
-        """Write or replace an object atomically: readers see the old bytes or the new ones."""
-
-    def create(self, key: str, data: bytes) -> None:
-        """Write a new object; ObjectExists if there is one. One of several racing writers wins."""
-
-
-class SupportsUpload(Protocol):
-    def upload(self, key: str, source: Path) -> None:
-        """Write or replace an object with a file's bytes, visible when all of them are stored."""
-
-    def upload_verified(
-        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
-    ) -> str:
-        """Upload a file that is read once. Return the digest (hex) of the stored bytes.
-
-        If `sha256` is given and the bytes have another digest, nothing is stored: StoreError. An
-        interrupted multipart upload continues after the parts whose stored bytes are right;
-        `on_bytes` counts these too. An error raised by `on_bytes` ends the upload. An OSError of
-        the source file is passed on.
-        """
-        ...
-
-    def download(self, key: str, target: Path) -> None:
-        """Write the object's bytes into a file, which appears when it is complete."""
-
-    def abort_uploads(self, prefix: str) -> int:
-        """Abort unfinished uploads under `prefix`, running ones too. Return their number."""
-        ...
-
-
 class SupportsList(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object under the folder `prefix`, sorted by key; nothing if it is missing."""
         ...
 
 
-class SupportsDelete(Protocol):
+class Store(SupportsGet, SupportsList, Protocol):
+    """A place for objects. `url` names it in messages and reopens it in another process."""
+
+    @property
+    def url(self) -> str: ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace an object atomically: readers see the old bytes or the new ones."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write a new object; ObjectExists if there is one. One of several racing writers wins."""
+
+    def upload_verified(
+        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
+    ) -> str:
+        """Write or replace an object with a file's bytes. Return the digest (hex) of these bytes.
+
+        The file is read once. The object is visible when all bytes are stored. If they do not have
+        the digest `sha256` (unless it is empty), nothing is stored: StoreError. An interrupted
+        multipart upload continues after the parts whose stored bytes are right; `on_bytes` counts
+        these too. An error raised by `on_bytes` ends the upload. An OSError of the source file is
+        passed on.
+        """
+        ...
+
+    def download(self, key: str, target: Path) -> None:
+        """Write the object's bytes into a file, which appears when it is complete."""
+
     def delete(self, key: str) -> None:
         """Delete an object. A missing object is not an error."""
+
+    def presign(self, key: str, *, seconds: int) -> str:
+        """Return a URL that answers GET, also with Range, for `seconds`; "" if there is none."""
+        ...
+
+    def abort_uploads(self, prefix: str) -> int:
+        """Abort unfinished uploads under `prefix`, running ones too. Return their number."""
+        ...
+
+    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+        """Yield every unfinished upload below our keys, running ones included."""
+        ...
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Abort an upload, if it still exists. A running upload of another process fails."""
 
 
 @runtime_checkable
@@ -101,40 +117,6 @@ class SupportsLinks(Protocol):
 
     def find_local_path(self, key: str) -> Path | None:
         """Return the object's file, to be read or linked, never written; None if it is missing."""
-        ...
-
-
-@dataclass(frozen=True)
-class UnfinishedUpload:
-    """An unfinished upload. `id` distinguishes two uploads of one key."""
-
-    key: str
-    id: str
-    modified_at: float
-    """Time of the last write, in epoch seconds."""
-    bytes: int
-
-
-@runtime_checkable
-class SupportsUploadListing(Protocol):
-    """A store that can list its unfinished uploads."""
-
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield every unfinished upload below our keys, running ones included."""
-        ...
-
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Abort an upload, if it still exists. A running upload of another process fails."""
-
-
-class Store(SupportsGet, SupportsPut, SupportsUpload, SupportsList, SupportsDelete, Protocol):
-    """A place for objects. `url` names it in messages and reopens it in another process."""
-
-    @property
-    def url(self) -> str: ...
-
-    def presign(self, key: str, *, seconds: int) -> str:
-        """Return a URL that answers GET, also with Range, for `seconds`; "" if there is none."""
         ...
 
 

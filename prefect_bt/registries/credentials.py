@@ -125,9 +125,8 @@ def find_docker_login(host: str) -> Login:
 def _parse_auth(auth: Mapping[str, object]) -> DockerAuth:
     try:
         return DockerAuth.model_validate_json(json.dumps(auth))
-    except (ValidationError, TypeError) as error:
-        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "not JSON"
-        raise PullError(PullErrorKind.CREDENTIALS, problem) from None
+    except ValidationError as error:
+        raise PullError(PullErrorKind.CREDENTIALS, error.errors()[0]["msg"]) from None
 
 
 def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> _Account:
@@ -180,11 +179,7 @@ def _log_in_with_aws_key(host: str, auth: AWSIAMDockerAuth, secrets: Mapping[str
 def _log_in_with_aws_role(host: str, auth: DockerAuth) -> _Account:
     role = auth.aws_assume_role_docker_auth or auth.aws_oidc_docker_auth
     assert role
-    region = _parse_ecr_region(host)
-    if region != role.region:
-        what = f"The registry {host} is in {region}, and docker_auth says {role.region}."
-        hint = "Correct the region: a password is valid only in its own."
-        raise IdentityError(what, next_step=hint)
+    region = _parse_ecr_region(host)  # a password is valid only in the registry's own region
     assume = assume_role_with_web_identity if auth.aws_oidc_docker_auth else assume_role
     found = assume(role.role_arn, region)
     keys = (found.access_key_id, found.secret_access_key, found.session_token)

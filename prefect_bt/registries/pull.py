@@ -33,7 +33,7 @@ DIGEST_TIMEOUT: Final = 10.0
 MAX_MESSAGE_CHARS: Final = 300
 _REPORT_INTERVAL: Final = 1.0
 _REFUSALS: Final = {PullErrorKind.NOT_FOUND, PullErrorKind.REFUSED}
-_NO_ANSWERS: Final = {PullErrorKind.UNREACHABLE, PullErrorKind.STALLED, PullErrorKind.RATE_LIMITED}
+_NO_ANSWERS: Final = {PullErrorKind.UNREACHABLE, PullErrorKind.STALLED}
 _EMULATED: Final = {("linux", "arm64"): ("linux", "amd64")}
 """Engine's platform to another that most Engines of that kind run, as on Apple's machines."""
 

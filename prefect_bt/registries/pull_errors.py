@@ -15,7 +15,6 @@ class PullErrorKind(StrEnum):
     CREDENTIALS = "credentials"
     NOT_FOUND = "not_found"
     REFUSED = "refused"
-    RATE_LIMITED = "rate_limited"
     UNREACHABLE = "unreachable"
     PLATFORM = "platform"
     STALLED = "stalled"
@@ -33,24 +32,24 @@ class PullError(Exception):
 
 
 _STATUSES: Final = {
-    "400": PullErrorKind.REFERENCE,
-    "401|unauthorized|no basic auth credentials": PullErrorKind.REFUSED,
-    "403|denied": PullErrorKind.REFUSED,
-    "404|manifest unknown|name unknown": PullErrorKind.NOT_FOUND,
-    "429|toomanyrequests": PullErrorKind.RATE_LIMITED,
+    401: PullErrorKind.REFUSED,
+    403: PullErrorKind.REFUSED,
+    404: PullErrorKind.NOT_FOUND,
 }
-"""Statuses, and error codes of the OCI distribution specification, as the Engine quotes them. Its
-own status is often 500, and 404 for a pull that was denied (Engine 20.10)."""
-_KINDS: Final = {code: kind for codes, kind in _STATUSES.items() for code in codes.split("|")}
-_CODES: Final = "|".join(code for code in _KINDS if not code.isdigit())
-_CODE: Final = re.compile(rf"(?:^|: )({_CODES})(?=:|\s*$)", re.MULTILINE)
+_CODES: Final = {
+    PullErrorKind.REFUSED: "unauthorized|no basic auth credentials|denied",
+    PullErrorKind.NOT_FOUND: "manifest unknown|name unknown",
+}
+"""Codes of the OCI distribution specification, as the Engine quotes them. Its own status is often
+500, and 404 for a pull that was denied (Engine 20.10)."""
 
 
 def classify_response(status: int, message: str) -> PullError:
     """Return the error of an Engine's response, by the registry's code or the Engine's status."""
-    found = _CODE.search(message.lower())
-    code = found[1] if found else str(status)
-    return PullError(_KINDS.get(code, PullErrorKind.FAILED), message)
+    for kind, codes in _CODES.items():
+        if re.search(rf"(?:^|: )(?:{codes})(?=:|\s*$)", message.lower(), re.MULTILINE):
+            return PullError(kind, message)
+    return PullError(_STATUSES.get(status, PullErrorKind.FAILED), message)
 
 
 _TEMPLATES: Final = {
@@ -75,15 +74,11 @@ _TEMPLATES: Final = {
         "Give a login that may pull it: image.docker_auth, or `docker login {host}` as the user of "
         "the flow. Check the name too: many registries refuse images that do not exist.",
     ),
-    PullErrorKind.RATE_LIMITED: (
-        Cause.IMAGE_PULL_FAILED,
-        "{host} limits the rate of pulls",
-        "Wait, or give image.docker_auth: the limits of a login are higher.",
-    ),
     PullErrorKind.UNREACHABLE: (
         Cause.REGISTRY_UNREACHABLE,
-        "The registry {host} could not be asked",
-        "Check its name, and the Docker Engine's network, proxy and trusted certificates "
+        "The registry {host} gave no valid answer",
+        "If it limits the rate of pulls, wait or give image.docker_auth. Else check its name, and "
+        "the Docker Engine's network, proxy and trusted certificates "
         "(/etc/docker/certs.d/{host}/ca.crt). List a registry without TLS under "
         "insecure-registries in the Engine's daemon.json.",
     ),

@@ -10,24 +10,20 @@ all entries.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.object_keys import project_prefix, quote_name
-from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
+from prefect_bt.object_store.protocols import Store
 from prefect_bt.training_cache.usage import CacheSummary, ListingLimits, summarize_cache
 
 SNAPSHOT_LIMITS: Final = ListingLimits(max_entries=10_000, max_seconds=5.0)
 """About 2 MB; the listing of a million files takes a few seconds on a local disk."""
 
 
-class SnapshotStore(SupportsGet, SupportsPut, SupportsList, Protocol):
-    """The part of a store that snapshots need."""
-
-
 def write_snapshot(
-    store: SnapshotStore,
+    store: Store,
     state_dir: Path,
     project_id: str,
     *,
@@ -48,7 +44,7 @@ def write_snapshot(
     return True
 
 
-def read_snapshots(store: SnapshotStore, project_id: str) -> list[CacheSummary]:
+def read_snapshots(store: Store, project_id: str) -> list[CacheSummary]:
     """Return those of all machines, the newest first. Raises StoreError."""
     found: list[CacheSummary] = []
     for info in store.list(_snapshots_prefix(project_id)):

@@ -134,7 +134,7 @@ def test_an_empty_object_is_an_object(store, tmp_path):
     store.put("empty", b"")
     store.create("created", b"")
     (tmp_path / "nothing").write_bytes(b"")
-    store.upload("uploaded", tmp_path / "nothing")
+    store.upload_verified("uploaded", tmp_path / "nothing")
     assert [store.get(key) for key in ("empty", "created", "uploaded")] == [b"", b"", b""]
     assert store.get_range("empty", start=0, length=5) == b""
 
@@ -210,8 +210,8 @@ def test_upload_and_download(store, tmp_path):
     # Larger than one part of a bucket upload.
     data = os.urandom(2 * PART) + b"tail"
     source.write_bytes(data)
-    store.upload("big", source)
-    store.upload("big", source)
+    store.upload_verified("big", source)
+    store.upload_verified("big", source)
     store.download("big", target)
     assert target.read_bytes() == data
     assert [info.size for info in store.list("")] == [len(data)]
@@ -235,7 +235,7 @@ def test_giving_up_uploads_takes_no_object(store, tmp_path):
     assert store.abort_uploads("nothing/here") == 0
     source = tmp_path / "source"
     source.write_bytes(b"x" * (PART + 10))
-    store.upload("x/y", source)
+    store.upload_verified("x/y", source)
     assert store.abort_uploads("x") == 0
     assert [info.key for info in store.list("x")] == ["x/y"]
 
@@ -268,7 +268,7 @@ def test_upload_exact_refuses_other_bytes(store, tmp_path):
 
 def test_a_source_that_is_gone_is_not_the_stores_fault(store, tmp_path):
     with pytest.raises(FileNotFoundError):
-        store.upload("x", tmp_path / "gone")
+        store.upload_verified("x", tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
         store.upload_verified("x", tmp_path / "gone", sha256="")
 

@@ -37,7 +37,7 @@ from prefect_bt.object_store import open_store
 store = open_store(sys.argv[1])
 print("ready", flush=True)
 while True:
-    store.upload("big", Path(sys.argv[2]))
+    store.upload_verified("big", Path(sys.argv[2]))
 """
 
 
@@ -131,7 +131,7 @@ def test_upload_exact_copies_hashes_and_tells(tmp_path, size):
 def test_a_source_that_the_kernel_makes_up(tmp_path):
     """Its size reads as 0, and the kernel copies nothing of it."""
     store = DiskStore(tmp_path)
-    store.upload("x", Path("/proc/self/status"))
+    store.upload_verified("x", Path("/proc/self/status"))
     assert store.get("x").startswith(b"Name:")
 
 
@@ -208,7 +208,7 @@ def test_a_full_disk_says_so_and_stays_clean(tiny_disk, tmp_path):
     store = DiskStore(tiny_disk)
     store.put("before", b"1")
     for act in (
-        lambda: store.upload("big", source),
+        lambda: store.upload_verified("big", source),
         lambda: store.upload_verified("big", source, sha256=digest),
         lambda: store.put("big", source.read_bytes()),
         lambda: store.create("big", source.read_bytes()),

@@ -18,7 +18,7 @@ GET = 'Get "https://registry-1.docker.io/v2/": '
 DENIED = "denied: requested access to the resource is denied"
 LIMIT = "toomanyrequests: You have reached your pull rate limit."
 MEASURED = [
-    (400, "invalid reference format", PullErrorKind.REFERENCE),
+    (400, "client version 1.99 is too new", PullErrorKind.FAILED),
     (401, "unauthorized: authentication required", PullErrorKind.REFUSED),
     (500, "unauthorized: authentication required", PullErrorKind.REFUSED),
     (500, HEAD + "no basic auth credentials", PullErrorKind.REFUSED),
@@ -32,8 +32,8 @@ MEASURED = [
     (404, "manifest for h/t:2 not found: manifest unknown", PullErrorKind.NOT_FOUND),
     (500, "name unknown", PullErrorKind.NOT_FOUND),
     (404, "page not found", PullErrorKind.NOT_FOUND),
-    (429, LIMIT, PullErrorKind.RATE_LIMITED),
-    (500, LIMIT, PullErrorKind.RATE_LIMITED),
+    (429, LIMIT, PullErrorKind.FAILED),
+    (500, LIMIT, PullErrorKind.FAILED),
     (500, GET + "dial tcp 127.0.0.1:5999: connect: connection refused", PullErrorKind.FAILED),
     (500, GET + "http: server gave HTTP response to HTTPS client", PullErrorKind.FAILED),
     (500, "received unexpected HTTP status: 503 Service Unavailable", PullErrorKind.FAILED),

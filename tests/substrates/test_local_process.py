@@ -140,7 +140,7 @@ def packed(folder: Path, name: str) -> Path:
 def stored(rig: Rig, folder: Path, sha256: str = "") -> WorkspacePlan:
     archive = packed(folder, "workspace.tar")
     store = open_store(str(rig.state.parent / "store"))
-    store.upload("p/workspace.tar", archive)
+    store.upload_verified("p/workspace.tar", archive)
     return WorkspacePlan("/b10/workspace", "p/workspace.tar", sha256, archive.stat().st_size)
 
 

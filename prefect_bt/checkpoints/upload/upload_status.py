@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import UploadStatus
 from prefect_bt.object_keys import uploads_prefix
-from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
+from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.progress import Progress
 
 PUBLISH_INTERVAL: Final = 5.0
@@ -35,7 +35,7 @@ class StatusPublisher:
     """
 
     def __init__(
-        self, store: SupportsPut, origin: UploadOrigin, *, interval: float = PUBLISH_INTERVAL
+        self, store: Store, origin: UploadOrigin, *, interval: float = PUBLISH_INTERVAL
     ) -> None:
         folder = uploads_prefix(origin.project_id, origin.job_id, origin.attempt)
         self._store, self._key, self._every = store, f"{folder}/rank-{origin.rank}.json", interval
@@ -102,7 +102,7 @@ class RankUpload:
 class UploadStatusReader:
     """The uploads of one attempt as last announced; reads again only what was replaced."""
 
-    def __init__(self, store: _Readable, project_id: str, job_id: str, attempt: int) -> None:
+    def __init__(self, store: Store, project_id: str, job_id: str, attempt: int) -> None:
         self._store, self._prefix = store, uploads_prefix(project_id, job_id, attempt)
         self._known: dict[str, RankUpload] = {}
 
@@ -135,6 +135,3 @@ def find_uncommitted_reason(entries: Iterable[str], name: str) -> str | None:
     """Return the reason of the checkpoint `name` in what `format_uncommitted` rendered."""
     prefix = f"{name}: "
     return next((one.removeprefix(prefix) for one in entries if one.startswith(prefix)), None)
-
-
-class _Readable(SupportsGet, SupportsList, Protocol): ...

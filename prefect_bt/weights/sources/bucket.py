@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
-from importlib import import_module
-from typing import Any, Final
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore.exceptions import BaseError
 
 from prefect_bt.credentials import cloud_identity
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
@@ -23,23 +26,30 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
-from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
+from prefect_bt.weights.sources.protocol import (
+    RangesUnsupported,
+    RemoteSource,
+    SourceRequest,
+    TransientError,
+)
 
-_MAX_REQUEST_BYTES: Final = 8 << 20
-_PIECE_BYTES: Final = 1 << 20
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
 _ROLES: Final = {
-    "AWS_ASSUME_ROLE": "the assumed role",
-    "AWS_OIDC": "the web identity's role",
-    "GCP_OIDC": "the workload identity",
+    "AWS_ASSUME_ROLE": (cloud_identity.assume_role, attrgetter("role_arn", "region")),
+    "AWS_OIDC": (cloud_identity.assume_role_with_web_identity, attrgetter("role_arn", "region")),
+    "GCP_OIDC": (
+        cloud_identity.exchange_google_token,
+        attrgetter("service_account", "identity_provider"),
+    ),
 }
+"""Method of auth -> function that requests credentials, its arguments."""
 _SENTENCES: Final = {
     FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
-    FaultKind.CHANGED: (
-        "changed while it was read: {path} is another object now",
-        "Push again when nothing writes there.",
-    ),
+    FaultKind.NOT_FOUND: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.NO_BUCKET: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.INVALID_NAME: (
         "has an object whose name cannot be below the mount",
@@ -54,24 +64,18 @@ _SENTENCES: Final = {
 """Kind -> message after the source's URL, next step."""
 
 
-class BucketSource:
-    """Implements Source of sources.protocol."""
-
-    pinned_revision = ""
-    detects_changes = True
+class BucketSource(RemoteSource):
+    """The objects below a prefix of a bucket, listed with the first credentials that may."""
 
     def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request.plan.source, request.stall_timeout)
         self._plan = request.plan
-        stall = request.stall_timeout
-        # The caller retries. A request has minutes at most, however slowly its bytes arrive.
-        self._limits = Limits(read=stall, total=max(300.0, 10 * stall), retries=0)
-        with _explain_for(request.plan):
+        with self._translate_errors():
             self._address = parse_bucket_url(request.plan.source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
         self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
-        self._sdk: Any = import_module("obstore")
 
     @classmethod
     def open(cls, request: SourceRequest) -> BucketSource:
@@ -94,8 +98,8 @@ class BucketSource:
         raise self._error(f"may not be read with {tried}", hint)
 
     def _list_with(self, access: Access) -> Listing:
-        store = self._connect(access, self._limits)
         with self._translate_errors():
+            store = self._connect(access, self._limits)
             files, base = self._list_prefix(store)
         self._access, self._store, self._base = access, store, base
         plan = self._plan
@@ -106,11 +110,9 @@ class BucketSource:
         return Listing(plan.source, revision, tuple(files))
 
     def _connect(self, access: Access, limits: Limits) -> Any:
-        errors: Any = import_module("obstore.exceptions")
         try:
-            with _explain_for(self._plan):
-                return connect.create_bucket_store(self._address, access, limits=limits)
-        except (errors.BaseError, ValueError, TypeError):
+            return connect.create_bucket_store(self._address, access, limits=limits)
+        except (BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
             hint = "Check the form of the secret and of the address."
             raise self._error(f"cannot be opened with {access.name}", hint) from None
@@ -119,92 +121,73 @@ class BucketSource:
         """Return the files below the prefix, and the start of their keys in the bucket."""
         prefix = self._address.prefix
         base = f"{prefix}/" if prefix else ""
-        batches = self._sdk.list(store, prefix or None, chunk_size=1000)
         found: list[tuple[str, Any]] = []
+        batches: Any = obstore.list(  # pyright: ignore[reportUnknownMemberType] (arrow is optional)
+            store, prefix or None, chunk_size=1000
+        )
         for batch in batches:
             found += [(str(item["path"]), item) for item in batch]
             if len(found) > _MAX_OBJECTS:
                 hint = "Name a prefix with fewer."
                 raise self._error(f"lists more than {_MAX_OBJECTS:,} objects", hint)
-        folders = {parent for path, _ in found for parent in _parents(path)}
+        parents = (accumulate(path.split("/")[:-1], "{}/{}".format) for path, _ in found)
+        folders = set(chain.from_iterable(parents))
+        # Consoles create empty objects as folders.
         files = [
             _listed_file(path.removeprefix(base), item)
             for path, item in found
-            # Consoles create empty objects as folders.
             if item["size"] or path not in folders
         ]
         if files or not prefix:
             return files, base
         folder, slash, name = prefix.rpartition("/")
         try:
-            return [_listed_file(name, self._sdk.head(store, prefix))], folder + slash
+            return [_listed_file(name, obstore.head(store, prefix))], folder + slash
         except FileNotFoundError:
             return [], base
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
-        size = file.size or 0
-        end = size if length < 0 else start + length
-        with self._translate_errors(file):
-            if start == 0 and end == size > _MAX_REQUEST_BYTES:
-                # Works on a server without ranges, too.
-                limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
-                answer = self._get(self._connect(self._access, limits), file, {})
-                yield from map(memoryview, answer.stream(min_chunk_size=_PIECE_BYTES))
-                return
-            for at in range(start, end, _MAX_REQUEST_BYTES):
-                until = min(end, at + _MAX_REQUEST_BYTES)
-                options = {"range": (at, until)} if until - at < size else {}
-                left = until - at
-                # `bytes` would hold in memory whatever the server sends.
-                pieces = self._get(self._store, file, options).stream(min_chunk_size=_PIECE_BYTES)
-                for piece in pieces:
-                    yield memoryview(piece)[:left]
-                    left -= len(piece)
-                    if left < 0:
-                        return
-                if left:
-                    return  # the caller counts
-
-    def _get(self, store: Any, file: ListedFile, options: dict[str, Any]) -> Any:
+        end = (file.size or 0) if length < 0 else start + length
+        options: GetOptions = {}
+        if end - start != file.size:  # else it works on a server without ranges, too
+            options["range"] = (start, end)
         if file.version_tag.startswith('"'):
             options["if_match"] = file.version_tag
-        answer = self._sdk.get(store, self._base + file.path, options=options)
-        if _tag(answer.meta) != file.version_tag:
-            raise self._fault_error(FaultKind.CHANGED, file)
-        return answer
+        with self._translate_errors(file.path):
+            store = self._store
+            if length < 0:
+                limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
+                store = self._connect(self._access, limits)
+            answer = obstore.get(store, self._base + file.path, options=options)
+            yield from self._iter_block(file, answer, _tag(answer.meta), end - start)
 
     @contextmanager
-    def _translate_errors(self, file: ListedFile | None = None) -> Generator[None]:
+    def _translate_errors(self, path: str = "") -> Generator[None]:
+        """Turn errors about addresses, credentials and requests into a WeightsError."""
         try:
             yield
+        except (StoreError, IdentityError) as error:
+            text = f"cannot be read: {error.message.rstrip('.')}"
+            raise self._error(text, error.next_step) from None
         except Exception as error:
             if not is_transfer_error(error):
                 raise
-            raise self._translate(error, file) from None
+            raise self._explain(error, path) from None
 
-    def _translate(self, error: Exception, file: ListedFile | None) -> Exception:
+    def _explain(self, error: Exception, path: str) -> Exception:
+        """Return the error to raise; PermissionError for a listing that is denied."""
         fault = classify_fault(error)
-        kind = fault.kind
-        if kind in (FaultKind.NOT_FOUND, FaultKind.CHANGED):
-            kind = FaultKind.CHANGED if file else FaultKind.NO_BUCKET
-        if kind is FaultKind.DENIED and file is None:
+        if fault.kind is FaultKind.DENIED and not path:
             return PermissionError()
-        if kind in _SENTENCES:
-            return self._fault_error(kind, file)
-        reason = fault.reason or f"no usable answer, or {self._limits.read:g} s without a byte"
-        text = f"could not be read{f' at {file.path}' if file else ''} ({reason})"
+        if fault.kind in (FaultKind.NOT_FOUND, FaultKind.CHANGED) and path:
+            return self._changed_error(path)
+        if fault.kind in _SENTENCES:
+            text, hint = _SENTENCES[fault.kind]
+            kind = RangesUnsupported if fault.kind is FaultKind.NO_RANGES else WeightsError
+            return self._error(text.format(path=path, bucket=self._address.bucket), hint, kind)
+        text = f"could not be read{f' at {path}' if path else ''}"
         hint = "Check the network, and push again: what is here already is kept."
-        return self._error(text, hint, TransientError)
-
-    def _fault_error(self, kind: FaultKind, file: ListedFile | None) -> WeightsError:
-        message, hint = _SENTENCES[kind]
-        text = message.format(path=file.path if file else "", bucket=self._address.bucket)
-        error = RangesUnsupported if kind is FaultKind.NO_RANGES else WeightsError
-        return self._error(text, hint, error)
-
-    def _error(self, text: str, hint: str, kind: type[WeightsError] = WeightsError) -> WeightsError:
-        source = self._plan.source
-        return kind(f"{source} {text}.", source=source, next_step=hint)
+        return self._error(f"{text} ({fault.reason or self._no_answer})", hint, TransientError)
 
 
 def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
@@ -213,9 +196,16 @@ def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> 
     With auth, only those that it names; else those of this machine, then none, for public buckets.
     WeightsError for a malformed secret, StoreError for unusable AWS settings.
     """
-    if name := _ROLES.get(plan.auth.method):
-        request = partial(_request_credentials, plan)
-        return [connect.create_access(name, request, region=plan.auth.region)]
+    auth = plan.auth
+    if auth.method in _ROLES:
+        request, arguments = _ROLES[auth.method]
+        return [
+            connect.create_access(
+                f"the credentials of {auth.method}",
+                lambda: _rename(asdict(request(*arguments(auth)))),
+                region=auth.region,
+            )
+        ]
     if secret is not None:
         return [_secret_access(plan, address, secret)]
     machine = connect.find_machine_access(address)
@@ -236,34 +226,10 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
     return connect.create_access(name, lambda: credentials, region=region)
 
 
-def _request_credentials(plan: WeightsPlan) -> dict[str, Any]:
-    auth = plan.auth
-    with _explain_for(plan):
-        if auth.method == "GCP_OIDC":
-            account, provider = auth.service_account, auth.identity_provider
-            keys = cloud_identity.exchange_google_token(account, provider)
-        elif auth.method == "AWS_OIDC":
-            keys = cloud_identity.assume_role_with_web_identity(auth.role_arn, auth.region)
-        else:
-            keys = cloud_identity.assume_role(auth.role_arn, auth.region)
-    return _rename(asdict(keys))
-
-
 def _rename(credentials: dict[str, Any]) -> dict[str, Any]:
     """Return credentials by the names that obstore has for them."""
     names = {"session_token": "token", "account_key": "access_key"}
     return {names.get(name, name): value or None for name, value in credentials.items()}
-
-
-@contextmanager
-def _explain_for(plan: WeightsPlan) -> Generator[None]:
-    """Turn errors about addresses and credentials into a WeightsError that names the source."""
-    try:
-        yield
-    except (StoreError, IdentityError) as error:
-        source = "" if plan.source in error.message else f"{plan.source}: "
-        text = source + error.message
-        raise WeightsError(text, source=plan.source, next_step=error.next_step) from None
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:
@@ -276,8 +242,3 @@ def _tag(item: Any) -> str:
     if tag:
         return tag if tag.startswith(('"', "W/")) else f'"{tag}"'
     return str(item.get("version") or item.get("last_modified") or "")
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path

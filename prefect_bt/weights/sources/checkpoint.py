@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from prefect_bt.checkpoints.committed import catalog
-from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.errors import (
     NotFoundError,
     ObjectNotFound,
@@ -25,9 +24,13 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.sources.protocol import SourceRequest, TransientError
+from prefect_bt.weights.sources.protocol import (
+    Source,
+    SourceRequest,
+    TransientError,
+    source_error,
+)
 
-_CHUNK_BYTES: Final = 8 << 20
 _LATEST: Final = "latest"
 
 
@@ -36,22 +39,18 @@ def checkpoint_revision(manifest_key: str) -> str:
     return hashlib.sha256(manifest_key.encode()).hexdigest()[:40]
 
 
-class CheckpointSource:
-    """Implements Source of sources.protocol."""
-
-    pinned_revision = ""
-    detects_changes = True
+class CheckpointSource(Source):
+    """The files of the lowest rank of a committed checkpoint."""
 
     def __init__(self, plan: WeightsPlan, store: Store) -> None:
-        self._source, self._store = plan.source, store
-        self._entries: dict[str, ManifestEntry] = {}
+        super().__init__(plan.source)
+        self._store = store
 
     @classmethod
     def open(cls, request: SourceRequest) -> CheckpointSource:
         if request.store is None:
-            source = request.plan.source
-            what = f"{source} is in a store, and no store is configured here."
-            raise WeightsError(what, source=source, next_step="Set PREFECT_BT_STORE.")
+            text = "is in a store, and no store is configured here"
+            raise source_error(request.plan.source, text, "Set PREFECT_BT_STORE.")
         return cls(request.plan, request.store)
 
     def list_files(self) -> Listing:
@@ -60,54 +59,45 @@ class CheckpointSource:
         except PrefectBtError as error:
             raise self._explain(error) from error
         part = min(found.manifests, key=lambda part: part.rank)
-        self._entries = {entry.path: entry for entry in part.entries}
         files = tuple(ListedFile(e.path, e.size, e.sha256, version_tag=e.key) for e in part.entries)
         return Listing(self._source, checkpoint_revision(part.key), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
-        end = (file.size or 0) if length < 0 else start + length
-        key = self._entries[file.path].key
+        size = (file.size or 0) - start if length < 0 else length
         try:
-            for at in range(start, end, _CHUNK_BYTES):
-                yield self._store.get_range(key, start=at, length=min(_CHUNK_BYTES, end - at))
+            yield self._store.get_range(file.version_tag, start=start, length=size)
         except ObjectNotFound as error:
-            what = f"{self._source}: {file.path} is missing: the checkpoint was deleted."
-            hint = "Name another checkpoint."
-            raise WeightsError(what, source=self._source, next_step=hint) from error
+            text = f"was deleted: {file.path} is missing"
+            raise self._error(text, "Name another checkpoint.") from error
         except StoreError as error:
             raise self._explain(error) from error
 
     def _find(self) -> catalog.CommittedCheckpoint:
         reference, _, checkpoint = self._source.removeprefix("bt://").partition("/")
-        project_name, at, job_name = reference.rpartition("@")
-        if not at:
-            project_name, job_name = reference, _LATEST
+        if "@" not in reference:
+            reference += f"@{_LATEST}"
+        project_name, _, job_name = reference.rpartition("@")
         ledger = Ledger(self._store)
         project = ledger.get_project(project_name)
-        for job in self._jobs(ledger, project.id, job_name):
-            if checkpoint:
-                committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
-                found = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
-            else:
-                found = [catalog.find_newest(self._store, job.project_id, job.id)]
-            if found and found[-1]:
-                return found[-1]
+        jobs = ledger.list_jobs(project_id=project.id)
+        named = [job for job in jobs if job_name in {_LATEST, job.id, job.name}]
+        if not named and job_name != _LATEST:
+            listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
+            raise NotFoundError("job", job_name, next_step=f"That project has: {listed}.")
+        for job in reversed(named):
+            if found := self._find_in(job, checkpoint.strip("/")):
+                return found
         where = f"project {project.name}" if job_name == _LATEST else f"job {job_name}"
         hint = "`prefect-bt checkpoints list --job-id …` shows what a job has committed."
         raise NotFoundError("checkpoint", f"{checkpoint or 'latest'} of {where}", next_step=hint)
 
-    def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
-        """Return the jobs with that name or id, or all for `latest`, the newest first."""
-        jobs = ledger.list_jobs(project_id=project_id)
-        if name == _LATEST:
-            return jobs[::-1]
-        named = [job for job in jobs if name in {job.id, job.name}]
-        if named:
-            return named[::-1]
-        listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
-        raise NotFoundError("job", name, next_step=f"That project has: {listed}.")
+    def _find_in(self, job: JobRecord, checkpoint: str) -> catalog.CommittedCheckpoint | None:
+        if not checkpoint:
+            return catalog.find_newest(self._store, job.project_id, job.id)
+        committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
+        return next((one for one in committed[::-1] if one.checkpoint_id == checkpoint), None)
 
     def _explain(self, error: PrefectBtError) -> WeightsError:
         kind = TransientError if isinstance(error, StoreError) else WeightsError
         hint = error.next_step or "Check the project, the job, the checkpoint and the store."
-        return kind(f"{self._source}: {error.message}", source=self._source, next_step=hint)
+        return self._error(f"cannot be read: {error.message.rstrip('.')}", hint, kind)

@@ -6,12 +6,9 @@ import hashlib
 import json
 import re
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
-
-from prefect_bt.errors import WeightsError
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 """Matched in full, because digests become paths and object keys."""
@@ -51,22 +48,6 @@ class Listing:
 def quote(found: object) -> str:
     """Return text from a server as a message shows it: short, without control characters."""
     return _REPR.repr(found)
-
-
-def validate_paths(source: str, paths: Collection[str]) -> None:
-    """WeightsError for a path that is outside the mount, impossible, or in another file."""
-    for path in paths:
-        if path.startswith(".cache/huggingface/") or not is_mountable(path):
-            what = f"{source} lists a file named {quote(path)}, which cannot be below the mount."
-            hint = "Nothing was downloaded. Exclude it with ignore_patterns, or tell its owner."
-            raise WeightsError(what, source=source, next_step=hint)
-    # No name contains NUL, so the paths in a folder follow the folder directly.
-    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
-    for above, below in pairwise(ordered):
-        if below.startswith(f"{above}/"):
-            what = f"{source} lists {quote(above)} as a file and {quote(below)} as a file in it."
-            hint = "Exclude one of them with ignore_patterns."
-            raise WeightsError(what, source=source, next_step=hint)
 
 
 def is_mountable(path: str) -> bool:

@@ -5,30 +5,27 @@ Files are copied, not linked: a mount must not change when the original is edite
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import stat
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NoReturn
 
-from prefect_bt.errors import WeightsError
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.sources.protocol import SourceRequest
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.sources.protocol import Source, SourceRequest
 
 _PIECE_BYTES: Final = 1 << 20
 
 
-class FolderSource:
-    """Implements sources.protocol.Source."""
+class FolderSource(Source):
+    """The files below a folder, links to files included."""
 
-    pinned_revision = ""
     detects_changes = False
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        super().__init__(source)
         self._folder = Path(source.removeprefix("file://"))
 
     @classmethod
@@ -36,32 +33,28 @@ class FolderSource:
         return cls(request.plan.source)
 
     def list_files(self) -> Listing:
-        """Return the current files. The revision is a digest of names, sizes, times and inodes."""
         if not self._folder.is_dir():
-            what = f"{self._source}: {str(self._folder)!r} is not a folder on this machine."
             hint = "Check the path; for one file, name its folder and give allow_patterns."
-            raise WeightsError(what, source=self._source, next_step=hint)
+            raise self._error("is not a folder on this machine", hint)
         try:
-            found = sorted(self._walk())
+            files = tuple(sorted(self._walk(), key=attrgetter("path")))
         except OSError as error:
             self._raise_unreadable(error)
-        revision = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:40]
-        files = (ListedFile(path, size, version_tag=str(at)) for path, size, at, _ in found)
-        return Listing(self._source, revision, tuple(files))
+        return Listing(self._source, compute_revision(files), files)
 
-    def _walk(self) -> Iterator[tuple[str, int, int, int]]:
-        """Yield the path, size, time in nanoseconds and inode of each file."""
+    def _walk(self) -> Iterator[ListedFile]:
         for place, folders, names in os.walk(self._folder, onerror=self._raise_unreadable):
             linked = [name for name in folders if (Path(place) / name).is_symlink()]
             for name in [*linked, *names]:
                 path = Path(place) / name
                 facts = path.stat()
                 if not stat.S_ISREG(facts.st_mode):
-                    what = f"{self._source} has {str(path)!r}, which is neither a file nor a folder"
+                    text = f"has {str(path)!r}, which is neither a file nor a folder of it"
                     hint = "Only regular files, folders and links to files can be mirrored."
-                    raise WeightsError(f"{what} of it.", source=self._source, next_step=hint)
+                    raise self._error(text, hint)
                 relative = path.relative_to(self._folder).as_posix()
-                yield relative, facts.st_size, facts.st_mtime_ns, facts.st_ino
+                tag = f"{facts.st_mtime_ns}-{facts.st_ino}"
+                yield ListedFile(relative, facts.st_size, version_tag=tag)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         left = length if length >= 0 else sys.maxsize
@@ -75,6 +68,5 @@ class FolderSource:
             self._raise_unreadable(error)
 
     def _raise_unreadable(self, error: OSError) -> NoReturn:
-        what = f"{self._source} could not be copied ({error})."
         hint = "Check that it can be read, and that the disk has room."
-        raise WeightsError(what, source=self._source, next_step=hint) from error
+        raise self._error(f"could not be copied ({error})", hint) from error

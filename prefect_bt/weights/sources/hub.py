@@ -1,70 +1,141 @@
 """The Hugging Face Hub as a weights source: revision to commit, listing, blocks of files.
 
-The token is sent to the Hub only. No token of the environment is used.
+The token is sent to the Hub only. No token of the environment is used. A server at HF_ENDPOINT is
+not trusted: digests and commits become paths, keys of objects and parts of URLs.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import quote as quote_url
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants
+from huggingface_hub.utils import validate_repo_id
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights.sources import hub_responses
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, Listing, quote
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
 
-if TYPE_CHECKING:
-    from obstore.store import HTTPStore
+MAX_PAGE_BYTES: Final = 8 << 20
+"""The Hub sends pages of 1000 files, half a megabyte."""
+MAX_PAGE_SECONDS: Final = 300.0
+MAX_ENTRIES: Final = 200_000
+"""Twice the Hub's limit for a repository."""
+MAX_PAGES: Final = 2_000
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""A commit, and the id of git's blob object."""
+_NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
+_T = TypeVar("_T")
+_Sha1 = Annotated[str, Field(pattern=f"^{_COMMIT.pattern}$")]
+_Sha256 = Annotated[str, Field(pattern=f"^{SHA256.pattern}$")]
+_Size = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+
+
+class MalformedResponse(HttpFault):
+    """An answer that no Hub sends. `reason` is a short part of a sentence without controls."""
+
+
+class _Repository(BaseModel):
+    sha: _Sha1
+
+
+class _Pointer(BaseModel):
+    oid: _Sha256
+    size: _Size
+
+
+class _File(BaseModel):
+    path: Annotated[str, Field(max_length=4096)]
+    """Longer paths are not even compared with patterns."""
+    size: _Size
+    oid: _Sha1
+    lfs: _Pointer | None = None
+
+    def to_listed(self) -> ListedFile:
+        if self.lfs:
+            return ListedFile(self.path, self.lfs.size, sha256=self.lfs.oid)
+        return ListedFile(self.path, self.size, git_sha1=self.oid)
+
+
+_REPOSITORY: Final = TypeAdapter(_Repository)
+_ENTRIES: Final = TypeAdapter(list[dict[str, Any]])
+_FILES: Final = TypeAdapter(list[_File])
 
 
 class HubSource(HttpSource):
-    """Implements Source and SupportsRevision of sources.protocol."""
-
-    _setting = "HF_ENDPOINT"
+    """A repository of the Hub. Implements SupportsRevision of sources.protocol."""
 
     def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
         super().__init__(source, token, stall_timeout=stall_timeout)
         self._repo_id, _, self._revision = source.removeprefix("hf://").partition("@")
         self._commit = self.pinned_revision
-        self._store: HTTPStore | None = None
 
     @property
     def pinned_revision(self) -> str:
-        return self._revision if hub_responses.COMMIT.fullmatch(self._revision) else ""
+        return self._revision if _COMMIT.fullmatch(self._revision) else ""
 
     def resolve_revision(self) -> str:
-        at = f"/revision/{quote(self._revision, safe='')}" if self._revision else ""
+        at = f"/revision/{quote_url(self._revision, safe='')}" if self._revision else ""
         with self._translate_errors():
-            document, _ = self._get_document(f"{self._repo_url('/api/models')}{at}?expand=sha")
-            self._commit = hub_responses.parse_commit(document)
+            document, _ = self._get_page(f"{self._repo_url('/api/models')}{at}?expand=sha")
+            self._commit = _validate(_REPOSITORY, document).sha
         return self._commit
 
     def list_files(self) -> Listing:
         commit = self._commit or self.resolve_revision()
         with self._translate_errors():
             url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
-            files = tuple(hub_responses.iter_files(self._get_document, url))
+            files = tuple(file.to_listed() for file in self._iter_files(url))
         return Listing(self._source, commit, files)
 
-    def _locate(self, file: ListedFile, *, whole: bool) -> tuple[HTTPStore, str]:
-        """Small files need no request for a redirect; the Hub limits requests for the others."""
-        if not whole:
-            return super()._locate(file, whole=whole)
-        with self._lock:
-            self._store = self._store or self._open_store(self._repo_url(), self._token)
-            return self._store, f"resolve/{self._commit}/{file.path}"
+    def _iter_files(self, url: str) -> Iterator[_File]:
+        """Yield the files of a listing, whose first page is at `url`."""
+        requested: set[str] = set()
+        entries = 0
+        while url:
+            requested.add(url)
+            document, link = self._get_page(url)
+            page = _validate(_ENTRIES, document)
+            entries += len(page)
+            if entries > MAX_ENTRIES or len(requested) > MAX_PAGES:
+                text = f"has more than {MAX_ENTRIES:,} files, or {MAX_PAGES:,} pages"
+                raise MalformedResponse(text)
+            yield from _validate(_FILES, [entry for entry in page if entry.get("type") == "file"])
+            # The token is sent to where `url` is; the link of a mirror may name the Hub itself.
+            found = _NEXT_LINK.search(link)
+            url = urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
+            if url in requested:
+                raise MalformedResponse("names a page as the next one that it sent before")
 
-    def _file_url(self, file: ListedFile) -> str:
-        return f"{self._repo_url()}/resolve/{self._commit}/{quote(file.path)}"
+    def _get_page(self, url: str) -> tuple[Any, str]:
+        """Return the JSON of an answer, and its header about the next page."""
+        body, deadline = bytearray(), time.monotonic() + MAX_PAGE_SECONDS
+        with self._get(url) as answer:
+            for piece in answer.iter_raw():
+                body += piece
+                if len(body) > MAX_PAGE_BYTES:
+                    raise MalformedResponse(f"has more than {MAX_PAGE_BYTES >> 20} MiB")
+                if time.monotonic() > deadline:
+                    raise HttpFault(f"no page in {MAX_PAGE_SECONDS:g} s")
+        try:
+            return json.loads(body), answer.headers.get("Link", "")
+        except RecursionError:
+            raise MalformedResponse("is nested too deeply") from None
+        except ValueError:  # most often an error page of a proxy
+            raise HttpFault("the answer is no JSON") from None
+
+    def _locate(self, file: ListedFile) -> tuple[str, str]:
+        return self._repo_url(), f"resolve/{self._commit}/{file.path}"
 
     def _repo_url(self, prefix: str = "") -> str:
         """Return the repository's URL at the Hub, or at the part of the Hub below `prefix`."""
-        from huggingface_hub import constants
-        from huggingface_hub.utils import validate_repo_id
-
         if constants.is_offline_mode():
             step = "Unset it, or name a commit that was mirrored before: hf://owner/repo@<commit>."
             raise self._error("cannot be read: HF_HUB_OFFLINE is set", step)
@@ -72,39 +143,27 @@ class HubSource(HttpSource):
             validate_repo_id(self._repo_id)
         except ValueError:
             raise self._error("is no repository", "Write hf://owner/repo[@revision].") from None
-        return f"{_endpoint()}{prefix}/{self._repo_id}"
-
-    def _get_document(self, url: str) -> tuple[Any, Mapping[str, str]]:
-        """Return the JSON of an answer, and its headers."""
-        deadline = time.monotonic() + hub_responses.MAX_PAGE_SECONDS
-        with self._get(url) as answer:
-            return hub_responses.read_document(answer.iter_raw(), deadline), answer.headers
+        return f"{constants.ENDPOINT}{prefix}/{self._repo_id}"
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
-        if isinstance(fault, hub_responses.MalformedResponse):
-            what = f"cannot be used: the answer of {_endpoint()} {fault.reason}"
+        if isinstance(fault, MalformedResponse):
+            text = f"cannot be used: the answer of {constants.ENDPOINT} {fault.reason}"
             hint = "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust."
-            return self._error(what, hint)
+            return self._error(text, hint)
         match _error_code(fault):
             case "GatedRepo":
                 return self._error("is gated", f"Accept its terms on the Hub. {self._access_step}")
             case "RevisionNotFound":
                 return self._error("has no such revision", "Check the text after the @.")
             case "RepoNotFound":
-                what = f"does not exist at {_endpoint()}, or is private"
-                return self._error(what, f"Check its name. {self._access_step}")
+                text = f"does not exist at {constants.ENDPOINT}, or is private"
+                return self._error(text, f"Check its name. {self._access_step}")
             case _:
                 return super()._explain(fault, path)
 
-    def _describe(self, path: str) -> str:
-        file = f": {path}" if path else ""
-        return f"{self._source}{file} could not be read from {_endpoint()}"
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
+    @property
+    def _setting(self) -> str:
+        return f"HF_ENDPOINT ({constants.ENDPOINT})"
 
 
 def _error_code(fault: HttpFault) -> str:
@@ -113,3 +172,17 @@ def _error_code(fault: HttpFault) -> str:
     wrong_token = "Invalid credentials" in fault.headers.get("X-Error-Message", "")
     hidden = fault.status == 401 and fault.headers and not wrong_token
     return "" if fault.is_transient else code or ("RepoNotFound" if hidden else "")
+
+
+def _validate(form: TypeAdapter[_T], document: Any) -> _T:
+    """Return the answer as `form`. MalformedResponse with the first value that does not fit."""
+    try:
+        return form.validate_python(document)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = [f"entry {part}" if isinstance(part, int) else part for part in problem["loc"]]
+        if len(place) > 1:
+            place[0] = quote(document[problem["loc"][0]].get("path"))
+        where = " of ".join(reversed(place)) or "the answer"
+        text = f"gives {quote(problem['input'])} as {where}: {problem['msg']}"
+        raise MalformedResponse(text) from None

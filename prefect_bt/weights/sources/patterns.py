@@ -9,12 +9,12 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
-from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing, quote, validate_paths
-from prefect_bt.weights.url_redaction import redact_url
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing, is_mountable, quote
+from prefect_bt.weights.sources.protocol import source_error
 
 _WILDCARDS: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _PIECE: Final = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]+\]|[^*?\[]+|\[")
@@ -25,22 +25,34 @@ def select_files(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
 
     WeightsError for no file, for a path of two different files, or for one that cannot be mounted.
     """
-    source = redact_url(plan.source)
     files = {file.path: file for file in listing.files}
     for file in listing.files:
         if files[file.path] != file:
-            what = f"{source} lists {quote(file.path)} twice, and not the same file."
+            text = f"lists {quote(file.path)} twice, and not the same file"
             hint = "Nothing was downloaded. Report the listing to the owner of the source."
-            raise WeightsError(what, source=plan.source, next_step=hint)
+            raise source_error(plan.source, text, hint)
     selected = filter_paths(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     if not selected:
-        reason, hint = "it is empty", "Check the source."
-        if files:
-            reason = f"the patterns match none of its {len(files)} files"
-            hint = "`*` matches the top level only; `**/*` matches every folder."
-        raise WeightsError(f"{source}: {reason}.", source=plan.source, next_step=hint)
-    validate_paths(source, selected)
+        reason = f"the patterns match none of its {len(files)} files" if files else "it is empty"
+        hint = "`*` matches the top level only; `**/*` matches every folder."
+        raise source_error(plan.source, f"has no files to mirror: {reason}", hint)
+    _validate_paths(plan.source, selected)
     return [files[path] for path in selected]
+
+
+def _validate_paths(source: str, paths: Sequence[str]) -> None:
+    """WeightsError for a path that is outside the mount, impossible, or in another file."""
+    for path in paths:
+        if path.startswith(".cache/huggingface/") or not is_mountable(path):
+            text = f"lists a file named {quote(path)}, which cannot be below the mount"
+            hint = "Nothing was downloaded. Exclude it with ignore_patterns, or tell its owner."
+            raise source_error(source, text, hint)
+    # No name contains NUL, so the paths in a folder follow the folder directly.
+    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
+    for above, below in pairwise(ordered):
+        if below.startswith(f"{above}/"):
+            text = f"lists {quote(above)} as a file and {quote(below)} as a file in it"
+            raise source_error(source, text, "Exclude one of them with ignore_patterns.")
 
 
 def filter_paths(

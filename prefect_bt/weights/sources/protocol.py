@@ -1,26 +1,35 @@
-"""The protocol of a weights source, and the table of its adapters."""
+"""The base classes of weights sources, and the table of their adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.object_store.connect import Limits
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.url_redaction import redact_url
+
+if TYPE_CHECKING:
+    from obstore import GetResult
 
 STALL_TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection is closed and opened again."""
+_CONNECT_TIMEOUT: Final = 10.0
+_MAX_BLOCK_SECONDS: Final = 300.0
+_PIECE_BYTES: Final = 1 << 20
+"""Bytes of a body that are lost, at most, when it ends early."""
 
 SOURCES: Final[dict[str, str]] = {
     "hf": "prefect_bt.weights.sources.hub:HubSource",
     **dict.fromkeys(
         ("s3", "r2", "cw", "gs", "azure"), "prefect_bt.weights.sources.bucket:BucketSource"
     ),
-    "https": "prefect_bt.weights.sources.https:WebSource",
+    "https": "prefect_bt.weights.sources.http_source:WebSource",
     "file": "prefect_bt.weights.sources.folder:FolderSource",
     "bt": "prefect_bt.weights.sources.checkpoint:CheckpointSource",
 }
@@ -48,31 +57,69 @@ class SourceRequest:
     stall_timeout: float = STALL_TIMEOUT
 
 
-class Source(Protocol):
+class Source:
     """One source. Its methods block; several threads call them. Opening it sends no request."""
+
+    detects_changes = True
+    """Whether `read` fails for a file that changed since it was listed."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
 
     @property
     def pinned_revision(self) -> str:
         """Return the revision in the source's URI; "" when only upstream knows it."""
-        ...
-
-    @property
-    def detects_changes(self) -> bool:
-        """Return whether `read` fails for a file that changed since it was listed."""
-        ...
+        return ""
 
     def list_files(self) -> Listing:
         """Return the files of the current revision. Raise WeightsError or TransientError."""
-        ...
+        raise NotImplementedError
 
-    def read(
-        self, file: ListedFile, *, start: int, length: int
-    ) -> Iterator[bytes] | Iterator[memoryview]:
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         """Yield `length` bytes from `start` (-1: to the end), once the revision is known.
 
         Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
         """
-        ...
+        raise NotImplementedError
+
+    def _error(
+        self, text: str, next_step: str, kind: type[WeightsError] = WeightsError
+    ) -> WeightsError:
+        return source_error(self._source, text, next_step, kind)
+
+
+class RemoteSource(Source):
+    """A source whose blocks are read with obstore. Its caller retries."""
+
+    def __init__(self, source: str, stall_timeout: float = STALL_TIMEOUT) -> None:
+        super().__init__(source)
+        connect = min(_CONNECT_TIMEOUT, stall_timeout)
+        # A block has minutes at most, however slowly its bytes arrive.
+        seconds = max(_MAX_BLOCK_SECONDS, 10 * stall_timeout)
+        self._limits = Limits(connect, stall_timeout, seconds, retries=0)
+        limits = f"no connection in {connect:g} s, or no byte for {stall_timeout:g} s"
+        self._no_answer = f"no usable answer, {limits}"
+        """The reason of a fault that shows no other."""
+
+    def _iter_block(
+        self, file: ListedFile, answer: GetResult, tag: str, length: int
+    ) -> Iterator[memoryview]:
+        """Yield the bytes of an answer, at most `length`, if the file has not changed."""
+        self._check_version(file, tag, answer.meta["size"])
+        # As fast as `GetResult.bytes`, which holds in memory whatever the server sends.
+        for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+            yield memoryview(piece)[:length]
+            length -= len(piece)
+            if length < 0:  # at 0 the loop ends the body, so that the connection is kept
+                return
+
+    def _check_version(self, file: ListedFile, tag: str, size: int | None) -> None:
+        if tag != (file.version_tag or tag) or size not in {file.size, None}:
+            raise self._changed_error(file.path)
+
+    def _changed_error(self, path: str) -> WeightsError:
+        text = f"changed while it was read: {path} is another file now"
+        return self._error(text, "Push again when nothing writes there.")
 
 
 @runtime_checkable
@@ -84,12 +131,19 @@ class SupportsRevision(Protocol):
         ...
 
 
+def source_error(
+    source: str, text: str, next_step: str, kind: type[WeightsError] = WeightsError
+) -> WeightsError:
+    """Return an error about a source; `text` goes on after its URI, without a stop at its end."""
+    return kind(f"{redact_url(source)} {text}.", source=source, next_step=next_step)
+
+
 def open_source(request: SourceRequest) -> Source:
     """Open a source without a request. WeightsError for a wrong scheme, address or secret."""
     source = request.plan.source
     target = SOURCES.get(source.partition("://")[0])
     if target is None:
         hint = f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}."
-        raise WeightsError(f"There is no source {source!r}.", source=source, next_step=hint)
+        raise source_error(source, "is no known kind of source", hint)
     module, _, name = target.partition(":")
     return cast("Source", getattr(import_module(module), name).open(request))

@@ -6,9 +6,7 @@ place. Formats: docs/compatibility.md, Weights sources and their authentication.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
@@ -16,6 +14,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsPlan
 
 DEFAULT_REGION: Final = "us-east-1"
+_Form = TypeVar("_Form", bound=BaseModel)
 _Text = Annotated[str, Field(min_length=1)]
 _AzureFields = dict[Literal["account_key", "sas_token"], _Text]
 _S3: Final = (
@@ -23,6 +22,7 @@ _S3: Final = (
     "aws_session_token"
 )
 _GOOGLE: Final = "a service account's JSON key, with type, client_email and private_key"
+_TOKEN: Final = "the token alone, on one line"
 _AZURE: Final = "an account key, a SAS token, or JSON with one of account_key and sas_token"
 
 
@@ -47,51 +47,41 @@ class _AzureSecret(RootModel[_AzureFields], str_strip_whitespace=True):
 
 def parse_s3_secret(plan: WeightsPlan, text: str) -> S3Secret:
     """Return the key from JSON without unknown keys; WeightsError."""
-    with _explain(plan, _S3):
-        return S3Secret.model_validate_json(text)
+    return _parse(plan, S3Secret, text, _S3)
 
 
 def parse_google_secret(plan: WeightsPlan, text: str) -> str:
     """Return the JSON key of a service account unchanged, after a check; WeightsError."""
-    with _explain(plan, _GOOGLE):
-        _GoogleKey.model_validate_json(text)
+    _parse(plan, _GoogleKey, text, _GOOGLE)
     return text
 
 
 def parse_azure_secret(plan: WeightsPlan, text: str) -> dict[str, str]:
     """Return `{"account_key": …}` or `{"sas_token": …}`, from JSON or from one bare value."""
-    text = text.strip()
-    if text.startswith("{"):
-        with _explain(plan, _AZURE):
-            [(name, value)] = _AzureSecret.model_validate_json(text).root.items()
-    elif _is_single_token(text):
-        # A key is base64; a SAS token is a query string with a signature.
-        name, value = "sas_token" if "sig=" in text else "account_key", text
+    if text.strip().startswith("{"):
+        [(name, value)] = _parse(plan, _AzureSecret, text, _AZURE).root.items()
     else:
-        raise _secret_error(plan, "is no key and no token", _AZURE)
+        value = parse_token(plan, text, _AZURE)
+        # A key is base64; a SAS token is a query string with a signature.
+        name = "sas_token" if "sig=" in value else "account_key"
     return {name: value.lstrip("?")}
 
 
-def parse_token(plan: WeightsPlan, text: str) -> str:
-    """Return a token on one line that a header can contain; WeightsError."""
+def parse_token(plan: WeightsPlan, text: str, expected: str = _TOKEN) -> str:
+    """Return one word that a header can contain; WeightsError."""
     token = text.strip()
-    if not _is_single_token(token):
-        raise _secret_error(plan, "is no token", "the token alone, on one line")
+    if not token.isascii() or not token.isprintable() or len(token.split()) != 1:
+        raise _secret_error(plan, expected)
     return token
 
 
-def _is_single_token(text: str) -> bool:
-    return bool(text) and text.isascii() and all(" " < sign != "\x7f" for sign in text)
-
-
-@contextmanager
-def _explain(plan: WeightsPlan, expected: str) -> Generator[None]:
+def _parse(plan: WeightsPlan, form: type[_Form], text: str, expected: str) -> _Form:
     try:
-        yield
+        return form.model_validate_json(text)
     except ValidationError:
-        raise _secret_error(plan, "is malformed", expected) from None
+        raise _secret_error(plan, expected) from None
 
 
-def _secret_error(plan: WeightsPlan, problem: str, expected: str) -> WeightsError:
-    what = f"The secret {plan.secret!r} of {plan.source} {problem}."
+def _secret_error(plan: WeightsPlan, expected: str) -> WeightsError:
+    what = f"The secret {plan.secret!r} of {plan.source} is malformed."
     return WeightsError(what, source=plan.source, next_step=f"It must hold {expected}.")

@@ -287,7 +287,7 @@ def test_a_connection_without_a_byte_is_made_again(
     assert mirrored(plan(made), tmp_path, stall_timeout=5.0) == FILES
     assert (silent.hits, middle.hits) == (1, 1)
     server.on(Hang(), method="GET", path="model.bin", times=None)
-    assert "without a byte" in refused(plan(made), tmp_path / "2", stall_timeout=0.5)
+    assert "no byte for 0.5 s" in refused(plan(made), tmp_path / "2", stall_timeout=0.5)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.bucket import BucketSource
 from prefect_bt.weights.sources.file_listing import ListedFile
-from prefect_bt.weights.sources.https import WebSource
+from prefect_bt.weights.sources.http_source import WebSource
 from prefect_bt.weights.sources.hub import HubSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
 from tests.weights.conftest import mirror
@@ -300,7 +300,7 @@ def test_a_file_without_end_does_not_fill_the_disk(raw_bucket: _Raw, tmp_path: P
             sent += 1 << 20
 
     raw_bucket.answer = endless
-    with pytest.raises(WeightsError, match=f"damaged twice: it has .* bytes, not {SIZE}"):
+    with pytest.raises(WeightsError, match="changed while it was read"):
         mirror(WeightsPlan("s3://b/model", "/w", "k1"), tmp_path)
     assert sent < 256 << 20
 
