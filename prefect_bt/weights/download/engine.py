@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.host.allocator import reuse_freed_memory
 from prefect_bt.host.cgroup import count_cpus
 from prefect_bt.host.job_lock import is_free
 from prefect_bt.text.progress import ProgressMeter
@@ -102,6 +103,7 @@ class Download:
         WeightsError or OSError; bytes that arrived are kept for the next run.
         """
         self._batches = batches
+        reuse_freed_memory()
         least, most = CONNECTIONS
         try:
             run_workers(max(least, min(4 * count_cpus(), most)), self._step, self._stop)
