@@ -44,18 +44,15 @@ NOW = Arranged()
 class ArrangedSource:
     """Implements weights.sources.protocol.Source."""
 
-    pinned_revision = ""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, request: Any) -> None:
+        self._source = request.plan.source
 
     @property
     def detects_changes(self) -> bool:
         return NOW.pins
 
-    @classmethod
-    def open(cls, request: Any) -> ArrangedSource:
-        return cls(request.plan.source)
+    def resolve_revision(self) -> str:
+        return ""
 
     def list_files(self) -> Listing:
         files = tuple(

@@ -128,16 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
 class RangedSource:
     """Implements weights.sources.protocol.Source."""
 
-    pinned_revision = ""
     detects_changes = True
 
-    def __init__(self, address: str) -> None:
-        self._host = urlsplit(address).netloc
-        self._source = address
+    def __init__(self, request: Any) -> None:
+        self._source = request.plan.source
+        self._host = urlsplit(self._source).netloc
 
-    @classmethod
-    def open(cls, request: Any) -> RangedSource:
-        return cls(request.plan.source)
+    def resolve_revision(self) -> str:
+        return ""
 
     def _get(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host, timeout=PATIENCE)

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import obstore
 from obstore.exceptions import BaseError
 
-from prefect_bt.credentials import cloud_identity
+from prefect_bt.credentials import cloud_identity, secret_fields
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
 from prefect_bt.object_store import connect
 from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
 from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
 from prefect_bt.weights.sources.protocol import (
@@ -68,18 +67,14 @@ class BucketSource(RemoteSource):
     """The objects below a prefix of a bucket, listed with the first credentials that may."""
 
     def __init__(self, request: SourceRequest) -> None:
-        super().__init__(request.plan.source, request.stall_timeout)
+        super().__init__(request)
         self._plan = request.plan
         with self._translate_errors():
-            self._address = parse_bucket_url(request.plan.source)
+            self._address = parse_bucket_url(self._source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
         self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
-
-    @classmethod
-    def open(cls, request: SourceRequest) -> BucketSource:
-        return cls(request)
 
     def list_files(self) -> Listing:
         """List with the first credentials that the server accepts, and keep them for reads."""
@@ -202,7 +197,7 @@ def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> 
         return [
             connect.create_access(
                 f"the credentials of {auth.method}",
-                lambda: _rename(asdict(request(*arguments(auth)))),
+                lambda: asdict(request(*arguments(auth))),
                 region=auth.region,
             )
         ]
@@ -220,16 +215,10 @@ def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access
     if address.scheme == "azure":
         fields = secret_fields.parse_azure_secret(plan, secret)
     else:
-        fields = secret_fields.parse_s3_secret(plan, secret).model_dump()
+        found = secret_fields.parse_s3_secret(plan, secret).model_dump()
+        fields = {name: value or None for name, value in found.items()}
         region = fields.pop("region") or secret_fields.DEFAULT_REGION
-    credentials = _rename({**fields, "expires_at": None})
-    return connect.create_access(name, lambda: credentials, region=region)
-
-
-def _rename(credentials: dict[str, Any]) -> dict[str, Any]:
-    """Return credentials by the names that obstore has for them."""
-    names = {"session_token": "token", "account_key": "access_key"}
-    return {names.get(name, name): value or None for name, value in credentials.items()}
+    return connect.create_access(name, lambda: {**fields, "expires_at": None}, region=region)
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:

@@ -24,13 +24,9 @@ class FolderSource(Source):
 
     detects_changes = False
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
-        self._folder = Path(source.removeprefix("file://"))
-
-    @classmethod
-    def open(cls, request: SourceRequest) -> FolderSource:
-        return cls(request.plan.source)
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
+        self._folder = Path(self._source.removeprefix("file://"))
 
     def list_files(self) -> Listing:
         if not self._folder.is_dir():

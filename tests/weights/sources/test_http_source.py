@@ -23,7 +23,7 @@ from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.http_source import WebSource
 from prefect_bt.weights.sources.hub import HubSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
-from tests.weights.conftest import mirror
+from tests.weights.conftest import mirror, requested
 from tests.weights.hub_server import Hub
 
 COMMIT = "0123456789" * 4
@@ -79,13 +79,13 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Host]:
 
 def stream(url: str, token: str = "") -> bytes:
     """Read with httpx."""
-    source = WebSource(url, token, stall_timeout=0.5)
+    source = WebSource(requested(url, token, stall_timeout=0.5))
     return b"".join(source.read(ListedFile("f", BODY), start=0, length=-1)).rstrip()
 
 
 def block(url: str, token: str = "") -> bytes:
     """Read with obstore."""
-    source = WebSource(url, token, stall_timeout=0.5)
+    source = WebSource(requested(url, token, stall_timeout=0.5))
     return b"".join(source.read(ListedFile("f", BODY), start=0, length=BODY)).rstrip()
 
 
@@ -137,7 +137,7 @@ def test_a_token_follows_no_second_redirect(host: _Host, monkeypatch: pytest.Mon
     other = _Host()
     host.redirects = {f"/o/r/resolve/{COMMIT}/f": f"http://{other.address}/there"}
     other.redirects = {"/there": "/last"}
-    source = HubSource(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=0.5)
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=0.5))
     try:
         for length in (BODY, -1):
             data = b"".join(source.read(ListedFile("f", BODY), start=0, length=length))
@@ -213,7 +213,7 @@ def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Raw]:
 
 
 def read(start: int = 10, length: int = 10) -> bytes:
-    source = HubSource(f"hf://o/r@{COMMIT}", "", stall_timeout=0.5)
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", stall_timeout=0.5))
     return b"".join(source.read(ListedFile("model", SIZE), start=start, length=length))
 
 
@@ -345,7 +345,7 @@ NAMES = ["a b#c?d%20e.json", "ü/ñ.bin", "a\\b", "%2e%2e/x", "[a]*'\"&;=", " a 
 def test_names_of_files(here: Hub, name: str) -> None:
     data = {"a": b"wrong", name: b"right!"}
     commit = here.repos["o/r"].commit(data)
-    source, file = HubSource(f"hf://o/r@{commit}", ""), ListedFile(name, 6)
+    source, file = HubSource(requested(f"hf://o/r@{commit}")), ListedFile(name, 6)
     for start, length in ((0, 6), (0, -1), (2, 3)):
         end = start + length if length > 0 else 6
         assert b"".join(source.read(file, start=start, length=length)) == b"right!"[start:end]
@@ -354,7 +354,7 @@ def test_names_of_files(here: Hub, name: str) -> None:
 @pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x01"])
 def test_names_that_only_a_stream_can_read(here: Hub, name: str) -> None:
     commit = here.repos["o/r"].commit({name: b"right!"})
-    source, file = HubSource(f"hf://o/r@{commit}", ""), ListedFile(name, 6)
+    source, file = HubSource(requested(f"hf://o/r@{commit}")), ListedFile(name, 6)
     with pytest.raises(RangesUnsupported):
         list(source.read(file, start=0, length=6))
     assert b"".join(source.read(file, start=0, length=-1)) == b"right!"

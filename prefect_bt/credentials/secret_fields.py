@@ -27,12 +27,12 @@ _AZURE: Final = "an account key, a SAS token, or JSON with one of account_key an
 
 
 class S3Secret(BaseModel, extra="forbid", str_strip_whitespace=True):
-    """An access key of S3, R2 or CoreWeave. A permanent one has no `session_token`."""
+    """An access key of S3, R2 or CoreWeave. A permanent one has no `token`."""
 
     access_key_id: _Text = Field(alias="aws_access_key_id", repr=False)
     secret_access_key: _Text = Field(alias="aws_secret_access_key", repr=False)
     region: str | None = Field(DEFAULT_REGION, alias="aws_region")
-    session_token: str | None = Field("", alias="aws_session_token", repr=False)
+    token: str | None = Field("", alias="aws_session_token", repr=False)
 
 
 class _GoogleKey(BaseModel, str_strip_whitespace=True):
@@ -57,14 +57,14 @@ def parse_google_secret(plan: WeightsPlan, text: str) -> str:
 
 
 def parse_azure_secret(plan: WeightsPlan, text: str) -> dict[str, str]:
-    """Return `{"account_key": …}` or `{"sas_token": …}`, from JSON or from one bare value."""
+    """Return `{"access_key": …}` or `{"sas_token": …}`, from JSON or from one bare value."""
     if text.strip().startswith("{"):
         [(name, value)] = _parse(plan, _AzureSecret, text, _AZURE).root.items()
     else:
         value = parse_token(plan, text, _AZURE)
         # A key is base64; a SAS token is a query string with a signature.
         name = "sas_token" if "sig=" in value else "account_key"
-    return {name: value.lstrip("?")}
+    return {"access_key" if name == "account_key" else name: value.lstrip("?")}
 
 
 def parse_token(plan: WeightsPlan, text: str, expected: str = _TOKEN) -> str:
