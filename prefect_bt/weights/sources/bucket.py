@@ -6,23 +6,29 @@ Reads are pinned by ETag: an object that is replaced meanwhile is an error.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import accumulate, chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 from obstore.exceptions import BaseError
 
-from prefect_bt.credentials import cloud_identity, secret_fields
+from prefect_bt.credentials import secret_fields
+from prefect_bt.credentials.cloud_identity import (
+    AwsKeys,
+    GoogleToken,
+    assume_role,
+    assume_role_with_web_identity,
+    exchange_google_token,
+)
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
 from prefect_bt.object_store import connect
 from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
 from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
-from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
 from prefect_bt.weights.sources.protocol import (
@@ -37,15 +43,12 @@ if TYPE_CHECKING:
 
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
-_ROLES: Final = {
-    "AWS_ASSUME_ROLE": (cloud_identity.assume_role, attrgetter("role_arn", "region")),
-    "AWS_OIDC": (cloud_identity.assume_role_with_web_identity, attrgetter("role_arn", "region")),
-    "GCP_OIDC": (
-        cloud_identity.exchange_google_token,
-        attrgetter("service_account", "identity_provider"),
-    ),
+_ROLES: Final[dict[str, Callable[[WeightsAuthPlan], AwsKeys | GoogleToken]]] = {
+    "AWS_ASSUME_ROLE": lambda auth: assume_role(auth.role_arn, auth.region),
+    "AWS_OIDC": lambda auth: assume_role_with_web_identity(auth.role_arn, auth.region),
+    "GCP_OIDC": lambda auth: exchange_google_token(auth.service_account, auth.identity_provider),
 }
-"""Method of auth -> function that requests credentials, its arguments."""
+"""Method of auth -> function that requests credentials."""
 _SENTENCES: Final = {
     FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
     FaultKind.NOT_FOUND: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
@@ -193,14 +196,8 @@ def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> 
     """
     auth = plan.auth
     if auth.method in _ROLES:
-        request, arguments = _ROLES[auth.method]
-        return [
-            connect.create_access(
-                f"the credentials of {auth.method}",
-                lambda: asdict(request(*arguments(auth))),
-                region=auth.region,
-            )
-        ]
+        name, request = f"the credentials of {auth.method}", _ROLES[auth.method]
+        return [connect.create_access(name, lambda: asdict(request(auth)), region=auth.region)]
     if secret is not None:
         return [_secret_access(plan, address, secret)]
     machine = connect.find_machine_access(address)

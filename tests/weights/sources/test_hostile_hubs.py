@@ -264,10 +264,8 @@ def test_the_pages_of_a_mirror_that_names_the_hub_are_asked_for_at_the_mirror(
 @pytest.mark.parametrize("length", [1, -1], ids=["block", "stream"])
 def test_the_token_follows_no_redirect_elsewhere(listing: Hub, length: int) -> None:
     cdn, host = listing.cdn_url[7:], listing.url[7:]
-    source, file = (
-        HubSource(requested(f"hf://o/r@{COMMIT}", SECRET, stall_timeout=20.0)),
-        ListedFile("a", 9),
-    )
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", SECRET, stall_timeout=20.0))
+    file = ListedFile("a", 9)
     for target in (f"http://{cdn}/x", f"http://{cdn}\\@{host}/x", f"//{cdn}/x"):
         listing.bad.status, listing.bad.headers = 307, {"Location": target}
         listing.tokens["cdn"].clear()
