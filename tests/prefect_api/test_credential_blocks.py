@@ -18,8 +18,8 @@ from prefect.client.schemas.actions import BlockDocumentCreate
 
 from prefect_bt.blocks import AwsKey, GcpKey, KubernetesSubstrate, RegistryLogin, TrainingImage
 from prefect_bt.blocks.registry import RegistryAccess
-from prefect_bt.credentials.secret_fields import parse_google_secret, parse_s3_secret
 from prefect_bt.credentials.secrets import resolve_secrets
+from prefect_bt.credentials.weights_access import parse_google_secret, parse_s3_secret
 from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.prefect_api import client

@@ -6,29 +6,20 @@ Reads are pinned by ETag: an object that is replaced meanwhile is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 from obstore.exceptions import BaseError
 
-from prefect_bt.credentials import secret_fields
-from prefect_bt.credentials.cloud_identity import (
-    AwsKeys,
-    GoogleToken,
-    assume_role,
-    assume_role_with_web_identity,
-    exchange_google_token,
-)
+from prefect_bt.credentials.weights_access import list_accesses
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
-from prefect_bt.object_store import connect
-from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
-from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits
+from prefect_bt.object_store.address import parse_bucket_url
+from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits, create_bucket_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
-from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
 from prefect_bt.weights.sources.protocol import (
@@ -43,12 +34,6 @@ if TYPE_CHECKING:
 
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
-_ROLES: Final[dict[str, Callable[[WeightsAuthPlan], AwsKeys | GoogleToken]]] = {
-    "AWS_ASSUME_ROLE": lambda auth: assume_role(auth.role_arn, auth.region),
-    "AWS_OIDC": lambda auth: assume_role_with_web_identity(auth.role_arn, auth.region),
-    "GCP_OIDC": lambda auth: exchange_google_token(auth.service_account, auth.identity_provider),
-}
-"""Method of auth -> function that requests credentials."""
 _SENTENCES: Final = {
     FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
     FaultKind.NOT_FOUND: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
@@ -109,7 +94,7 @@ class BucketSource(RemoteSource):
 
     def _connect(self, access: Access, limits: Limits) -> Any:
         try:
-            return connect.create_bucket_store(self._address, access, limits=limits)
+            return create_bucket_store(self._address, access, limits=limits)
         except (BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
             hint = "Check the form of the secret and of the address."
@@ -186,36 +171,6 @@ class BucketSource(RemoteSource):
         text = f"could not be read{f' at {path}' if path else ''}"
         hint = "Check the network, and push again: what is here already is kept."
         return self._error(f"{text} ({fault.reason or self._no_answer})", hint, TransientError)
-
-
-def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
-    """Return the credentials to try, in order.
-
-    With auth, only those that it names; else those of this machine, then none, for public buckets.
-    WeightsError for a malformed secret, StoreError for unusable AWS settings.
-    """
-    auth = plan.auth
-    if auth.method in _ROLES:
-        name, request = f"the credentials of {auth.method}", _ROLES[auth.method]
-        return [connect.create_access(name, lambda: asdict(request(auth)), region=auth.region)]
-    if secret is not None:
-        return [_secret_access(plan, address, secret)]
-    machine = connect.find_machine_access(address)
-    return [machine, ANONYMOUS] if machine else [ANONYMOUS]
-
-
-def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access:
-    name, region = f"the secret {plan.secret!r}", ""
-    if address.scheme == "gs":
-        key = secret_fields.parse_google_secret(plan, secret)
-        return Access(name, lambda: {"service_account_key": key})
-    if address.scheme == "azure":
-        fields = secret_fields.parse_azure_secret(plan, secret)
-    else:
-        found = secret_fields.parse_s3_secret(plan, secret).model_dump()
-        fields = {name: value or None for name, value in found.items()}
-        region = fields.pop("region") or secret_fields.DEFAULT_REGION
-    return connect.create_access(name, lambda: {**fields, "expires_at": None}, region=region)
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:

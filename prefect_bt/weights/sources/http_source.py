@@ -26,7 +26,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import HTTPStore
 
-from prefect_bt.credentials.secret_fields import parse_token
+from prefect_bt.credentials.weights_access import parse_token
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault

@@ -142,22 +142,15 @@ class SharedDownload:
         store = self.mirror.store
         while not self._stop.is_set():
             marks = {info.key: info for info in store.list(sharing_prefix(self.name))}
-            for batch in waiting:
-                if batch.key not in marks:
+            for batch in sorted(waiting, key=lambda one: one.key in marks):
+                mark = marks.get(batch.key)
+                if mark is None:
                     with suppress(ObjectExists):
                         store.create(batch.key, b"")
                         return self._hold(batch)
-            for batch in waiting:
-                if (mark := marks.get(batch.key)) is None:
-                    continue
-                if mark.size and (found := self._read_digests(batch)):
-                    self.stored |= set(found.values())
-                    files = batch.files
-                    batch.files = [
-                        replace(f, sha256=f.sha256 or found.get(f.path, "")) for f in files
-                    ]
+                elif mark.size and self._find_stored(batch):
                     return batch
-                if batch.is_expired(mark.modified):
+                elif batch.is_expired(mark.modified):
                     store.put(batch.key, b"")
                     return self._hold(batch)
             self.on_note("another host downloads the remaining files")
@@ -169,13 +162,20 @@ class SharedDownload:
         self._held.append(batch)
         return batch
 
-    def _read_digests(self, batch: _Batch) -> dict[str, str]:
-        """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
+    def _find_stored(self, batch: _Batch) -> bool:
+        """Return whether the batch's object is valid. If so, its files get their digests."""
         try:
             found = cast("dict[str, str]", json.loads(self.mirror.store.get(batch.key)))
-            return found if all(map(SHA256.fullmatch, found.values())) else {}
+            is_valid = all(map(SHA256.fullmatch, found.values()))
         except (ObjectNotFound, ValueError, AttributeError, TypeError, RecursionError):
-            return {}
+            return False
+        if is_valid:
+            self.stored.update(found.values())
+            batch.files = [
+                replace(file, sha256=file.sha256 or found.get(file.path, ""))
+                for file in batch.files
+            ]
+        return is_valid
 
     def _renew(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.credentials.secret_fields import (
+from prefect_bt.credentials.weights_access import (
+    list_accesses,
     parse_azure_secret,
     parse_google_secret,
     parse_s3_secret,
@@ -21,7 +22,6 @@ from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.planning.planner import plan_gang, plan_weights
 from prefect_bt.substrates.protocol import Capacity
-from prefect_bt.weights.sources.bucket import list_accesses
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
 
 SERVICE_ACCOUNT = {"type": "service_account", "client_email": "a@b", "private_key": "planted-pem"}
