@@ -169,7 +169,7 @@ class _MirrorRun:
             return listing or self._list_upstream(revision)
 
         reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
-        return Listing(manifest.source, manifest.revision, manifest.files), reader
+        return Listing(manifest.revision, manifest.files), reader
 
     def _list_upstream(self, revision: str) -> Listing:
         plan, listing = self.plan, self._ask(self.source.list_files)
@@ -180,7 +180,7 @@ class _MirrorRun:
                 source=plan.source,
                 next_step="Push a new job, which uses the present revision.",
             )
-        return Listing(listing.source, listing.revision, tuple(select_files(plan, listing)))
+        return Listing(listing.revision, tuple(select_files(plan, listing)))
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Ask the source, in a thread because a request has no other way to be interrupted."""

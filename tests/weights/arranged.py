@@ -59,7 +59,7 @@ class ArrangedSource:
             ListedFile(path, len(data) if NOW.sizes else None, version_tag=NOW.tag(data))
             for path, data in sorted(NOW.files.items())
         )
-        return Listing(self._source, compute_revision(files), files)
+        return Listing(compute_revision(files), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         size = len(NOW.files[file.path])

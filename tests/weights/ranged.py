@@ -146,7 +146,7 @@ class RangedSource:
         from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 
         files = tuple(ListedFile(**row) for row in json.load(self._get("/", {})))
-        return Listing(self._source, compute_revision(files), files)
+        return Listing(compute_revision(files), files)
 
     def read(self, file: Any, *, start: int, length: int) -> Iterator[bytes]:
         asked = {"Range": f"bytes={start}-{start + length - 1}"}

@@ -90,7 +90,7 @@ class BucketSource(RemoteSource):
         chosen = set(filter_paths(paths, allow=plan.allow_patterns, ignore=plan.ignore_patterns))
         # A change of a file that is not selected is no new revision.
         revision = compute_revision(file for file in files if file.path in chosen)
-        return Listing(plan.source, revision, tuple(files))
+        return Listing(revision, tuple(files))
 
     def _connect(self, access: Access, limits: Limits) -> Any:
         try:

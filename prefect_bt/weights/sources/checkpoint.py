@@ -49,7 +49,7 @@ class CheckpointSource(Source):
             raise self._explain(error) from error
         part = min(found.manifests, key=lambda part: part.rank)
         files = tuple(ListedFile(e.path, e.size, e.sha256, version_tag=e.key) for e in part.entries)
-        return Listing(self._source, checkpoint_revision(part.key), files)
+        return Listing(checkpoint_revision(part.key), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         size = (file.size or 0) - start if length < 0 else length

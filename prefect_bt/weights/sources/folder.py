@@ -36,7 +36,7 @@ class FolderSource(Source):
             files = tuple(sorted(self._walk(), key=attrgetter("path")))
         except OSError as error:
             self._raise_unreadable(error)
-        return Listing(self._source, compute_revision(files), files)
+        return Listing(compute_revision(files), files)
 
     def _walk(self) -> Iterator[ListedFile]:
         for place, folders, names in os.walk(self._folder, onerror=self._raise_unreadable):

@@ -261,7 +261,7 @@ class WebSource(HttpSource):
             what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
             raise self._error(what, "Fetch it in your start command instead.")
         file = ListedFile(name, size, version_tag=tag, sequential_only=no_ranges)
-        return Listing(self._source, compute_revision([file]), (file,))
+        return Listing(compute_revision([file]), (file,))
 
 
 def _parse_version(answer: httpx.Response) -> tuple[str, int | None]:

@@ -81,7 +81,7 @@ class HubSource(HttpSource):
         commit = self.resolve_revision()
         with self._translate_errors():
             url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
-            return Listing(self._source, commit, tuple(self._iter_files(url)))
+            return Listing(commit, tuple(self._iter_files(url)))
 
     def _iter_files(self, url: str) -> Iterator[ListedFile]:
         """Yield the files of a listing, whose first page is at `url`."""
