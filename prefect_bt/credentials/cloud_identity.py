@@ -55,7 +55,7 @@ class AwsKeys:
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
-    session_token: str = field(repr=False)
+    token: str = field(repr=False)
     expires_at: datetime
 
 

@@ -182,7 +182,7 @@ def _log_in_with_aws_role(host: str, auth: DockerAuth) -> _Account:
     region = _parse_ecr_region(host)  # a password is valid only in the registry's own region
     assume = assume_role_with_web_identity if auth.aws_oidc_docker_auth else assume_role
     found = assume(role.role_arn, region)
-    keys = (found.access_key_id, found.secret_access_key, found.session_token)
+    keys = (found.access_key_id, found.secret_access_key, found.token)
     return request_ecr_password(f"the role {role.role_arn}", region, *keys)
 
 

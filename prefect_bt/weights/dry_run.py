@@ -36,10 +36,11 @@ class MirrorPlan(NamedTuple):
 def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = True) -> MirrorPlan:
     """Return what a mirror would transfer. Write nothing; raise the errors of a mirror."""
     plan, source = request.plan, open_source(request)
-    stop = threading.Event()
-    ask = partial(call_with_retries, source.list_files, RETRY_DELAYS, stop, TransientError)
-    listing = None if source.pinned_revision else ask()
-    revision = listing.revision if listing else source.pinned_revision
+    retry = RETRY_DELAYS, threading.Event(), TransientError
+    ask, listing = partial(call_with_retries, source.list_files, *retry), None
+    if not (revision := call_with_retries(source.resolve_revision, *retry)):
+        listing = ask()
+        revision = listing.revision
     name = weights_tree_name(plan.key, revision)
     if tree := cache.find_tree(name):
         return MirrorPlan(plan, revision, here=(tree.summary.files, tree.summary.bytes))

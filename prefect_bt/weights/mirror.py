@@ -33,7 +33,6 @@ from prefect_bt.weights.sources.protocol import (
     STALL_TIMEOUT,
     Source,
     SourceRequest,
-    SupportsRevision,
     TransientError,
     open_source,
 )
@@ -113,10 +112,10 @@ class _MirrorRun:
     _started_at: float = field(default_factory=time.monotonic)
 
     def run(self, pin: str) -> MirrorResult:
-        pinned = pin or self.source.pinned_revision or self._resolve_revision()
-        if pinned and (tree := self._find_tree(self._tree_name(pinned))):
+        revision = pin or self._ask(self.source.resolve_revision)
+        if revision and (tree := self._find_tree(self._tree_name(revision))):
             return self._use_cached(tree)
-        listing, reader = self._resolve(pin)
+        listing, reader = self._list(revision)
         name = self._tree_name(listing.revision)
         if tree := self._find_tree(name):
             return self._use_cached(tree)
@@ -156,37 +155,32 @@ class _MirrorRun:
 
     # -- listing ------------------------------------------------------------------------------
 
-    def _resolve(self, pin: str) -> tuple[Listing, FallbackReader]:
-        """Return the files to mirror and the reader of their bytes."""
-        pinned, listing = pin or self.source.pinned_revision, None
-        manifest = self._find_store_manifest(self._tree_name(pinned)) if pinned else None
+    def _list(self, revision: str) -> tuple[Listing, FallbackReader]:
+        """Return the files to mirror, of this revision unless it is "", and their reader."""
+        listing = None
+        manifest = self._find_store_manifest(self._tree_name(revision)) if revision else None
         if manifest is None:
-            listing = self._list_upstream(pin)
+            listing = self._list_upstream(revision)
             manifest = self._find_store_manifest(self._tree_name(listing.revision))
             if manifest is None:
                 return listing, FallbackReader(self.source, self.mirror)
 
         def list_upstream() -> Listing:
-            return listing or self._list_upstream(pinned)
+            return listing or self._list_upstream(revision)
 
         reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
-        return Listing(manifest.source, manifest.revision, manifest.files), reader
+        return Listing(manifest.revision, manifest.files), reader
 
-    def _list_upstream(self, pin: str) -> Listing:
+    def _list_upstream(self, revision: str) -> Listing:
         plan, listing = self.plan, self._ask(self.source.list_files)
-        if pin and listing.revision != pin:
+        if revision and listing.revision != revision:
             raise WeightsError(
                 f"{redact_url(plan.source)} now has revision {listing.revision[:12]}. The job uses "
-                f"{pin[:12]}, which is neither on this machine nor in the store.",
+                f"{revision[:12]}, which is neither on this machine nor in the store.",
                 source=plan.source,
                 next_step="Push a new job, which uses the present revision.",
             )
-        return Listing(listing.source, listing.revision, tuple(select_files(plan, listing)))
-
-    def _resolve_revision(self) -> str:
-        """Return the revision, if the source can tell it without a listing; else ""."""
-        source = self.source
-        return self._ask(source.resolve_revision) if isinstance(source, SupportsRevision) else ""
+        return Listing(listing.revision, tuple(select_files(plan, listing)))
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Ask the source, in a thread because a request has no other way to be interrupted."""

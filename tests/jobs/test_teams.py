@@ -39,6 +39,7 @@ from prefect_bt.planning.planner import plan_weights_sources
 from prefect_bt.settings import Settings
 from prefect_bt.training_cache.usage import summarize_cache
 from prefect_bt.weights.sources.checkpoint import CheckpointSource
+from prefect_bt.weights.sources.protocol import SourceRequest
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_lookups_by_name_say_which_projects_there_are(
         assert "Give the id instead of the name." in shown
     (weights,) = plan_weights_sources(["bt://llm"])
     with pytest.raises(WeightsError, match="Give the id instead"):
-        CheckpointSource(weights, ledger.store).list_files()
+        CheckpointSource(SourceRequest(weights, store=ledger.store)).list_files()
     assert ledger.get_project("llm", prefer="research").id == one.project_id
     with pytest.raises(AmbiguousError):
         ledger.get_project("llm", prefer="sales")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,60 +27,17 @@ from prefect_bt.object_store.connect import (
 )
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault
 from tests.checkpoints.buckets import use
+from tests.echo_host import EchoHost
 from tests.weights.file_server import Files, serving_files
 
 DATA = bytes(range(256)) * 40
 ONCE = Limits(retries=0)
 
 
-class Host:
-    """A server that answers every path with the path. As a proxy it is asked for whole URLs."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, str]]] = []
-        self.redirects: dict[str, str] = {}
-        handler = type("Handler", (_Handler,), {"host": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.server.daemon_threads = True
-        self.server.handle_error = lambda *_: None  # clients that give up close their connections
-        self.address = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    host: Host
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.host.asked.append((self.path, {k.lower(): v for k, v in self.headers.items()}))
-        target = self.host.redirects.get(self.path)
-        body = b"" if target else self.path.encode()
-        self.send_response(302 if target else 200)
-        if target:
-            self.send_header("Location", target)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_CONNECT(self) -> None:
-        self.host.asked.append((self.path, {k.lower(): v for k, v in self.headers.items()}))
-        self.send_response(502)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
 @pytest.fixture
-def host() -> Iterator[Host]:
-    host = Host()
-    yield host
-    host.close()
+def host() -> Iterator[EchoHost]:
+    with closing(EchoHost()) as host:
+        yield host
 
 
 @pytest.fixture
@@ -124,14 +79,14 @@ def test_a_file_and_a_range_of_it(served: Files) -> None:
     assert served.asked[-1][:2] == ("/folder/a%20b?X-Signature=s1", "bytes=5-299")
 
 
-def test_a_range_through_redirects(served: Files, host: Host) -> None:
+def test_a_range_through_redirects(served: Files, host: EchoHost) -> None:
     served.redirects = {"/one": f"{served.url}/two", "/two": f"{served.url}/folder/a%20b"}
     assert get(served.url, "one", (5, 300)) == DATA[5:300]
     assert [wanted for _, wanted, _ in served.asked] == ["bytes=5-299"] * 3
 
 
-def test_a_token_is_sent_to_the_named_host_only(host: Host) -> None:
-    other = Host()
+def test_a_token_is_sent_to_the_named_host_only(host: EchoHost) -> None:
+    other = EchoHost()
     host.redirects = {"/same": "/here", "/away": f"http://{other.address}/there"}
     other.redirects = {"/there": f"http://{host.address}/back"}
     given = {"token": "s3cret", "allow_http": True}
@@ -144,7 +99,7 @@ def test_a_token_is_sent_to_the_named_host_only(host: Host) -> None:
         other.close()
 
 
-def test_a_redirect_from_https_to_http_is_refused(served: Files, host: Host) -> None:
+def test_a_redirect_from_https_to_http_is_refused(served: Files, host: EchoHost) -> None:
     served.redirects["/plain"] = f"http://{host.address}/x"
     assert fault(served.url, "plain").kind is FaultKind.INSECURE
     assert fault(f"http://{host.address}", "x").kind is FaultKind.INSECURE
@@ -159,7 +114,7 @@ def test_an_untrusted_authority(served: Files, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_the_proxy_of_the_environment(
-    host: Host, monkeypatch: pytest.MonkeyPatch, scheme: str
+    host: EchoHost, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     """An https server is reached through a tunnel, which this proxy refuses."""
     monkeypatch.setenv(f"{scheme.upper()}_PROXY", f"http://me:p%40ss@{host.address}")
@@ -244,7 +199,7 @@ def test_aws_ca_bundle_names_authorities(
 
 
 def test_an_https_bucket_is_not_read_over_http(
-    served: Files, host: Host, monkeypatch: pytest.MonkeyPatch
+    served: Files, host: EchoHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, served.url)
     served.redirects["/bucket/key"] = f"http://{host.address}/x"
@@ -255,7 +210,7 @@ def test_an_https_bucket_is_not_read_over_http(
     assert read("s3://bucket", keys()) == b"/bucket/key"
 
 
-def test_a_bucket_through_the_proxy(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_through_the_proxy(host: EchoHost, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "http://s3.invalid")
     monkeypatch.setenv("HTTP_PROXY", f"http://me:p%40ss@{host.address}")
     assert read("s3://bucket", keys()) == b"http://s3.invalid/bucket/key"
@@ -263,7 +218,7 @@ def test_a_bucket_through_the_proxy(host: Host, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_secret_replaces_the_credentials_of_the_machine(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: EchoHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, f"http://{host.address}")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-machine")
@@ -281,7 +236,7 @@ def test_a_secret_replaces_the_credentials_of_the_machine(
 
 
 def test_a_role_is_requested_again_before_it_expires(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: EchoHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, f"http://{host.address}")
     requested: list[int] = []
@@ -309,7 +264,7 @@ def test_a_role_is_requested_again_before_it_expires(
     assert _key_of_a_read(host, store) == "id2"
 
 
-def _key_of_a_read(host: Host, store: Any) -> str:
+def _key_of_a_read(host: EchoHost, store: Any) -> str:
     obstore.get(store, "key")
     return re.findall("Credential=([a-z0-9]+)/", host.asked[-1][1]["authorization"])[0]
 

@@ -19,13 +19,13 @@ from prefect.client.schemas.actions import BlockDocumentCreate
 from prefect_bt.blocks import AwsKey, GcpKey, KubernetesSubstrate, RegistryLogin, TrainingImage
 from prefect_bt.blocks.registry import RegistryAccess
 from prefect_bt.credentials.secrets import resolve_secrets
+from prefect_bt.credentials.weights_access import parse_google_secret, parse_s3_secret
 from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.prefect_api import client
 from prefect_bt.prefect_api.client import SecretBlocks
 from prefect_bt.registries import credentials
 from prefect_bt.registries.reference import parse_reference
-from prefect_bt.weights.sources.secret_fields import parse_google_secret, parse_s3_secret
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration]

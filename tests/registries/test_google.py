@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -15,6 +11,7 @@ import pytest
 from prefect_bt.registries.credentials import Login, resolve_login
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import parse_reference
+from tests.google_identity import Google, serving_google
 from tests.registries.test_credentials import header
 
 IMAGE = "us-docker.pkg.dev/project/r/train:1"
@@ -28,49 +25,10 @@ AUTH = {
 }
 
 
-class Google:
-    """Its token service and its accounts; `status` is what both answer."""
-
-    def __init__(self) -> None:
-        self.status = 200
-        self.token: object = {"accessToken": "token-of-the-account", "expireTime": "2100-01-01"}
-        self.asked: list[tuple[str, str, bytes]] = []
-        """(path, Authorization, body)."""
-
-    def answer(self, path: str) -> object:
-        return {"access_token": "federated-token"} if path == "/token" else self.token
-
-
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    google = Google()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            google.asked.append((self.path, self.headers.get("Authorization", ""), body))
-            self.send_response(google.status)
-            self.end_headers()
-            self.wfile.write(json.dumps(google.answer(self.path)).encode())
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    (tmp_path / "subject").write_text("planted.jwt.of-the-machine\n")
-    known = {
-        "type": "external_account",
-        "token_url": f"{url}/token",
-        "service_account_impersonation_url": f"{url}/accounts/pull@b:generate",
-        "credential_source": {"file": str(tmp_path / "subject")},
-    }
-    (tmp_path / "identity.json").write_text(json.dumps(known))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "identity.json"))
-    yield google
-    server.shutdown()
-    server.server_close()
+    with serving_google(tmp_path, monkeypatch, account="pull@b") as google:
+        yield google
 
 
 def opened() -> Login:

@@ -44,25 +44,22 @@ NOW = Arranged()
 class ArrangedSource:
     """Implements weights.sources.protocol.Source."""
 
-    pinned_revision = ""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, request: Any) -> None:
+        self._source = request.plan.source
 
     @property
     def detects_changes(self) -> bool:
         return NOW.pins
 
-    @classmethod
-    def open(cls, request: Any) -> ArrangedSource:
-        return cls(request.plan.source)
+    def resolve_revision(self) -> str:
+        return ""
 
     def list_files(self) -> Listing:
         files = tuple(
             ListedFile(path, len(data) if NOW.sizes else None, version_tag=NOW.tag(data))
             for path, data in sorted(NOW.files.items())
         )
-        return Listing(self._source, compute_revision(files), files)
+        return Listing(compute_revision(files), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         size = len(NOW.files[file.path])

@@ -18,6 +18,7 @@ from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.sources import protocol
+from prefect_bt.weights.sources.protocol import SourceRequest
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.s3_server import shared_s3
@@ -150,6 +151,11 @@ def start() -> Iterator[Callable[..., Forked]]:
     for process in running:
         process.kill()
         process.communicate()
+
+
+def requested(source: str, token: str = "", **given: Any) -> SourceRequest:
+    """The argument of a source."""
+    return SourceRequest(WeightsPlan(source, "/w", "k1"), token, **given)
 
 
 def mirror(plan: WeightsPlan, state_dir: Path, **given: Any) -> Path:

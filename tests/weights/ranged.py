@@ -128,16 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
 class RangedSource:
     """Implements weights.sources.protocol.Source."""
 
-    pinned_revision = ""
     detects_changes = True
 
-    def __init__(self, address: str) -> None:
-        self._host = urlsplit(address).netloc
-        self._source = address
+    def __init__(self, request: Any) -> None:
+        self._source = request.plan.source
+        self._host = urlsplit(self._source).netloc
 
-    @classmethod
-    def open(cls, request: Any) -> RangedSource:
-        return cls(request.plan.source)
+    def resolve_revision(self) -> str:
+        return ""
 
     def _get(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host, timeout=PATIENCE)
@@ -148,7 +146,7 @@ class RangedSource:
         from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 
         files = tuple(ListedFile(**row) for row in json.load(self._get("/", {})))
-        return Listing(self._source, compute_revision(files), files)
+        return Listing(compute_revision(files), files)
 
     def read(self, file: Any, *, start: int, length: int) -> Iterator[bytes]:
         asked = {"Range": f"bytes={start}-{start + length - 1}"}

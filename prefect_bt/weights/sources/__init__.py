@@ -1,4 +1,1 @@
-"""Where weights come from: one protocol and its adapters.
-
-Begin with `protocol`, which has the table of adapters, then `folder`, the shortest of them.
-"""
+"""Where weights come from. Begin with `protocol`, which has the table of adapters."""

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import accumulate, chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 from obstore.exceptions import BaseError
 
-from prefect_bt.credentials import cloud_identity
+from prefect_bt.credentials.weights_access import list_accesses
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
-from prefect_bt.object_store import connect
-from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
-from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits
+from prefect_bt.object_store.address import parse_bucket_url
+from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits, create_bucket_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
-from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights.sources import secret_fields
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
 from prefect_bt.weights.sources.protocol import (
@@ -38,15 +34,6 @@ if TYPE_CHECKING:
 
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
-_ROLES: Final = {
-    "AWS_ASSUME_ROLE": (cloud_identity.assume_role, attrgetter("role_arn", "region")),
-    "AWS_OIDC": (cloud_identity.assume_role_with_web_identity, attrgetter("role_arn", "region")),
-    "GCP_OIDC": (
-        cloud_identity.exchange_google_token,
-        attrgetter("service_account", "identity_provider"),
-    ),
-}
-"""Method of auth -> function that requests credentials, its arguments."""
 _SENTENCES: Final = {
     FaultKind.DENIED: ("lists {path}, but it may not be read", "Give auth that may read objects."),
     FaultKind.NOT_FOUND: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
@@ -68,18 +55,14 @@ class BucketSource(RemoteSource):
     """The objects below a prefix of a bucket, listed with the first credentials that may."""
 
     def __init__(self, request: SourceRequest) -> None:
-        super().__init__(request.plan.source, request.stall_timeout)
+        super().__init__(request)
         self._plan = request.plan
         with self._translate_errors():
-            self._address = parse_bucket_url(request.plan.source)
+            self._address = parse_bucket_url(self._source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
         self._access = ANONYMOUS
         self._store: Any = None
         self._base = ""
-
-    @classmethod
-    def open(cls, request: SourceRequest) -> BucketSource:
-        return cls(request)
 
     def list_files(self) -> Listing:
         """List with the first credentials that the server accepts, and keep them for reads."""
@@ -107,11 +90,11 @@ class BucketSource(RemoteSource):
         chosen = set(filter_paths(paths, allow=plan.allow_patterns, ignore=plan.ignore_patterns))
         # A change of a file that is not selected is no new revision.
         revision = compute_revision(file for file in files if file.path in chosen)
-        return Listing(plan.source, revision, tuple(files))
+        return Listing(revision, tuple(files))
 
     def _connect(self, access: Access, limits: Limits) -> Any:
         try:
-            return connect.create_bucket_store(self._address, access, limits=limits)
+            return create_bucket_store(self._address, access, limits=limits)
         except (BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
             hint = "Check the form of the secret and of the address."
@@ -188,48 +171,6 @@ class BucketSource(RemoteSource):
         text = f"could not be read{f' at {path}' if path else ''}"
         hint = "Check the network, and push again: what is here already is kept."
         return self._error(f"{text} ({fault.reason or self._no_answer})", hint, TransientError)
-
-
-def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
-    """Return the credentials to try, in order.
-
-    With auth, only those that it names; else those of this machine, then none, for public buckets.
-    WeightsError for a malformed secret, StoreError for unusable AWS settings.
-    """
-    auth = plan.auth
-    if auth.method in _ROLES:
-        request, arguments = _ROLES[auth.method]
-        return [
-            connect.create_access(
-                f"the credentials of {auth.method}",
-                lambda: _rename(asdict(request(*arguments(auth)))),
-                region=auth.region,
-            )
-        ]
-    if secret is not None:
-        return [_secret_access(plan, address, secret)]
-    machine = connect.find_machine_access(address)
-    return [machine, ANONYMOUS] if machine else [ANONYMOUS]
-
-
-def _secret_access(plan: WeightsPlan, address: BucketUrl, secret: str) -> Access:
-    name, region = f"the secret {plan.secret!r}", ""
-    if address.scheme == "gs":
-        key = secret_fields.parse_google_secret(plan, secret)
-        return Access(name, lambda: {"service_account_key": key})
-    if address.scheme == "azure":
-        fields = secret_fields.parse_azure_secret(plan, secret)
-    else:
-        fields = secret_fields.parse_s3_secret(plan, secret).model_dump()
-        region = fields.pop("region") or secret_fields.DEFAULT_REGION
-    credentials = _rename({**fields, "expires_at": None})
-    return connect.create_access(name, lambda: credentials, region=region)
-
-
-def _rename(credentials: dict[str, Any]) -> dict[str, Any]:
-    """Return credentials by the names that obstore has for them."""
-    names = {"session_token": "token", "account_key": "access_key"}
-    return {names.get(name, name): value or None for name, value in credentials.items()}
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:

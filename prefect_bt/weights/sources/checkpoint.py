@@ -21,15 +21,8 @@ from prefect_bt.errors import (
 )
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
-from prefect_bt.object_store.protocols import Store
-from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.sources.protocol import (
-    Source,
-    SourceRequest,
-    TransientError,
-    source_error,
-)
+from prefect_bt.weights.sources.protocol import Source, SourceRequest, TransientError
 
 _LATEST: Final = "latest"
 
@@ -42,16 +35,12 @@ def checkpoint_revision(manifest_key: str) -> str:
 class CheckpointSource(Source):
     """The files of the lowest rank of a committed checkpoint."""
 
-    def __init__(self, plan: WeightsPlan, store: Store) -> None:
-        super().__init__(plan.source)
-        self._store = store
-
-    @classmethod
-    def open(cls, request: SourceRequest) -> CheckpointSource:
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
         if request.store is None:
             text = "is in a store, and no store is configured here"
-            raise source_error(request.plan.source, text, "Set PREFECT_BT_STORE.")
-        return cls(request.plan, request.store)
+            raise self._error(text, "Set PREFECT_BT_STORE.")
+        self._store = request.store
 
     def list_files(self) -> Listing:
         try:
@@ -60,7 +49,7 @@ class CheckpointSource(Source):
             raise self._explain(error) from error
         part = min(found.manifests, key=lambda part: part.rank)
         files = tuple(ListedFile(e.path, e.size, e.sha256, version_tag=e.key) for e in part.entries)
-        return Listing(self._source, checkpoint_revision(part.key), files)
+        return Listing(checkpoint_revision(part.key), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         size = (file.size or 0) - start if length < 0 else length

@@ -40,7 +40,6 @@ class ListedFile:
 class Listing:
     """The files of a source at one revision."""
 
-    source: str
     revision: str
     files: tuple[ListedFile, ...]
 

@@ -24,13 +24,9 @@ class FolderSource(Source):
 
     detects_changes = False
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
-        self._folder = Path(source.removeprefix("file://"))
-
-    @classmethod
-    def open(cls, request: SourceRequest) -> FolderSource:
-        return cls(request.plan.source)
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
+        self._folder = Path(self._source.removeprefix("file://"))
 
     def list_files(self) -> Listing:
         if not self._folder.is_dir():
@@ -40,7 +36,7 @@ class FolderSource(Source):
             files = tuple(sorted(self._walk(), key=attrgetter("path")))
         except OSError as error:
             self._raise_unreadable(error)
-        return Listing(self._source, compute_revision(files), files)
+        return Listing(compute_revision(files), files)
 
     def _walk(self) -> Iterator[ListedFile]:
         for place, folders, names in os.walk(self._folder, onerror=self._raise_unreadable):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
 import httpx
@@ -26,18 +26,17 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import HTTPStore
 
+from prefect_bt.credentials.weights_access import parse_token
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import (
-    STALL_TIMEOUT,
     RangesUnsupported,
     RemoteSource,
     SourceRequest,
     TransientError,
 )
-from prefect_bt.weights.sources.secret_fields import parse_token
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -92,17 +91,14 @@ class HttpFault(Exception):
 class HttpSource(RemoteSource):
     """A source whose files are read over HTTP."""
 
-    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
-        super().__init__(source, stall_timeout)
-        self._token = token
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
+        self._token = parse_token(request.plan, request.secret) if request.secret else ""
+        self._setting = "its URL"
+        """What contains the server's address, for messages."""
         self._stores: dict[str, HTTPStore] = {}
         """Path of a file -> store of the URL to which its own URL redirects; "" -> of the root."""
         self._lock = threading.Lock()
-
-    @classmethod
-    def open(cls, request: SourceRequest) -> Self:
-        token = parse_token(request.plan, request.secret) if request.secret else ""
-        return cls(request.plan.source, token, stall_timeout=request.stall_timeout)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         if file.size == 0:
@@ -243,11 +239,6 @@ class HttpSource(RemoteSource):
         return error
 
     @property
-    def _setting(self) -> str:
-        """Return what contains the server's address, for messages."""
-        return "its URL"
-
-    @property
     def _access_step(self) -> str:
         valid = "Check that its token is valid and may read it."
         return valid if self._token else "Give auth with a token that may read it."
@@ -270,7 +261,7 @@ class WebSource(HttpSource):
             what = "has neither ETag nor Last-Modified nor a length, so no version of it is known"
             raise self._error(what, "Fetch it in your start command instead.")
         file = ListedFile(name, size, version_tag=tag, sequential_only=no_ranges)
-        return Listing(self._source, compute_revision([file]), (file,))
+        return Listing(compute_revision([file]), (file,))
 
 
 def _parse_version(answer: httpx.Response) -> tuple[str, int | None]:

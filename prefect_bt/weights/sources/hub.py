@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, Listing, quote
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
-from prefect_bt.weights.sources.protocol import STALL_TIMEOUT
+from prefect_bt.weights.sources.protocol import SourceRequest
 
 MAX_PAGE_BYTES: Final = 8 << 20
 """The Hub sends pages of 1000 files, half a megabyte."""
@@ -58,56 +58,49 @@ class _File(BaseModel):
     oid: _Sha1
     lfs: _Pointer | None = None
 
-    def to_listed(self) -> ListedFile:
-        if self.lfs:
-            return ListedFile(self.path, self.lfs.size, sha256=self.lfs.oid)
-        return ListedFile(self.path, self.size, git_sha1=self.oid)
-
-
-_REPOSITORY: Final = TypeAdapter(_Repository)
-_ENTRIES: Final = TypeAdapter(list[dict[str, Any]])
-_FILES: Final = TypeAdapter(list[_File])
-
 
 class HubSource(HttpSource):
-    """A repository of the Hub. Implements SupportsRevision of sources.protocol."""
+    """A repository of the Hub."""
 
-    def __init__(self, source: str, token: str, *, stall_timeout: float = STALL_TIMEOUT) -> None:
-        super().__init__(source, token, stall_timeout=stall_timeout)
-        self._repo_id, _, self._revision = source.removeprefix("hf://").partition("@")
-        self._commit = self.pinned_revision
-
-    @property
-    def pinned_revision(self) -> str:
-        return self._revision if _COMMIT.fullmatch(self._revision) else ""
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
+        self._setting = f"HF_ENDPOINT ({constants.ENDPOINT})"
+        self._repo_id, _, self._revision = self._source.removeprefix("hf://").partition("@")
+        self._commit = self._revision if _COMMIT.fullmatch(self._revision) else ""
 
     def resolve_revision(self) -> str:
-        at = f"/revision/{quote_url(self._revision, safe='')}" if self._revision else ""
-        with self._translate_errors():
-            document, _ = self._get_page(f"{self._repo_url('/api/models')}{at}?expand=sha")
-            self._commit = _validate(_REPOSITORY, document).sha
+        """Return the commit, requested once."""
+        if not self._commit:
+            at = f"/revision/{quote_url(self._revision, safe='')}" if self._revision else ""
+            with self._translate_errors():
+                document, _ = self._get_page(f"{self._repo_url('/api/models')}{at}?expand=sha")
+                self._commit = _validate(_Repository, document).sha
         return self._commit
 
     def list_files(self) -> Listing:
-        commit = self._commit or self.resolve_revision()
+        commit = self.resolve_revision()
         with self._translate_errors():
             url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
-            files = tuple(file.to_listed() for file in self._iter_files(url))
-        return Listing(self._source, commit, files)
+            return Listing(commit, tuple(self._iter_files(url)))
 
-    def _iter_files(self, url: str) -> Iterator[_File]:
+    def _iter_files(self, url: str) -> Iterator[ListedFile]:
         """Yield the files of a listing, whose first page is at `url`."""
         requested: set[str] = set()
         entries = 0
         while url:
             requested.add(url)
             document, link = self._get_page(url)
-            page = _validate(_ENTRIES, document)
+            page = _validate(list[dict[str, Any]], document)
             entries += len(page)
             if entries > MAX_ENTRIES or len(requested) > MAX_PAGES:
                 text = f"has more than {MAX_ENTRIES:,} files, or {MAX_PAGES:,} pages"
                 raise MalformedResponse(text)
-            yield from _validate(_FILES, [entry for entry in page if entry.get("type") == "file"])
+            files = [entry for entry in page if entry.get("type") == "file"]
+            for file in _validate(list[_File], files):
+                if file.lfs:
+                    yield ListedFile(file.path, file.lfs.size, sha256=file.lfs.oid)
+                else:
+                    yield ListedFile(file.path, file.size, git_sha1=file.oid)
             # The token is sent to where `url` is; the link of a mirror may name the Hub itself.
             found = _NEXT_LINK.search(link)
             url = urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
@@ -161,10 +154,6 @@ class HubSource(HttpSource):
             case _:
                 return super()._explain(fault, path)
 
-    @property
-    def _setting(self) -> str:
-        return f"HF_ENDPOINT ({constants.ENDPOINT})"
-
 
 def _error_code(fault: HttpFault) -> str:
     """Return the Hub's code of an error. It hides private repositories by a 401 without one."""
@@ -174,10 +163,10 @@ def _error_code(fault: HttpFault) -> str:
     return "" if fault.is_transient else code or ("RepoNotFound" if hidden else "")
 
 
-def _validate(form: TypeAdapter[_T], document: Any) -> _T:
+def _validate(form: type[_T], document: Any) -> _T:
     """Return the answer as `form`. MalformedResponse with the first value that does not fit."""
     try:
-        return form.validate_python(document)
+        return TypeAdapter(form).validate_python(document)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = [f"entry {part}" if isinstance(part, int) else part for part in problem["loc"]]

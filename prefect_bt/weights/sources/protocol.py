@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Final
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import Limits
@@ -33,7 +33,7 @@ SOURCES: Final[dict[str, str]] = {
     "file": "prefect_bt.weights.sources.folder:FolderSource",
     "bt": "prefect_bt.weights.sources.checkpoint:CheckpointSource",
 }
-"""Scheme -> `module:class`, imported on use. The class has `open(request) -> Source`."""
+"""Scheme -> `module:class` of a Source, imported on use."""
 
 
 class TransientError(WeightsError):
@@ -58,17 +58,17 @@ class SourceRequest:
 
 
 class Source:
-    """One source. Its methods block; several threads call them. Opening it sends no request."""
+    """One source. Its methods block; several threads call them."""
 
     detects_changes = True
     """Whether `read` fails for a file that changed since it was listed."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, request: SourceRequest) -> None:
+        """Send no request. WeightsError for a wrong address or secret."""
+        self._source = request.plan.source
 
-    @property
-    def pinned_revision(self) -> str:
-        """Return the revision in the source's URI; "" when only upstream knows it."""
+    def resolve_revision(self) -> str:
+        """Return the current revision, or "" if only a listing shows it. Errors: `list_files`."""
         return ""
 
     def list_files(self) -> Listing:
@@ -91,13 +91,13 @@ class Source:
 class RemoteSource(Source):
     """A source whose blocks are read with obstore. Its caller retries."""
 
-    def __init__(self, source: str, stall_timeout: float = STALL_TIMEOUT) -> None:
-        super().__init__(source)
-        connect = min(_CONNECT_TIMEOUT, stall_timeout)
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request)
+        stall = request.stall_timeout
+        connect = min(_CONNECT_TIMEOUT, stall)
         # A block has minutes at most, however slowly its bytes arrive.
-        seconds = max(_MAX_BLOCK_SECONDS, 10 * stall_timeout)
-        self._limits = Limits(connect, stall_timeout, seconds, retries=0)
-        limits = f"no connection in {connect:g} s, or no byte for {stall_timeout:g} s"
+        self._limits = Limits(connect, stall, max(_MAX_BLOCK_SECONDS, 10 * stall), retries=0)
+        limits = f"no connection in {connect:g} s, or no byte for {stall:g} s"
         self._no_answer = f"no usable answer, {limits}"
         """The reason of a fault that shows no other."""
 
@@ -122,15 +122,6 @@ class RemoteSource(Source):
         return self._error(text, "Push again when nothing writes there.")
 
 
-@runtime_checkable
-class SupportsRevision(Protocol):
-    """A source that can resolve its revision without a listing."""
-
-    def resolve_revision(self) -> str:
-        """Return the current revision. Raise WeightsError or TransientError."""
-        ...
-
-
 def source_error(
     source: str, text: str, next_step: str, kind: type[WeightsError] = WeightsError
 ) -> WeightsError:
@@ -145,5 +136,4 @@ def open_source(request: SourceRequest) -> Source:
     if target is None:
         hint = f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}."
         raise source_error(source, "is no known kind of source", hint)
-    module, _, name = target.partition(":")
-    return cast("Source", getattr(import_module(module), name).open(request))
+    return resolve_name(target)(request)

@@ -1,4 +1,1 @@
-"""The store's copies of sources, which all hosts share.
-
-Begin with `copies`, which lists the keys; `shared_download` divides a download among hosts.
-"""
+"""The store's copies of sources. Begin with `copies`, which lists the keys."""

@@ -11,24 +11,31 @@ reads it, the host gets ObjectNotFound, reads the source instead, and publishes 
 
 from __future__ import annotations
 
-import threading
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
 from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
-from prefect_bt.weights.store_copy.upload import Blob, UploadStopped, upload_blobs
-from prefect_bt.weights.threads import EventLike
+from prefect_bt.weights.threads import EventLike, StopSignal, call_with_retries, run_workers
 from prefect_bt.weights.url_redaction import redact_url
 
 T = TypeVar("T")
 R = TypeVar("R")
 CHUNK_BYTES: Final = 8 * 1024 * 1024
+LARGE_BLOB_BYTES: Final = 8 * 1024 * 1024
+"""Size above which a store sends a file in parts."""
+_UPLOAD_THREADS: Final = 24
+_MAX_LARGE_UPLOADS: Final = 4
+_RETRY_DELAYS: Final = (0.5, 2.0)
+"""Seconds before a blob is sent again. A store can fail because another host sends it, too."""
 _MANIFESTS: Final = "weights/manifests"
 _BLOBS: Final = "weights/blobs"
 _USED: Final = "weights/used"
@@ -45,6 +52,10 @@ def blob_key(sha256: str) -> str:
 
 def sharing_prefix(name: str) -> str:
     return f"weights/sharing/{name}"
+
+
+class UploadStopped(Exception):
+    """The caller set `stop`, or another thread of the upload failed."""
 
 
 class StoreMirror:
@@ -136,7 +147,7 @@ class StoreMirror:
     ) -> int:
         """Store blobs that are missing or have another size. Return the number of bytes sent.
 
-        UploadStopped when `stop` is set.
+        UploadStopped when `stop` is set; OSError for a file of this machine.
         """
         stored = self.list_sizes(sizes)
         complete = {digest for digest, size in stored.items() if size == sizes[digest]}
@@ -144,11 +155,12 @@ class StoreMirror:
             self.delete_blob(digest)
         if complete:
             on_bytes(sum(sizes[digest] for digest in complete))
-        missing = (
-            Blob(digest, blob_key(digest), blob_path(digest), sizes[digest])
-            for digest in sizes.keys() - complete
-        )
-        return upload_blobs(self.store, missing, stop or threading.Event(), on_bytes)
+        missing = [
+            _Blob(digest, blob_path(digest), sizes[digest])
+            for digest in sorted(sizes.keys() - complete)
+        ]
+        _Upload(self.store, StopSignal(stop), on_bytes).run(missing)
+        return sum(blob.size for blob in missing)
 
     def _create_manifest(self, manifest: WeightsManifest) -> None:
         key, data = manifest_key(manifest.name), dump_manifest(manifest)
@@ -224,6 +236,78 @@ class StoreMirror:
         times = {info.key[len(folder) + 1 :]: info.modified for info in self.store.list(folder)}
         names = (key for key in times if key.endswith(suffix) and "/" not in key)
         return {name.removesuffix(suffix): times[name] for name in names}
+
+
+class _Blob(NamedTuple):
+    """A content and its file on this machine."""
+
+    sha256: str
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """One upload of blobs: hard links where the store is a folder of the same file system.
+
+    Large blobs are sent a few at a time, because a store sends their parts in parallel; small ones
+    many at a time, because most of their time is a wait for the response.
+    """
+
+    store: Store
+    stop: StopSignal
+    on_bytes: ByteCallback
+
+    def run(self, blobs: Iterable[_Blob]) -> None:
+        waiting = [blob for blob in blobs if not self._try_link(blob)]
+        # The threads share these iterators.
+        large = iter([blob for blob in waiting if blob.size > LARGE_BLOB_BYTES])
+        small = iter([blob for blob in waiting if blob.size <= LARGE_BLOB_BYTES])
+        numbers = itertools.count()
+
+        def upload_all() -> bool:
+            """Upload until no blob is left for this thread. Only some threads send large blobs."""
+            takes_large = next(numbers) < _MAX_LARGE_UPLOADS
+            for blob in itertools.chain(large, small) if takes_large else small:
+                send = partial(self._send, blob)
+                call_with_retries(send, _RETRY_DELAYS, self.stop, StoreError)
+            return False
+
+        run_workers(min(_UPLOAD_THREADS, len(waiting)), upload_all, self.stop)
+        self._raise_if_stopped()
+
+    def _raise_if_stopped(self) -> None:
+        if self.stop.is_set():
+            raise UploadStopped
+
+    def _try_link(self, blob: _Blob) -> bool:
+        """Check the file's size, and link it if the store can. Return whether it is linked."""
+        self._raise_if_stopped()
+        key, size = blob_key(blob.sha256), blob.path.stat().st_size
+        if size != blob.size:
+            text = f"{blob.path} has {size} bytes, not {blob.size}: another program changed it."
+            hint = "Run prefect-bt weights verify and push again."
+            raise StoreError(text, url=self.store.url, key=key, next_step=hint)
+        is_linked = isinstance(self.store, SupportsLinks) and self.store.link_file(key, blob.path)
+        if is_linked:
+            self.on_bytes(size)
+        return is_linked
+
+    def _send(self, blob: _Blob) -> None:
+        self._raise_if_stopped()
+        counts: list[int] = []
+
+        def count(size: int) -> None:
+            self._raise_if_stopped()
+            counts.append(size)
+            self.on_bytes(size)
+
+        key, digest = blob_key(blob.sha256), blob.sha256
+        try:
+            self.store.upload_verified(key, blob.path, sha256=digest, on_bytes=count)
+        except StoreError:
+            self.on_bytes(-sum(counts))
+            raise
 
 
 def _last_part(key: str) -> str:

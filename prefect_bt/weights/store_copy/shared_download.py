@@ -24,8 +24,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
-from prefect_bt.weights.store_copy.copies import StoreMirror, sharing_prefix
-from prefect_bt.weights.store_copy.upload import UploadStopped
+from prefect_bt.weights.store_copy.copies import StoreMirror, UploadStopped, sharing_prefix
 from prefect_bt.weights.threads import StopSignal
 
 RENEW_SECONDS: Final = 5.0
@@ -58,35 +57,35 @@ class _Batch:
         return now - self.seen_at > EXPIRE_SECONDS
 
 
+@dataclass(eq=False)
 class SharedDownload:
     """Files of one tree that this host downloads or reads from the store, in batches.
 
     Errors of the store end the sharing: this host then downloads the remaining files itself.
     """
 
-    def __init__(  # noqa: PLR0913 (facts of one mirror)
-        self,
-        mirror: StoreMirror,
-        name: str,
-        files: Sequence[ListedFile],
-        *,
-        file_path: Callable[[str], Path],
-        stop: threading.Event,
-        on_note: Callable[[str], None],
-    ) -> None:
-        self._mirror, self._prefix, self._files = mirror, sharing_prefix(name), files
-        self._file_path, self._stop, self._on_note = file_path, StopSignal(stop), on_note
-        self.stored: set[str] = set()
-        """Digests of blobs that the store has."""
-        self._held: list[_Batch] = []
-        """Batches that this host downloads."""
-        self._lock, self._renewal, self._uploading = (threading.Lock() for _ in range(3))
+    mirror: StoreMirror
+    name: str
+    files: Sequence[ListedFile]
+    file_path: Callable[[str], Path]
+    stop: threading.Event
+    on_note: Callable[[str], None]
+    stored: set[str] = field(default_factory=set[str])
+    """Digests of blobs that the store has."""
+    _held: list[_Batch] = field(default_factory=list[_Batch])
+    """Batches that this host downloads."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _renewal: threading.Lock = field(default_factory=threading.Lock)
+    _uploading: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._stop = StopSignal(self.stop)
 
     def __enter__(self) -> SharedDownload:
         """Find the blobs that the store has for other trees, and begin to renew."""
-        sizes = {file.sha256: file.size for file in self._files if file.sha256}
+        sizes = {file.sha256: file.size for file in self.files if file.sha256}
         with suppress(StoreError):
-            found = self._mirror.list_sizes(sizes)
+            found = self.mirror.list_sizes(sizes)
             self.stored |= {digest for digest, size in found.items() if size == sizes[digest]}
         threading.Thread(target=self._renew, daemon=True).start()
         return self
@@ -104,25 +103,20 @@ class SharedDownload:
         A file that another host stored gets its digest, which then is in `stored`.
         """
         paths, waiting = {file.path for file in missing}, list[_Batch]()
-        for number, files in enumerate(_split(self._files)):
+        for number, files in enumerate(_split(self.files)):
             if wanted := [file for file in files if file.path in paths]:
-                waiting.append(_Batch(f"{self._prefix}/{number}", wanted))
+                waiting.append(_Batch(f"{sharing_prefix(self.name)}/{number}", wanted))
         random.shuffle(waiting)
         while waiting:
             try:
-                taken = self._take(waiting)
+                batch = self._take(waiting)
             except StoreError as error:
-                self._on_note(f"downloads are not shared with other hosts: {error.message}")
+                self.on_note(f"downloads are not shared with other hosts: {error.message}")
                 break
-            if taken is None:
+            if batch is None:
                 return
-            batch, digests = taken
             waiting.remove(batch)
-            self.stored |= set(digests.values())
-            yield [
-                replace(file, sha256=file.sha256 or digests.get(file.path, ""))
-                for file in batch.files
-            ]
+            yield batch.files
         for batch in waiting:
             yield batch.files
 
@@ -143,66 +137,68 @@ class SharedDownload:
             self._held.remove(batch)
             self._release(batch)
 
-    def _take(self, waiting: Sequence[_Batch]) -> tuple[_Batch, dict[str, str]] | None:
-        """Return a batch to download, or a stored batch with the digests of its files.
-
-        Return None once `stop` is set or the download has ended.
-        """
-        store = self._mirror.store
+    def _take(self, waiting: Sequence[_Batch]) -> _Batch | None:
+        """Return a batch to download, or a stored one; None when stopped."""
+        store = self.mirror.store
         while not self._stop.is_set():
-            marks = {info.key: info for info in store.list(self._prefix)}
-            for batch in waiting:
-                if batch.key not in marks:
+            marks = {info.key: info for info in store.list(sharing_prefix(self.name))}
+            for batch in sorted(waiting, key=lambda one: one.key in marks):
+                mark = marks.get(batch.key)
+                if mark is None:
                     with suppress(ObjectExists):
                         store.create(batch.key, b"")
                         return self._hold(batch)
-            for batch in waiting:
-                if (mark := marks.get(batch.key)) is None:
-                    continue
-                if mark.size and (digests := self._read_digests(batch)):
-                    return batch, digests
-                if batch.is_expired(mark.modified):
+                elif mark.size and self._find_stored(batch):
+                    return batch
+                elif batch.is_expired(mark.modified):
                     store.put(batch.key, b"")
                     return self._hold(batch)
-            self._on_note("another host downloads the remaining files")
+            self.on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
         return None
 
-    def _hold(self, batch: _Batch) -> tuple[_Batch, dict[str, str]]:
+    def _hold(self, batch: _Batch) -> _Batch:
         batch.digests = {file.path: "" for file in batch.files}
         self._held.append(batch)
-        return batch, {}
+        return batch
 
-    def _read_digests(self, batch: _Batch) -> dict[str, str]:
-        """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
+    def _find_stored(self, batch: _Batch) -> bool:
+        """Return whether the batch's object is valid. If so, its files get their digests."""
         try:
-            found = cast("dict[str, str]", json.loads(self._mirror.store.get(batch.key)))
-            return found if all(map(SHA256.fullmatch, found.values())) else {}
+            found = cast("dict[str, str]", json.loads(self.mirror.store.get(batch.key)))
+            is_valid = all(map(SHA256.fullmatch, found.values()))
         except (ObjectNotFound, ValueError, AttributeError, TypeError, RecursionError):
-            return {}
+            return False
+        if is_valid:
+            self.stored.update(found.values())
+            batch.files = [
+                replace(file, sha256=file.sha256 or found.get(file.path, ""))
+                for file in batch.files
+            ]
+        return is_valid
 
     def _renew(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):
             for batch in list(self._held):
                 with self._renewal, suppress(StoreError):
                     if batch in self._held and not self._stop.is_set():
-                        self._mirror.store.put(batch.key, b"")
+                        self.mirror.store.put(batch.key, b"")
 
     def _upload(self, batch: _Batch) -> None:
-        paths = {sha256: self._file_path(path) for path, sha256 in batch.digests.items()}
-        if isinstance(self._mirror.store, SupportsLinks):  # links to files that are not synced yet
+        paths = {sha256: self.file_path(path) for path, sha256 in batch.digests.items()}
+        if isinstance(self.mirror.store, SupportsLinks):  # links to files that are not synced yet
             sync_file_system(next(iter(paths.values())).parent)
         sizes = {sha256: path.stat().st_size for sha256, path in paths.items()}
-        self._mirror.store_blobs(sizes, paths.__getitem__, stop=self._stop)
+        self.mirror.store_blobs(sizes, paths.__getitem__, stop=self._stop)
         with self._renewal:
-            self._mirror.store.put(batch.key, json.dumps(batch.digests).encode())
+            self.mirror.store.put(batch.key, json.dumps(batch.digests).encode())
             self._held.remove(batch)
 
     def _release(self, *batches: _Batch) -> None:
         """Delete the objects, so that other hosts need not wait until they expire."""
         with self._renewal, suppress(StoreError):
             for batch in batches:
-                self._mirror.store.delete(batch.key)
+                self.mirror.store.delete(batch.key)
 
 
 def _split(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:

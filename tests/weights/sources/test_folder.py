@@ -13,7 +13,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import folder
 from prefect_bt.weights.sources.file_listing import ListedFile
-from tests.weights.conftest import mirror, tree
+from tests.weights.conftest import mirror, requested, tree
 
 FILES = {"config.json": b"{}", "sub/model.bin": os.urandom(3_000_000), "empty": b""}
 
@@ -63,7 +63,7 @@ def test_links_to_files_are_files_and_patterns_count(source: Path, tmp_path: Pat
 
 
 def test_a_range(source: Path) -> None:
-    opened = folder.FolderSource(f"file://{source}")
+    opened = folder.FolderSource(requested(f"file://{source}"))
     [model] = [file for file in opened.list_files().files if file.path == "sub/model.bin"]
     data = FILES["sub/model.bin"]
     assert b"".join(opened.read(model, start=7, length=2_000_000)) == data[7:2_000_007]

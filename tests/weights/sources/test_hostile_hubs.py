@@ -19,7 +19,7 @@ from prefect_bt.weights.sources import hub as hub_source
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.hub import HubSource
 from prefect_bt.weights.sources.protocol import SourceRequest, TransientError
-from tests.weights.conftest import Place, tree
+from tests.weights.conftest import Place, requested, tree
 from tests.weights.hub_server import Hub, Repo
 
 HOST = b"a secret of the host"
@@ -134,7 +134,7 @@ def test_a_forged_manifest(row: Any) -> None:
 def listed(hub: Hub, *named: str) -> str:
     """Return why the listing is refused: one sentence and a step, and nothing was fetched."""
     with pytest.raises(WeightsError) as caught:
-        HubSource("hf://o/r", SECRET).list_files()
+        HubSource(requested("hf://o/r", SECRET)).list_files()
     error = str(caught.value)
     assert not isinstance(caught.value, TransientError), "asking again would not help"
     assert caught.value.source == "hf://o/r"
@@ -232,7 +232,7 @@ def test_a_page_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_page_that_is_too_slow(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_source, "MAX_PAGE_SECONDS", 0.0)
     with pytest.raises(TransientError, match="no page in 0 s"):
-        HubSource("hf://o/r", SECRET).list_files()
+        HubSource(requested("hf://o/r", SECRET)).list_files()
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_token_follows_no_page_elsewhere(listing: Hub, target: str) -> None:
     places = {"cdn": listing.cdn_url, "cdn_host": listing.cdn_url[7:], "host": listing.url[7:]}
     listing.bad.link = f'<{target.format(**places)}>; rel="next"'
     with pytest.raises(WeightsError, match="HF_ENDPOINT") as caught:
-        HubSource("hf://o/r", SECRET).list_files()
+        HubSource(requested("hf://o/r", SECRET)).list_files()
     assert not isinstance(caught.value, TransientError)
     assert not listing.tokens["cdn"], "nothing was asked there"
 
@@ -257,14 +257,15 @@ def test_the_pages_of_a_mirror_that_names_the_hub_are_asked_for_at_the_mirror(
 ) -> None:
     listing.repos["o/r"].commit({f"f{n}": b"1" for n in range(7)})
     listing.bad.page, listing.bad.named = 2, listing.cdn_url
-    assert len(HubSource("hf://o/r", SECRET).list_files().files) == 7
+    assert len(HubSource(requested("hf://o/r", SECRET)).list_files().files) == 7
     assert not listing.tokens["cdn"], "nothing was asked there"
 
 
 @pytest.mark.parametrize("length", [1, -1], ids=["block", "stream"])
 def test_the_token_follows_no_redirect_elsewhere(listing: Hub, length: int) -> None:
     cdn, host = listing.cdn_url[7:], listing.url[7:]
-    source, file = HubSource(f"hf://o/r@{COMMIT}", SECRET, stall_timeout=20.0), ListedFile("a", 9)
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", SECRET, stall_timeout=20.0))
+    file = ListedFile("a", 9)
     for target in (f"http://{cdn}/x", f"http://{cdn}\\@{host}/x", f"//{cdn}/x"):
         listing.bad.status, listing.bad.headers = 307, {"Location": target}
         listing.tokens["cdn"].clear()
@@ -279,7 +280,7 @@ def test_the_token_follows_no_redirect_elsewhere(listing: Hub, length: int) -> N
 def test_dates_to_wait_for_that_are_none(listing: Hub, told: str) -> None:
     listing.bad.status, listing.bad.headers = 429, {"Retry-After": told}
     with pytest.raises(TransientError, match="answered 429"):
-        HubSource("hf://o/r", SECRET).list_files()
+        HubSource(requested("hf://o/r", SECRET)).list_files()
 
 
 @pytest.mark.slow

@@ -10,9 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,8 @@ from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.http_source import WebSource
 from prefect_bt.weights.sources.hub import HubSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, SourceRequest, TransientError
-from tests.weights.conftest import mirror
+from tests.echo_host import EchoHost
+from tests.weights.conftest import mirror, requested
 from tests.weights.hub_server import Hub
 
 COMMIT = "0123456789" * 4
@@ -32,60 +31,24 @@ BODY = 100
 Answer = Callable[[socket.socket], None]
 
 
-class _Host:
-    """Answers with the requested path. As a proxy it is asked for whole URLs."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, str]]] = []
-        self.redirects: dict[str, str] = {}
-        handler = type("Handler", (_Handler,), {"host": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.server.daemon_threads = True
-        self.address = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    host: _Host
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.host.asked.append((self.path, dict(self.headers)))
-        location, body = self.host.redirects.get(self.path), self.path.encode().ljust(BODY)
-        self.send_response(302 if location else 200)
-        if location:
-            self.send_header("Location", location)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Host]:
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[EchoHost]:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    host = _Host()
-    yield host
-    host.stop()
+    with closing(EchoHost(BODY)) as host:
+        yield host
 
 
 def stream(url: str, token: str = "") -> bytes:
     """Read with httpx."""
-    source = WebSource(url, token, stall_timeout=0.5)
+    source = WebSource(requested(url, token, stall_timeout=0.5))
     return b"".join(source.read(ListedFile("f", BODY), start=0, length=-1)).rstrip()
 
 
 def block(url: str, token: str = "") -> bytes:
     """Read with obstore."""
-    source = WebSource(url, token, stall_timeout=0.5)
+    source = WebSource(requested(url, token, stall_timeout=0.5))
     return b"".join(source.read(ListedFile("f", BODY), start=0, length=BODY)).rstrip()
 
 
@@ -93,62 +56,56 @@ READERS = pytest.mark.parametrize("read", [stream, block])
 Read = Callable[..., bytes]
 
 
-def sent(host: _Host, header: str) -> list[str]:
-    """Return the values of a header of all requests; "" where it was missing."""
-    folded = [{name.lower(): value for name, value in given.items()} for _, given in host.asked]
-    return [headers.get(header, "") for headers in folded]
-
-
 @READERS
 def test_the_proxy_of_the_environment(
-    host: _Host, monkeypatch: pytest.MonkeyPatch, read: Read
+    host: EchoHost, monkeypatch: pytest.MonkeyPatch, read: Read
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://me:p%40ss@{host.address}")
     url = "http://somewhere.invalid/file"
     assert read(url) == url.encode()
-    assert {*sent(host, "proxy-authorization")} == {
-        f"Basic {base64.b64encode(b'me:p@ss').decode()}"
-    }
+    assert {*host.sent("proxy-authorization")} == {f"Basic {base64.b64encode(b'me:p@ss').decode()}"}
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     host.asked.clear()
     assert read(f"http://{host.address}/near") == b"/near"
-    assert {*sent(host, "proxy-authorization")} == {""}
+    assert {*host.sent("proxy-authorization")} == {""}
 
 
 @READERS
-def test_a_token_stays_with_its_host(host: _Host, read: Read) -> None:
-    other = _Host()
+def test_a_token_stays_with_its_host(host: EchoHost, read: Read) -> None:
+    other = EchoHost(BODY)
     host.redirects = {"/same": "/here", "/away": f"http://{other.address}/there"}
     other.redirects = {"/there": f"http://{host.address}/back"}
     try:
         assert read(f"http://{host.address}/same", "s3cret") == b"/here"
-        assert {*sent(host, "authorization")} == {"Bearer s3cret"}
+        assert {*host.sent("authorization")} == {"Bearer s3cret"}
         host.asked.clear()
         assert read(f"http://{host.address}/away", "s3cret") == b"/back"
-        assert {*sent(other, "authorization")} == {""}
-        first, *after = sent(host, "authorization")
+        assert {*other.sent("authorization")} == {""}
+        first, *after = host.sent("authorization")
         assert (first, {*after}) == ("Bearer s3cret", {""}), "never to come back"
     finally:
-        other.stop()
+        other.close()
 
 
-def test_a_token_follows_no_second_redirect(host: _Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_follows_no_second_redirect(
+    host: EchoHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://{host.address}")
-    other = _Host()
+    other = EchoHost(BODY)
     host.redirects = {f"/o/r/resolve/{COMMIT}/f": f"http://{other.address}/there"}
     other.redirects = {"/there": "/last"}
-    source = HubSource(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=0.5)
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=0.5))
     try:
         for length in (BODY, -1):
             data = b"".join(source.read(ListedFile("f", BODY), start=0, length=length))
             assert data.rstrip() == b"/last"
-        assert {*sent(other, "authorization")} == {""}
+        assert {*other.sent("authorization")} == {""}
     finally:
-        other.stop()
+        other.close()
 
 
 @READERS
-def test_reasons(host: _Host, read: Read) -> None:
+def test_reasons(host: EchoHost, read: Read) -> None:
     host.redirects = {"/round": "/round", "/out": "file:///etc/passwd"}
     for path in ("/round", "/out"):
         with pytest.raises(WeightsError):
@@ -213,7 +170,7 @@ def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Raw]:
 
 
 def read(start: int = 10, length: int = 10) -> bytes:
-    source = HubSource(f"hf://o/r@{COMMIT}", "", stall_timeout=0.5)
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", stall_timeout=0.5))
     return b"".join(source.read(ListedFile("model", SIZE), start=start, length=length))
 
 
@@ -345,7 +302,7 @@ NAMES = ["a b#c?d%20e.json", "ü/ñ.bin", "a\\b", "%2e%2e/x", "[a]*'\"&;=", " a 
 def test_names_of_files(here: Hub, name: str) -> None:
     data = {"a": b"wrong", name: b"right!"}
     commit = here.repos["o/r"].commit(data)
-    source, file = HubSource(f"hf://o/r@{commit}", ""), ListedFile(name, 6)
+    source, file = HubSource(requested(f"hf://o/r@{commit}")), ListedFile(name, 6)
     for start, length in ((0, 6), (0, -1), (2, 3)):
         end = start + length if length > 0 else 6
         assert b"".join(source.read(file, start=start, length=length)) == b"right!"[start:end]
@@ -354,7 +311,7 @@ def test_names_of_files(here: Hub, name: str) -> None:
 @pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x01"])
 def test_names_that_only_a_stream_can_read(here: Hub, name: str) -> None:
     commit = here.repos["o/r"].commit({name: b"right!"})
-    source, file = HubSource(f"hf://o/r@{commit}", ""), ListedFile(name, 6)
+    source, file = HubSource(requested(f"hf://o/r@{commit}")), ListedFile(name, 6)
     with pytest.raises(RangesUnsupported):
         list(source.read(file, start=0, length=6))
     assert b"".join(source.read(file, start=0, length=-1)) == b"right!"

@@ -17,7 +17,7 @@ from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import engine
 from prefect_bt.weights.sources.http_source import WebSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
-from tests.weights.conftest import mirror, tree
+from tests.weights.conftest import mirror, requested, tree
 
 pytest.importorskip("cryptography", reason="cryptography comes with moto[server]")
 from tests.weights.file_server import Files, serving_files
@@ -153,7 +153,7 @@ def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> 
 
 
 def test_a_busy_server_says_when(served: Files) -> None:
-    source = WebSource(f"{served.url}{PATH}", "")
+    source = WebSource(requested(f"{served.url}{PATH}"))
     [file] = source.list_files().files
     for told, after in (("7", 7.0), ("3600", 60.0), ("soon", 0.0), ("", 0.0)):
         served.statuses, served.retry_after = [429], told
@@ -176,7 +176,7 @@ def test_a_busy_server_says_when(served: Files) -> None:
 
 @pytest.mark.slow
 def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
-    source = WebSource(f"{served.url}{PATH}", "")
+    source = WebSource(requested(f"{served.url}{PATH}"))
     [file] = source.list_files().files
     assert not file.sequential_only
     spans = [(at, min(70_001, len(DATA) - at)) for at in range(0, len(DATA), 70_001)]
@@ -195,7 +195,7 @@ def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
 
 def test_a_server_without_ranges_is_read_in_one_go(served: Files, tmp_path: Path) -> None:
     served.ranges = False
-    source = WebSource(f"{served.url}{PATH}", "")
+    source = WebSource(requested(f"{served.url}{PATH}"))
     [file] = source.list_files().files
     assert (file.sequential_only, file.size) == (True, len(DATA))
     with pytest.raises(RangesUnsupported):
@@ -207,7 +207,7 @@ def test_a_server_without_ranges_is_read_in_one_go(served: Files, tmp_path: Path
 
 
 def test_a_connection_that_the_server_closed_meanwhile(served: Files) -> None:
-    source = WebSource(f"{served.url}{PATH}", "")
+    source = WebSource(requested(f"{served.url}{PATH}"))
     [file] = source.list_files().files
     assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
     served.drop = True

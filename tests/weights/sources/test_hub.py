@@ -18,7 +18,7 @@ from prefect_bt.weights.cache.partial_file import count_received
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.hub import HubSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
-from tests.weights.conftest import Place, tree
+from tests.weights.conftest import Place, requested, tree
 from tests.weights.hub_server import Hub, Repo
 
 SECRET = "hf_pl4ntedT0ken"
@@ -168,7 +168,7 @@ def test_a_repository_with_folders_of_tools(hub: Hub, place: Place) -> None:
 def opened(hub: Hub, files: dict[str, bytes], **given: Any) -> tuple[HubSource, list[ListedFile]]:
     """A source whose commit is known, and its files."""
     commit = hub.repos["o/r"].commit(files)
-    source = HubSource(f"hf://o/r@{commit}", hub.repos["o/r"].token, **given)
+    source = HubSource(requested(f"hf://o/r@{commit}", hub.repos["o/r"].token, **given))
     return source, [ListedFile(name, len(data)) for name, data in files.items()]
 
 
@@ -176,7 +176,7 @@ def test_ten_thousand_files_in_pages(here: Hub) -> None:
     files = {f"d/{n}.json": b"%d" % n for n in range(10_000)} | {"m.bin": b"m"}
     here.repos["o/r"] = Repo(token=SECRET)
     commit = here.repos["o/r"].commit(files)
-    listing = HubSource("hf://o/r", SECRET).list_files()
+    listing = HubSource(requested("hf://o/r", SECRET)).list_files()
     assert listing.revision == commit
     assert len(listing.files) == len(files)
     found = {file.path: file for file in listing.files}

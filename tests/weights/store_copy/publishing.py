@@ -11,11 +11,10 @@ from pathlib import Path
 from prefect_bt.object_store import open_store
 from prefect_bt.weights.manifest import load_manifest
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.store_copy import upload
 from prefect_bt.weights.store_copy import copies
 from tests.object_store.small import PART, use_small_parts
 use_small_parts()
-upload.LARGE_BLOB_BYTES = copies.CHUNK_BYTES = PART
+copies.LARGE_BLOB_BYTES = copies.CHUNK_BYTES = PART
 url, blobs, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 manifest = load_manifest((blobs / "manifest").read_bytes())
 mirror, numbers = StoreMirror(open_store(url)), itertools.count(1)

@@ -15,7 +15,7 @@ from prefect_bt.errors import StoreError
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.weights.sources.file_listing import ListedFile
-from prefect_bt.weights.store_copy import shared_download, upload
+from prefect_bt.weights.store_copy import copies, shared_download
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
 from prefect_bt.weights.store_copy.shared_download import SharedDownload
 
@@ -186,7 +186,7 @@ class FullStore(DiskStore):
 def test_hosts_whose_uploads_fail_do_not_wait_for_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "_RETRY_DELAYS", ())
+    monkeypatch.setattr(copies, "_RETRY_DELAYS", ())
     one, other = (Host(tmp_path / name, FullStore(tmp_path / "store")) for name in "ab")
     together = threading.Barrier(2)
     threads = [

@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.credentials.weights_access import (
+    list_accesses,
+    parse_azure_secret,
+    parse_google_secret,
+    parse_s3_secret,
+    parse_token,
+)
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import PlanError, WeightsError
 from prefect_bt.object_store.address import parse_bucket_url
@@ -15,14 +22,7 @@ from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.planning.planner import plan_gang, plan_weights
 from prefect_bt.substrates.protocol import Capacity
-from prefect_bt.weights.sources.bucket import list_accesses
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
-from prefect_bt.weights.sources.secret_fields import (
-    parse_azure_secret,
-    parse_google_secret,
-    parse_s3_secret,
-    parse_token,
-)
 
 SERVICE_ACCOUNT = {"type": "service_account", "client_email": "a@b", "private_key": "planted-pem"}
 SECRET = WeightsAuthPlan("CUSTOM_SECRET")
@@ -36,10 +36,10 @@ def test_s3_keys() -> None:
     text = {"aws_access_key_id": "id", "aws_secret_access_key": "key"}
     found = parse_s3_secret(plan("s3://b"), json.dumps(text))
     assert (found.access_key_id, found.secret_access_key) == ("id", "key")
-    assert (found.region, found.session_token) == ("us-east-1", "")
+    assert (found.region, found.token) == ("us-east-1", "")
     more = {**text, "aws_region": "eu-west-1", "aws_session_token": "t"}
     found = parse_s3_secret(plan("r2://a.b"), json.dumps(more))
-    assert (found.region, found.session_token) == ("eu-west-1", "t")
+    assert (found.region, found.token) == ("eu-west-1", "t")
     assert "key" not in repr(found).replace("access_key", "")
 
 
@@ -76,10 +76,10 @@ def test_a_service_account() -> None:
 
 def test_azure_keys_and_tokens() -> None:
     source = plan("azure://a/c")
-    assert parse_azure_secret(source, "a2V5\n") == {"account_key": "a2V5"}
+    assert parse_azure_secret(source, "a2V5\n") == {"access_key": "a2V5"}
     token = "?sv=2024&se=x&sig=planted"
     assert parse_azure_secret(source, token) == {"sas_token": token[1:]}
-    assert parse_azure_secret(source, '{"account_key": "a2V5"}') == {"account_key": "a2V5"}
+    assert parse_azure_secret(source, '{"account_key": "a2V5"}') == {"access_key": "a2V5"}
     assert parse_azure_secret(source, '{"sas_token": "?a&sig=b"}') == {"sas_token": "a&sig=b"}
     for bad in ("", "{}", '{"key": "planted"}', '{"account_key": 1}', '{"account_key": ""}'):
         with pytest.raises(WeightsError, match="account_key") as caught:
