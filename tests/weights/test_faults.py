@@ -38,7 +38,7 @@ from .ranged import serving_ranges
 
 
 def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
-    part = PartialFile(tmp_path / "part", 100, has_digest=False)
+    part = PartialFile(tmp_path / "part", 100)
     listing = Listing("s", "r", (ListedFile("a", 5),))
     fill = StagingTree(NodeCache(tmp_path / "weights"), "s", "k1", listing)
     part.close()

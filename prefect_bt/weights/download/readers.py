@@ -32,7 +32,6 @@ class FallbackReader:
     is_store_incomplete: bool = False
     _upstream: dict[str, ListedFile] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _listing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         if self.manifest:
@@ -68,7 +67,7 @@ class FallbackReader:
     def _find_upstream(self, file: ListedFile) -> ListedFile:
         if self.list_upstream is None:
             return file
-        with self._listing:
+        with self._lock:
             if self._upstream is None:
                 self._upstream = {one.path: one for one in self.list_upstream().files}
         return self._upstream.get(file.path, file)
@@ -78,6 +77,7 @@ class FallbackReader:
     ) -> Iterator[bytes]:
         """Yield bytes of a blob. TransientError when the next request has to go upstream."""
         end = (file.size or 0) if length < 0 else start + length
+        problem = "is cut off."
         try:
             for piece in mirror.read(file.sha256, start=start, length=end - start):
                 with self._lock:
@@ -86,15 +86,9 @@ class FallbackReader:
                 yield piece
         except StoreError as error:
             self._mark_lost(file)
-            raise _store_error(file, f"could not be read: {error.message}") from error
+            problem = f"could not be read: {error.message}"
         if start < end:
             self.mark_corrupt(file)
-            raise _store_error(file, "is cut off.")
-
-
-def _store_error(file: ListedFile, problem: str) -> TransientError:
-    return TransientError(
-        f"The store's copy of {file.path} {problem}",
-        source="",
-        next_step="Push again: what is here already is kept.",
-    )
+            hint = "Push again: what is here already is kept."
+            what = f"The store's copy of {file.path} {problem}"
+            raise TransientError(what, source="", next_step=hint)
