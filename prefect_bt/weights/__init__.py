@@ -16,8 +16,7 @@ Begin with `mirror`. From the outside in:
 
 from prefect_bt.text.progress import Phase, Progress
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-from prefect_bt.weights.mirror import mirror_source
-from prefect_bt.weights.result import MirrorResult
+from prefect_bt.weights.mirror import MirrorResult, mirror_source
 
 __all__ = [
     "CachedTree",

@@ -72,18 +72,6 @@ def call_with_retries(
     return call()
 
 
-def run_interruptibly(call: Callable[[], T], stop: EventLike) -> T | None:
-    """Return the result of `call`, run in a thread; None when `stop` was set before its end."""
-    found: list[T] = []
-
-    def once() -> bool:
-        found.append(call())
-        return False
-
-    run_workers(1, once, stop)
-    return found[0] if found else None
-
-
 def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None:
     """Call `step` in `workers` threads until it returns False in each. Raise the first error.
 
@@ -107,7 +95,7 @@ def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None
         thread.start()
     try:
         for thread in threads:
-            while thread.is_alive() and not errors and not stop.is_set():
+            while thread.is_alive() and not stop.is_set():
                 thread.join(0.2)
     finally:
         if errors or any(thread.is_alive() for thread in threads):

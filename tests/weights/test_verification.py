@@ -12,7 +12,7 @@ from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
 from prefect_bt.weights.verification import (
     ExpectedBlobs,
     ExpectedFiles,
-    VerificationReport,
+    Verification,
     delete_copies,
     repair,
 )
@@ -30,7 +30,7 @@ def source(shelf: Shelf) -> str:
     return shelf.folder("model", large_bin=LARGE, small_txt=100, config_json=b"{}")
 
 
-def check(shelf: Shelf, *, loose: bool = True) -> VerificationReport:
+def check(shelf: Shelf, *, loose: bool = True) -> Verification:
     return ExpectedFiles(shelf.cache, shelf.cache.list_trees(), include_unreferenced=loose).verify()
 
 

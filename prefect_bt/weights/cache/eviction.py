@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.errors import StoreError, WeightsError
+from prefect_bt.errors import StoreError
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.protocol import source_error
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.url_redaction import redact_url
 
 _ABANDONED_AFTER: Final = 24 * 3600.0
 """Seconds without a change after which an unfinished download is deleted to make room."""
@@ -87,13 +87,12 @@ def ensure_disk_space(
         on_note(f"{name[:12]} was evicted to make room ({freed / 1e9:.1f} GB)")
     free = free_bytes(cache)
     if needed > free:
-        source = redact_url(staging.source)
-        raise WeightsError(
-            f"{source} needs {needed / 1e9:.1f} GB more in {str(cache.root)!r}, "
-            f"and {free / 1e9:.1f} GB are free there.",
-            source=source,
-            next_step="Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk.",
+        what = (
+            f"needs {needed / 1e9:.1f} GB more in {str(cache.root)!r}, "
+            f"and {free / 1e9:.1f} GB are free there"
         )
+        hint = "Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk."
+        raise source_error(staging.source, what, hint)
 
 
 def enforce_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = "") -> None:

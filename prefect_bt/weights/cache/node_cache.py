@@ -6,7 +6,7 @@
             files/              hard links to blobs; nodes mount this folder
             manifest.json  summary.json
             used                its modification time is the time of the last use
-            stored              URLs of the stores that have a copy
+            stored              URL of the store that was seen to have a copy
             leases/<job id>     a job that needs the tree
         fills/<name>/           a tree that is being downloaded (staged_tree.py)
         parts/<id>/             a large file that is being downloaded (partial_file.py)
@@ -71,21 +71,14 @@ class CachedTree:
     def is_stored(self, url: str) -> bool:
         """Return whether the store at `url` was seen to have a copy within the last hour."""
         with suppress(OSError):
-            age = time.time() - self._stored.stat().st_mtime
-            return age < _STORED_SECONDS and url in self._stored.read_text().splitlines()
+            age = time.time() - (self.path / "stored").stat().st_mtime
+            return age < _STORED_SECONDS and (self.path / "stored").read_bytes() == url.encode()
         return False
 
     def mark_stored(self, url: str) -> None:
         """Record that the store has a copy, unless the tree was evicted meanwhile."""
-        urls = {url}
         with suppress(FileNotFoundError):
-            urls.update(self._stored.read_text().splitlines())
-        with suppress(FileNotFoundError):
-            self._stored.write_text("\n".join(sorted(urls)))
-
-    @property
-    def _stored(self) -> Path:
-        return self.path / "stored"
+            (self.path / "stored").write_text(url)
 
     def read_manifest(self) -> WeightsManifest:
         """Raise ValueError, KeyError, TypeError or OSError when it cannot be read."""

@@ -209,7 +209,7 @@ class Download:
             if is_free(self._staging.partial_folder(file) / "lock"):
                 self._locked.remove(file)
                 self._waiting.append(file)
-                self._staging.index.invalidate()
+                self._staging.index.reload()
 
     # -- one block ------------------------------------------------------------------------------
 
