@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.engine import Download
 from prefect_bt.weights.download.readers import FallbackReader
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.sources.patterns import select_files
 from prefect_bt.weights.sources.protocol import (
     STALL_TIMEOUT,
@@ -195,7 +195,8 @@ class _MirrorRun:
             self._note_store_error(error)
         if manifest is None:
             return list_upstream(), FallbackReader(self.source, self.mirror)
-        reader = FallbackReader(self.source, self.mirror, manifest, list_upstream)
+        stored = {entry.sha256 for entry in manifest.entries}
+        reader = FallbackReader(self.source, self.mirror, list_upstream, stored)
         return Listing(manifest.source, manifest.revision, manifest.files), reader
 
     def _list_upstream(self, pin: str = "") -> Listing:
@@ -247,8 +248,11 @@ class _MirrorRun:
         with closing(StagingTree(self.cache, plan.source, plan.key, listing)) as staging:
             with self._share(staging, reader) as share:
                 self._fill(staging, reader, share)
-            if not (self.source.detects_changes or reader.manifest):
-                self._check_unchanged(staging)
+            is_checked = self.source.detects_changes or reader.list_upstream
+            if not is_checked and self._ask(self.source.list_files).revision != listing.revision:
+                remove_tree(staging.path)
+                hint = "Push again when no process writes there."
+                raise source_error(plan.source, "changed while it was copied", hint)
             self.meter.enter_phase(Phase.PUBLISHING)
             return staging.publish(listing.files, holder=self.lease_holder)
 
@@ -256,7 +260,7 @@ class _MirrorRun:
         self, staging: StagingTree, reader: FallbackReader
     ) -> AbstractContextManager[SharedDownload | None]:
         """Divide the download among hosts, if the store has no copy yet."""
-        if self.mirror is None or reader.manifest or not self.source.detects_changes:
+        if self.mirror is None or reader.list_upstream or not self.source.detects_changes:
             return nullcontext()
         share = SharedDownload(
             self.mirror,
@@ -272,61 +276,41 @@ class _MirrorRun:
     def _fill(
         self, staging: StagingTree, reader: FallbackReader, share: SharedDownload | None
     ) -> None:
-        stop, on_finished = StopSignal(self.stop), share.add_finished if share else None
-        download = Download(staging, reader, self.meter, stop, on_finished)
-        missing = download.link_stored(self._link_cached(staging))
+        files, on_finished = staging.listing.files, share.add_finished if share else _ignore
+        self.meter.set_totals(items=len(files), size=sum(file.size or 0 for file in files))
+        download = Download(staging, reader, self.meter, StopSignal(self.stop), on_finished)
+        missing = download.link_present(files)
         self._raise_if_stopped()
         ensure_disk_space(staging, missing, self.mirror, self.meter.set_note)
         self.meter.enter_phase(Phase.TRANSFERRING)
         batches = share.iter_batches(missing) if share else iter([missing])
-        download.run(download.link_stored(batch) for batch in batches)
+        download.run(download.link_present(batch) for batch in batches)
         self._raise_if_stopped()
-
-    def _link_cached(self, staging: StagingTree) -> list[ListedFile]:
-        """Link files that this machine has. Return the files that remain."""
-        files, missing = staging.listing.files, list[ListedFile]()
-        self.meter.set_totals(items=len(files), size=_total_bytes(files))
-        for file in files:
-            self._raise_if_stopped()
-            if not (staging.has(file) or staging.link_cached(file)):
-                missing.append(file)
-        present = _total_bytes(files) - _total_bytes(missing)
-        self.meter.add_present(present, items=len(files) - len(missing))
-        return missing
 
     def _raise_if_stopped(self) -> None:
         if self.stop.is_set():
             raise _stopped_error(self.plan.source)
 
-    def _check_unchanged(self, staging: StagingTree) -> None:
-        """List a source again that does not detect changes while it is read. WeightsError."""
-        if self._ask(self.source.list_files).revision != staging.listing.revision:
-            remove_tree(staging.path)
-            hint = "Push again when no process writes there."
-            raise source_error(self.plan.source, "changed while it was copied", hint)
-
     # -- the store's copy ---------------------------------------------------------------------
 
     def _ensure_in_store(self, tree: CachedTree, *, has_lost_blobs: bool = False) -> None:
         """Record the use of the store's copy, and complete it if need be, once an hour of use."""
-        if self.mirror is None or tree.is_stored(self.mirror.store.url):
+        mirror, meter = self.mirror, self.meter
+        if mirror is None or tree.is_stored(mirror.store.url):
             return
         try:
-            if has_lost_blobs or self.mirror.find_manifest(tree.name) is None:
-                self._store_copy(self.mirror, tree)
+            if has_lost_blobs or mirror.find_manifest(tree.name) is None:
+                meter.enter_phase(Phase.STORING)
+                manifest = tree.read_manifest()
+                paths = {entry.sha256: tree.files_folder / entry.path for entry in manifest.entries}
+                meter.set_totals(items=len(manifest.entries), size=manifest.bytes)
+                sent = meter.add_transferred
+                mirror.publish(manifest, paths.__getitem__, on_bytes=sent, stop=self.stop)
             else:
-                self.mirror.record_use(tree.name)
-            tree.mark_stored(self.mirror.store.url)
+                mirror.record_use(tree.name)
+            tree.mark_stored(mirror.store.url)
         except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
             self._note_store_error(error)
-
-    def _store_copy(self, mirror: StoreMirror, tree: CachedTree) -> None:
-        self.meter.enter_phase(Phase.STORING)
-        manifest = tree.read_manifest()
-        paths = {entry.sha256: tree.files_folder / entry.path for entry in manifest.entries}
-        self.meter.set_totals(items=len(manifest.entries), size=manifest.bytes)
-        add_bytes = self.meter.add_transferred
-        mirror.publish(manifest, paths.__getitem__, on_bytes=add_bytes, stop=self.stop)
 
     def _note_store_error(self, error: Exception) -> None:
         self.meter.set_note(f"the store's copy cannot be used: {error}")
@@ -344,5 +328,5 @@ def _write_error(source: str, error: OSError) -> WeightsError:
     return source_error(source, f"could not be written: {what} ({error})", hint)
 
 
-def _total_bytes(files: Iterable[ListedFile]) -> int:
-    return sum(file.size or 0 for file in files)
+def _ignore(_path: str, _sha256: str) -> None:
+    """Accept a finished file of a download that no other host shares."""

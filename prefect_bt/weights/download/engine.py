@@ -52,7 +52,7 @@ class Download:
         reader: FallbackReader,
         meter: ProgressMeter,
         stop: StopSignal,
-        on_finished: Callable[[str, str], None] | None,
+        on_finished: Callable[[str, str], object],
     ) -> None:
         """`on_finished` is called with the path and the SHA-256 of each complete file."""
         self._staging, self._reader, self._meter = staging, reader, meter
@@ -77,15 +77,17 @@ class Download:
         self._request_bytes = BLOCK_BYTES
         """Size of the next request: halved by a fault, a granule more after a success."""
 
-    def link_stored(self, files: Sequence[ListedFile]) -> list[ListedFile]:
-        """Link files that a store on this disk has. Return the files that remain."""
-        waiting, linked = iter(files), set[str]()
+    def link_present(self, files: Sequence[ListedFile]) -> list[ListedFile]:
+        """Link files that this machine or a store on its disk has. Return the files that remain."""
+        staging, waiting, linked = self._staging, iter(files), set[str]()
 
         def step() -> bool:
             if (file := next(waiting, None)) is None:
                 return False
-            path = self._reader.find_local_path(file)
-            if path is not None and self._staging.link_verified(file, path):
+            is_linked = staging.has(file) or staging.link_cached(file)
+            if not is_linked and (path := self._reader.find_local_path(file)):
+                is_linked = staging.link_verified(file, path)
+            if is_linked:
                 self._add_linked(file)
                 linked.add(file.path)
             return True
@@ -109,8 +111,7 @@ class Download:
     def _add_linked(self, file: ListedFile) -> None:
         """Count a file of the staging tree that needed no transfer."""
         self._meter.add_present(file.size or 0, items=1)
-        if self._on_finished:
-            self._on_finished(file.path, self._staging.find_sha256(file))
+        self._on_finished(file.path, self._staging.find_sha256(file))
 
     def _step(self) -> bool:
         block = self._take()
@@ -299,5 +300,4 @@ class Download:
         self._staging.add(file.kept.finalize(), entry, is_synced=is_synced)
         file.kept.remove()
         self._meter.add_items()
-        if self._on_finished:
-            self._on_finished(entry.path, entry.sha256)
+        self._on_finished(entry.path, entry.sha256)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect_bt.errors import StoreError
-from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import Source, TransientError
 from prefect_bt.weights.store_copy.copies import StoreMirror
@@ -21,10 +20,8 @@ class FallbackReader:
 
     source: Source
     mirror: StoreMirror | None = None
-    manifest: WeightsManifest | None = None
-    """Manifest of the store's copy."""
     list_upstream: Callable[[], Listing] | None = None
-    """Lists upstream, if the files are those of the manifest."""
+    """Lists upstream, if the files to read are those of the store's copy."""
     stored: set[str] = field(default_factory=set[str])
     """Digests of the store's blobs that can be read."""
     fetched_bytes: int = 0
@@ -32,10 +29,6 @@ class FallbackReader:
     is_store_incomplete: bool = False
     _upstream: dict[str, ListedFile] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        if self.manifest:
-            self.stored = {entry.sha256 for entry in self.manifest.entries}
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         """Yield bytes as `Source.read` does."""
