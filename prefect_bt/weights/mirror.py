@@ -254,7 +254,7 @@ class _MirrorRun:
                 hint = "Push again when no process writes there."
                 raise source_error(plan.source, "changed while it was copied", hint)
             self.meter.enter_phase(Phase.PUBLISHING)
-            return staging.publish(listing.files, holder=self.lease_holder)
+            return staging.publish(holder=self.lease_holder)
 
     def _share(
         self, staging: StagingTree, reader: FallbackReader

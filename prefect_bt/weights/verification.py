@@ -29,16 +29,15 @@ _Key = tuple[int, int, str, int] | str
 
 @dataclass(frozen=True)
 class WeightsFailure:
-    """A missing, corrupt or additional file. `location` is its path or its key in the store.
-
-    `path` is relative to the mount. `tree` and `path` are empty for a blob that no tree names.
-    """
+    """A missing, corrupt or additional file. Only `location` is known of a blob without a tree."""
 
     location: str
+    """The path of the file, or the key of the store's blob."""
     problem: str
     tree: str = ""
     source: str = ""
     path: str = ""
+    """Relative to the mount."""
 
     @property
     def message(self) -> str:
@@ -179,10 +178,7 @@ class ExpectedBlobs(Verification):
 
 
 def repair(cache: NodeCache, report: Verification) -> dict[str, tuple[str, ...]]:
-    """Delete corrupt blobs and unpublish corrupt trees, except those that living jobs use.
-
-    Return the ids of these jobs for each corrupt tree.
-    """
+    """Delete corrupt blobs and trees. Return the living jobs of each tree; with any, it stays."""
     for sha256 in report.corrupt_blobs:
         cache.blob_path(sha256).unlink(missing_ok=True)
     return {name: cache.unpublish(name) for name in report.corrupt_trees}

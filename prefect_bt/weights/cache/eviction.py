@@ -96,10 +96,7 @@ def ensure_disk_space(
 
 
 def enforce_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = "") -> None:
-    """Evict until the cache is within its budget.
-
-    `keep` and trees that living jobs need stay, even when they exceed the budget.
-    """
+    """Evict until the cache is within its budget, but not `keep` or trees that living jobs need."""
     if (budget := cache.budget) is not None:
         _make_room(cache, mirror, lambda: cache.usage() - budget, keep=keep)
 
@@ -116,10 +113,7 @@ def _make_room(
 
 
 def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
-    """Evict a tree, and the store's copy on the same disk, which shares its bytes.
-
-    Return the bytes freed, 0 when a living job needs the tree.
-    """
+    """Evict a tree without living jobs, and a store's copy on its disk. Return the bytes freed."""
     tree = cache.find_tree(name)
     if tree is None or tree.leases:
         return 0

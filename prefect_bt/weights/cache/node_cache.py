@@ -92,12 +92,11 @@ class CachedTree:
 
 
 class Leftover(NamedTuple):
-    """An unfinished download or deletion. Deleting it frees `bytes`."""
+    """An unfinished download or deletion. Deleting it frees `bytes`; times are epoch seconds."""
 
     path: Path
     bytes: int
     modified_at: float
-    """Epoch seconds."""
 
 
 class NodeCache:
@@ -140,15 +139,9 @@ class NodeCache:
             return None
 
     def acquire_tree(self, name: str, *, holder: str = "") -> CachedTree | None:
-        """Return the tree, used now and leased to the job `holder`; None when it is not published.
-
-        The cost does not depend on the number of jobs that lease it.
-        """
-        path = self.tree_path(name)
-        if not path.is_dir():
-            return None
+        """Find a tree, record its use and lease it to the job `holder`. Return None without one."""
         with suppress(FileNotFoundError), self._locked():
-            _record_use(path, holder)
+            _record_use(self.tree_path(name), holder)
         return self.find_tree(name)
 
     def publish(self, staged: Path, name: str, *, holder: str = "") -> CachedTree:
@@ -204,10 +197,7 @@ class NodeCache:
         return sum(facts.st_blocks * 512 for _, facts in files)
 
     def sweep(self, *, older_than: float) -> int:
-        """Delete blobs that no tree names and abandoned downloads. Return the bytes freed.
-
-        Those that changed within `older_than` seconds stay.
-        """
+        """Delete blobs without a tree, and downloads, of this age in seconds. Return freed bytes."""
         for path in find_paths(self.root, "trash/*"):
             remove_tree(path)
         stale = self.list_leftovers(older_than=older_than)
@@ -241,10 +231,7 @@ class NodeCache:
         return 0
 
     def list_stale_leases(self) -> list[Path]:
-        """Return the leases of jobs without a process here, which protect nothing.
-
-        The file's name is the id of the job. Only the store tells whether the job is over.
-        """
+        """Return the leases, named by job, of jobs without a process here. They protect nothing."""
         leases, state_dir = find_paths(self.root, "trees/*/leases/*"), self.root.parent
         return [lease for lease in leases if not is_job_alive(state_dir, lease.name)]
 

@@ -113,9 +113,10 @@ class StagingTree:
                 self._share_content(self.path, entry)
             self._record(entry)
 
-    def publish(self, desired: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
+    def publish(self, *, holder: str = "") -> CachedTree:
         """Sync the tree to the disk and publish it under its name."""
-        entries = tuple(self._done[path] for path in sorted(file.path for file in desired))
+        paths = sorted(file.path for file in self.listing.files)
+        entries = tuple(self._done[path] for path in paths)
         source, revision = redact_url(self.source), self.listing.revision
         manifest = WeightsManifest(source, self.key, revision, entries, time.time())
         summary = codec.dumps(summarize(manifest), indent=1).encode()

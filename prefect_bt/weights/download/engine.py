@@ -96,10 +96,7 @@ class Download:
         return [file for file in files if file.path not in linked]
 
     def run(self, batches: Iterator[Sequence[ListedFile]]) -> None:
-        """Download the files of one batch after another, until all are there or `stop` is set.
-
-        WeightsError or OSError; bytes that arrived are kept for the next run.
-        """
+        """Download one batch after another until `stop` is set. WeightsError or OSError."""
         self._batches = batches
         least, most = CONNECTIONS
         try:
