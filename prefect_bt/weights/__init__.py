@@ -4,15 +4,7 @@ Begin with `mirror`, which joins the steps in `sources/`, `download/`, `cache/` 
 cache/node_cache.py lists the folders of a machine, store_copy/copies.py the keys of the store.
 """
 
-from prefect_bt.text.progress import Phase, Progress
-from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
+from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.mirror import MirrorResult, mirror_source
 
-__all__ = [
-    "CachedTree",
-    "MirrorResult",
-    "NodeCache",
-    "Phase",
-    "Progress",
-    "mirror_source",
-]
+__all__ = ["MirrorResult", "NodeCache", "mirror_source"]

@@ -59,10 +59,7 @@ _WRITE_ERRORS: Final = {
 
 @dataclass(frozen=True)
 class MirrorResult:
-    """The published tree of a source. `folder` has the files, read-only; sizes are in bytes.
-
-    `cache_hit`: the tree was on this machine before.
-    """
+    """The published tree of a source. `folder` has the files, read-only; sizes are in bytes."""
 
     name: str
     source: str
@@ -74,6 +71,7 @@ class MirrorResult:
     store_bytes: int
     seconds: float
     cache_hit: bool
+    """Whether the tree was on this machine before."""
 
 
 def format_result(result: MirrorResult) -> str:
@@ -262,13 +260,10 @@ class _MirrorRun:
         """Divide the download among hosts, if the store has no copy yet."""
         if self.mirror is None or reader.list_upstream or not self.source.detects_changes:
             return nullcontext()
+        name, files = staging.name, staging.listing.files
+        file_path, note = staging.files.joinpath, self.meter.set_note
         share = SharedDownload(
-            self.mirror,
-            staging.name,
-            staging.listing.files,
-            file_path=staging.files.joinpath,
-            stop=self.stop,
-            on_note=self.meter.set_note,
+            self.mirror, name, files, file_path=file_path, stop=self.stop, on_note=note
         )
         reader.stored = share.stored
         return share

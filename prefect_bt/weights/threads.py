@@ -35,7 +35,6 @@ class StopSignal:
         self._own.set()
 
     def wait(self, seconds: float, /) -> bool:
-        """Wait at most `seconds`. Return whether it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and (left := until - time.monotonic()) > 0:
             self._own.wait(min(left, _POLL_INTERVAL))

@@ -6,7 +6,7 @@ its intact contents stay, so that the next mirror downloads only the corrupt fil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -184,12 +184,10 @@ def repair(cache: NodeCache, report: Verification) -> dict[str, tuple[str, ...]]
     return {name: cache.unpublish(name) for name in report.corrupt_trees}
 
 
-def delete_copies(
-    store: Store, cache: NodeCache, names: Collection[str], digests: Collection[str]
-) -> None:
-    """Delete the manifests of copies, then their corrupt blobs. Intact blobs stay."""
-    for name in names:
+def delete_copies(store: Store, cache: NodeCache, report: Verification) -> None:
+    """Delete the manifests of corrupt copies, then corrupt blobs. Intact blobs stay."""
+    for name in report.corrupt_trees:
         store.delete(manifest_key(name))
         cache.unmark_stored(name)
-    for sha256 in digests:
+    for sha256 in report.corrupt_blobs:
         store.delete(blob_key(sha256))

@@ -15,7 +15,8 @@ import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
-from prefect_bt.weights import NodeCache, Progress
+from prefect_bt.text.progress import Progress
+from prefect_bt.weights import NodeCache
 from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.engine import BLOCK_BYTES

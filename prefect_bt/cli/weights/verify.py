@@ -104,7 +104,7 @@ def _verify_store(
     with byte_progress(terminal, "Verifying the store", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if not dry_run:
-        delete_copies(store, cache, report.corrupt_trees, report.corrupt_blobs)
+        delete_copies(store, cache, report)
     return report
 
 

@@ -22,7 +22,6 @@ blob's name is deleted, so no lock but that of a download is held for longer tha
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import time
 import uuid
@@ -42,7 +41,6 @@ from prefect_bt.host.writeback import sync_folder
 from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_manifest
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
-_UNFINISHED: Final = ("fills", "parts", "trash")
 _STORED_SECONDS: Final = 3600.0
 """Seconds after which a tree's next use is recorded in the store, where its copy is checked."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError)
@@ -197,7 +195,7 @@ class NodeCache:
         return sum(facts.st_blocks * 512 for _, facts in files)
 
     def sweep(self, *, older_than: float) -> int:
-        """Delete blobs without a tree, and downloads, of this age in seconds. Return freed bytes."""
+        """Delete blobs without a tree, and downloads, of this age. Return the bytes freed."""
         for path in find_paths(self.root, "trash/*"):
             remove_tree(path)
         stale = self.list_leftovers(older_than=older_than)
@@ -210,9 +208,10 @@ class NodeCache:
     def list_leftovers(self, *, older_than: float = 0.0) -> list[Leftover]:
         """Return what did not change for so many seconds of what is not complete."""
         found: list[Leftover] = []
-        for path in itertools.chain(*(find_paths(self.root, f"{name}/*") for name in _UNFINISHED)):
-            with suppress(FileNotFoundError):
-                found.append(Leftover(path, *measure_folder(path)))
+        for folder in ("fills", "parts", "trash"):
+            for path in find_paths(self.root, f"{folder}/*"):
+                with suppress(FileNotFoundError):
+                    found.append(Leftover(path, *measure_folder(path)))
         return [one for one in found if one.modified_at < time.time() - older_than]
 
     def is_in_work(self, path: Path) -> bool:

@@ -164,18 +164,15 @@ def _open_data(path: Path) -> int:
 
 def _lock(path: Path) -> int:
     """Return a locked descriptor of the file at `path`, which a finished download removes."""
-    while True:
-        try:
+    while not path.parent.is_file():
+        # Another process may remove the folder meanwhile.
+        with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
             ensure_private_folder(path.parent)
             descriptor = os.open(path, _CREATE, 0o644)
-        except (FileNotFoundError, FileExistsError):
-            if path.parent.is_file():
-                raise
-            continue  # another process removed the folder meanwhile
-        if not try_lock(descriptor):
-            os.close(descriptor)
-            raise PartialFileLocked
-        with suppress(FileNotFoundError):
+            opened.callback(os.close, descriptor)
+            if not try_lock(descriptor):
+                raise PartialFileLocked
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                opened.pop_all()
                 return descriptor
-        os.close(descriptor)
+    raise NotADirectoryError(f"{path.parent} is a file")

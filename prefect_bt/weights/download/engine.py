@@ -273,10 +273,7 @@ class Download:
             self._commit(file, FileEntry(listed.path, file.received, digests["sha256"]))
 
     def _put_back(self, file: OpenFile, mismatch: str = "") -> None:
-        """Queue the file as it was listed: the digest of another host may be wrong.
-
-        WeightsError for its second `mismatch`.
-        """
+        """Queue the file as it was listed: the digest of another host may be wrong."""
         path = file.listed.path
         file.discard()
         if mismatch and path in self._corrupt:
