@@ -48,8 +48,8 @@ class WeightsFailure:
 class Verification:
     """Contents to hash once each, and the failures that `verify` finds.
 
-    `trees` counts trees or the store's copies. `unlinked` counts intact files that are not hard
-    links to the blob of their digest.
+    `trees` counts trees or the store's copies; `blobs` and `size`, contents to read and their
+    bytes; `unlinked`, intact files that are not hard links to the blob of their digest.
     """
 
     def __init__(self, trees: int) -> None:
@@ -63,12 +63,10 @@ class Verification:
 
     @property
     def blobs(self) -> int:
-        """Return the number of contents to read."""
         return len(self._tasks)
 
     @property
     def size(self) -> int:
-        """Return the bytes to read."""
         return sum(task.size for task in self._tasks.values())
 
     @property
@@ -98,8 +96,7 @@ class ExpectedFiles(Verification):
         self._cache = cache
         for tree in trees:
             self._add_tree(tree)
-        blobs = find_paths(cache.root, "blobs/*/*") if include_unreferenced else []
-        for blob in blobs:
+        for blob in find_paths(cache.root, "blobs/*/*") if include_unreferenced else ():
             if blob.name not in self._blobs and (key := self._add_blob(blob.name)):
                 self._files.append((key, blob.name, WeightsFailure(str(blob), "")))
 
@@ -114,8 +111,7 @@ class ExpectedFiles(Verification):
         manifest, folder = tree.find_manifest(), tree.files_folder
         if manifest is None:
             failure = _tree_failure(tree, "its manifest", "cannot be read")
-            place = str(tree.path / "manifest.json")
-            self.failures.append(replace(failure, location=place))
+            self.failures.append(replace(failure, location=str(tree.path / "manifest.json")))
             return
         self.files += len(manifest.entries)
         for entry in manifest.entries:
@@ -163,8 +159,7 @@ class ExpectedBlobs(Verification):
             if manifest := found[name]:
                 self._add_manifest(mirror, manifest)
             else:
-                failure = WeightsFailure(manifest_key(name), "is not a manifest", name)
-                self.failures.append(failure)
+                self.failures.append(WeightsFailure(manifest_key(name), "is not a manifest", name))
 
     def _add_manifest(self, mirror: StoreMirror, manifest: WeightsManifest) -> None:
         for entry in manifest.entries:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.errors import StoreError
-from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.sources.file_listing import ListedFile
@@ -87,10 +86,8 @@ def ensure_disk_space(
         on_note(f"{name[:12]} was evicted to make room ({freed / 1e9:.1f} GB)")
     free = free_bytes(cache)
     if needed > free:
-        what = (
-            f"needs {needed / 1e9:.1f} GB more in {str(cache.root)!r}, "
-            f"and {free / 1e9:.1f} GB are free there"
-        )
+        place, room = str(cache.root), f"{free / 1e9:.1f} GB are free there"
+        what = f"needs {needed / 1e9:.1f} GB more in {place!r}, and {room}"
         hint = "Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk."
         raise source_error(staging.source, what, hint)
 
@@ -126,5 +123,4 @@ def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
 
 def free_bytes(cache: NodeCache) -> int:
     """Return the bytes that this process can write on the cache's disk."""
-    ensure_private_folder(cache.root)
     return shutil.disk_usage(cache.root).free

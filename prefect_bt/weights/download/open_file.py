@@ -45,7 +45,7 @@ class OrderedDigest:
 
     def catch_up(self, part: PartialFile, is_stopped: Callable[[], bool]) -> None:
         """Read and hash the next bytes that are in the file but were not kept."""
-        buffer = bytearray(0)
+        buffer = memoryview(bytearray(_SLICE_BYTES))
         while not is_stopped():
             with self._lock:
                 for at in [at for at in self._kept if at < self._at]:  # read back meanwhile
@@ -53,8 +53,7 @@ class OrderedDigest:
                 if self._is_hashing or self._at >= part.size or not part.has(self._at):
                     return
                 self._is_hashing = True
-            buffer = buffer or bytearray(_SLICE_BYTES)
-            self._hash(part.read(self._at, memoryview(buffer)))
+            self._hash(part.read(self._at, buffer))
 
     def hexdigests(self) -> dict[str, str]:
         return {name: digest.hexdigest() for name, digest in self._digests.items()}
