@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ def test_what_another_boot_left_counts_where_it_will_be_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str
 ) -> None:
     kept = 0 if listed == "version_tag" else GRANULE_BYTES
-    file = ListedFile("a.bin", SIZE, **{listed: "d" * 64})
+    file = replace(ListedFile("a.bin", SIZE), **{listed: "d" * 64})
 
     def continued() -> PartialFile:
         return opened(tmp_path / partial_file_id(file_identity("s3://b/a", file)))
