@@ -147,9 +147,10 @@ class PartialFile:
         is_valid = len(self._received) == self._count and not self._received.strip(b"\0\1")
         if not is_valid or os.fstat(self._data).st_size != self.size:
             self._received = bytearray(self._count)
-            for descriptor, size in ((self._map, self._count), (self._data, self.size)):
-                os.ftruncate(descriptor, 0)
-                os.ftruncate(descriptor, size)
+            os.ftruncate(self._map, 0)  # first, so that a kill leaves no marks without bytes
+            os.ftruncate(self._data, 0)
+            os.ftruncate(self._data, self.size)
+            os.pwrite(self._map, self._received, 0)
 
 
 def _open_data(path: Path) -> int:
