@@ -21,10 +21,7 @@ from prefect_bt.weights.threads import RETRY_DELAYS, call_with_retries
 
 
 class MirrorPlan(NamedTuple):
-    """Number and bytes of the files at each place.
-
-    A file that an interrupted mirror left may count as missing; the mirror continues it.
-    """
+    """Number and bytes of the files at each place. A partial file may count as missing."""
 
     plan: WeightsPlan
     revision: str

@@ -33,10 +33,7 @@ class WeightsEntry:
 
 
 def list_entries(cache: NodeCache, mirror: StoreMirror | None) -> list[WeightsEntry]:
-    """Return the cache's trees, least recently used first, then the store's other copies.
-
-    Raise StoreError.
-    """
+    """Return the trees, least recently used first, then the store's other copies. StoreError."""
     names = set(mirror.list_names()) if mirror else set[str]()
     here = [WeightsEntry(tree.summary, tree, tree.name in names) for tree in cache.list_trees()]
     away = sorted(names - {entry.name for entry in here})

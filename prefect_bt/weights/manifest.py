@@ -72,10 +72,7 @@ def dump_manifest(manifest: WeightsManifest) -> bytes:
 
 
 def load_manifest(data: bytes) -> WeightsManifest:
-    """Parse and validate an untrusted manifest. Raise ValueError, KeyError or TypeError.
-
-    Paths outside the mount, impossible sizes and malformed digests are refused.
-    """
+    """Parse and validate an untrusted manifest. Raise ValueError, KeyError or TypeError."""
     try:
         document = json.loads(data)
         if document["format"] != FORMAT_VERSION:

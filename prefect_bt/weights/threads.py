@@ -35,7 +35,6 @@ class StopSignal:
         self._own.set()
 
     def wait(self, seconds: float, /) -> bool:
-        """Wait at most `seconds`. Return whether it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and (left := until - time.monotonic()) > 0:
             self._own.wait(min(left, _POLL_INTERVAL))
@@ -72,18 +71,6 @@ def call_with_retries(
     return call()
 
 
-def run_interruptibly(call: Callable[[], T], stop: EventLike) -> T | None:
-    """Return the result of `call`, run in a thread; None when `stop` was set before its end."""
-    found: list[T] = []
-
-    def once() -> bool:
-        found.append(call())
-        return False
-
-    run_workers(1, once, stop)
-    return found[0] if found else None
-
-
 def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None:
     """Call `step` in `workers` threads until it returns False in each. Raise the first error.
 
@@ -107,7 +94,7 @@ def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None
         thread.start()
     try:
         for thread in threads:
-            while thread.is_alive() and not errors and not stop.is_set():
+            while thread.is_alive() and not stop.is_set():
                 thread.join(0.2)
     finally:
         if errors or any(thread.is_alive() for thread in threads):

@@ -1,12 +1,8 @@
-"""Addresses of sources as they may be shown: without what a query may hold."""
+"""Addresses of sources as they may be shown."""
 
 from __future__ import annotations
 
 
 def redact_url(source: str) -> str:
-    """The source without what may be a signature.
-
-    >>> redact_url("https://host/file?sig=x")
-    'https://host/file'
-    """
+    """Return the source without its query, which may be a signature."""
     return source.partition("?")[0]

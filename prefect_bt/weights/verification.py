@@ -6,12 +6,12 @@ its intact contents stay, so that the next mirror downloads only the corrupt fil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.rehash import HashTask, ignore_progress, read_file, rehash
@@ -29,16 +29,15 @@ _Key = tuple[int, int, str, int] | str
 
 @dataclass(frozen=True)
 class WeightsFailure:
-    """A missing, corrupt or additional file. `location` is its path or its key in the store.
-
-    `path` is relative to the mount. `tree` and `path` are empty for a blob that no tree names.
-    """
+    """A missing, corrupt or additional file. Only `location` is known of a blob without a tree."""
 
     location: str
+    """The path of the file, or the key of the store's blob."""
     problem: str
     tree: str = ""
     source: str = ""
     path: str = ""
+    """Relative to the mount."""
 
     @property
     def message(self) -> str:
@@ -46,56 +45,47 @@ class WeightsFailure:
         return f"{self.location} {self.problem}{whose}"
 
 
-@dataclass
-class VerificationReport:
-    """`trees` counts trees or the store's copies; `size` counts the bytes of `blobs` files read.
+class Verification:
+    """Contents to hash once each, and the failures that `verify` finds.
 
-    `unlinked` counts intact files that are not hard links to the blob of their digest.
+    `trees` counts trees or the store's copies; `blobs` and `size`, contents to read and their
+    bytes; `unlinked`, intact files that are not hard links to the blob of their digest.
     """
 
-    trees: int
-    files: int = 0
-    blobs: int = 0
-    size: int = 0
-    unlinked: int = 0
-    failures: list[WeightsFailure] = field(default_factory=list[WeightsFailure])
-    corrupt_blobs: set[str] = field(default_factory=set[str])
-
-    @property
-    def corrupt_trees(self) -> list[str]:
-        return sorted({failure.tree for failure in self.failures if failure.tree})
-
-
-class _ExpectedContents:
-    """Contents to hash once each, and the files that should have them."""
-
     def __init__(self, trees: int) -> None:
-        self._report = VerificationReport(trees)
+        self.trees, self.files, self.unlinked = trees, 0, 0
+        self.failures: list[WeightsFailure] = []
+        self.corrupt_blobs: set[str] = set()
         self._tasks: dict[_Key, HashTask] = {}
         self._files: list[tuple[_Key, str, WeightsFailure]] = []
         """Files with their expected SHA-256, and the failure without its problem."""
         self._blobs: dict[str, _Key] = {}
 
     @property
+    def blobs(self) -> int:
+        return len(self._tasks)
+
+    @property
     def size(self) -> int:
-        """Return the bytes to read."""
         return sum(task.size for task in self._tasks.values())
 
-    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
+    @property
+    def corrupt_trees(self) -> list[str]:
+        return sorted({failure.tree for failure in self.failures if failure.tree})
+
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> Self:
         """Hash each content once, several at a time."""
-        report = self._report
-        report.blobs, report.size = len(self._tasks), self.size
         problems = rehash(self._tasks, workers=_WORKERS, on_bytes=on_bytes)
         for key, sha256, failure in self._files:
             if key in problems:
-                report.failures.append(replace(failure, problem=problems[key]))
+                self.failures.append(replace(failure, problem=problems[key]))
             elif self._blobs.get(sha256) != key:
-                report.unlinked += 1
-        report.corrupt_blobs = {sha256 for sha256, key in self._blobs.items() if key in problems}
-        return report
+                self.unlinked += 1
+        self.corrupt_blobs = {sha256 for sha256, key in self._blobs.items() if key in problems}
+        return self
 
 
-class ExpectedFiles(_ExpectedContents):
+class ExpectedFiles(Verification):
     """The files that the manifests of trees name, and the blobs with the same digests."""
 
     def __init__(
@@ -106,36 +96,34 @@ class ExpectedFiles(_ExpectedContents):
         self._cache = cache
         for tree in trees:
             self._add_tree(tree)
-        blobs = find_paths(cache.root, "blobs/*/*") if include_unreferenced else []
-        for blob in blobs:
+        for blob in find_paths(cache.root, "blobs/*/*") if include_unreferenced else ():
             if blob.name not in self._blobs and (key := self._add_blob(blob.name)):
                 self._files.append((key, blob.name, WeightsFailure(str(blob), "")))
 
-    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> VerificationReport:
+    def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> Self:
         """Hash each file on the disk once. A tree that was evicted meanwhile is not a failure."""
-        report = super().verify(on_bytes=on_bytes)
+        super().verify(on_bytes=on_bytes)
         trees = {tree.name for tree in self._cache.list_trees()} | {""}
-        report.failures = [failure for failure in report.failures if failure.tree in trees]
-        return report
+        self.failures = [failure for failure in self.failures if failure.tree in trees]
+        return self
 
     def _add_tree(self, tree: CachedTree) -> None:
         manifest, folder = tree.find_manifest(), tree.files_folder
-        failures = self._report.failures
         if manifest is None:
-            place = str(tree.path / "manifest.json")
-            failures.append(_tree_failure(tree, "its manifest", "cannot be read", place))
+            failure = _tree_failure(tree, "its manifest", "cannot be read")
+            self.failures.append(replace(failure, location=str(tree.path / "manifest.json")))
             return
-        self._report.files += len(manifest.entries)
+        self.files += len(manifest.entries)
         for entry in manifest.entries:
             self._add_blob(entry.sha256, entry.size)
             try:
                 key = self._add_file(folder / entry.path, entry.sha256, entry.size)
                 self._files.append((key, entry.sha256, _tree_failure(tree, entry.path)))
             except OSError:
-                failures.append(_tree_failure(tree, entry.path, "is missing"))
+                self.failures.append(_tree_failure(tree, entry.path, "is missing"))
         found = {file.relative_to(folder).as_posix() for file in find_files(folder)}
         unknown = sorted(found - {entry.path for entry in manifest.entries})
-        failures += (_tree_failure(tree, path, "is not in the manifest") for path in unknown)
+        self.failures += (_tree_failure(tree, path, "is not in the manifest") for path in unknown)
 
     def _add_blob(self, sha256: str, size: int | None = None) -> _Key | None:
         with suppress(OSError, ValueError):
@@ -151,14 +139,12 @@ class ExpectedFiles(_ExpectedContents):
         return key
 
 
-def _tree_failure(
-    tree: CachedTree, path: str, problem: str = "", place: str = ""
-) -> WeightsFailure:
-    location = place or str(tree.files_folder / path)
+def _tree_failure(tree: CachedTree, path: str, problem: str = "") -> WeightsFailure:
+    location = str(tree.files_folder / path)
     return WeightsFailure(location, problem, tree.name, tree.summary.source, path)
 
 
-class ExpectedBlobs(_ExpectedContents):
+class ExpectedBlobs(Verification):
     """The blobs that the store's manifests name."""
 
     def __init__(self, store: Store, names: Sequence[str] = ()) -> None:
@@ -173,8 +159,7 @@ class ExpectedBlobs(_ExpectedContents):
             if manifest := found[name]:
                 self._add_manifest(mirror, manifest)
             else:
-                failure = WeightsFailure(manifest_key(name), "is not a manifest", name)
-                self._report.failures.append(failure)
+                self.failures.append(WeightsFailure(manifest_key(name), "is not a manifest", name))
 
     def _add_manifest(self, mirror: StoreMirror, manifest: WeightsManifest) -> None:
         for entry in manifest.entries:
@@ -187,22 +172,17 @@ class ExpectedBlobs(_ExpectedContents):
             self._files.append((sha256, sha256, failure))
 
 
-def repair(cache: NodeCache, report: VerificationReport) -> dict[str, tuple[str, ...]]:
-    """Delete corrupt blobs and unpublish corrupt trees, except those that living jobs use.
-
-    Return the ids of these jobs for each corrupt tree.
-    """
+def repair(cache: NodeCache, report: Verification) -> dict[str, tuple[str, ...]]:
+    """Delete corrupt blobs and trees. Return the living jobs of each tree; with any, it stays."""
     for sha256 in report.corrupt_blobs:
         cache.blob_path(sha256).unlink(missing_ok=True)
     return {name: cache.unpublish(name) for name in report.corrupt_trees}
 
 
-def delete_copies(
-    store: Store, cache: NodeCache, names: Collection[str], digests: Collection[str]
-) -> None:
-    """Delete the manifests of copies, then their corrupt blobs. Intact blobs stay."""
-    for name in names:
+def delete_copies(store: Store, cache: NodeCache, report: Verification) -> None:
+    """Delete the manifests of corrupt copies, then corrupt blobs. Intact blobs stay."""
+    for name in report.corrupt_trees:
         store.delete(manifest_key(name))
         cache.unmark_stored(name)
-    for sha256 in digests:
+    for sha256 in report.corrupt_blobs:
         store.delete(blob_key(sha256))

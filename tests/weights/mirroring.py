@@ -12,7 +12,8 @@ from pathlib import Path
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, Progress, mirror, mirror_source
+from prefect_bt.text.progress import Progress
+from prefect_bt.weights import NodeCache, mirror, mirror_source
 from prefect_bt.weights.download import engine
 
 if __name__ == "__main__":

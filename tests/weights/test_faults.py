@@ -15,7 +15,8 @@ import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
-from prefect_bt.weights import NodeCache, Progress
+from prefect_bt.text.progress import Progress
+from prefect_bt.weights import NodeCache
 from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.engine import BLOCK_BYTES
@@ -38,7 +39,7 @@ from .ranged import serving_ranges
 
 
 def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
-    part = PartialFile(tmp_path / "part", 100, has_digest=False)
+    part = PartialFile(tmp_path / "part", 100)
     listing = Listing("r", (ListedFile("a", 5),))
     fill = StagingTree(NodeCache(tmp_path / "weights"), "s", "k1", listing)
     part.close()

@@ -57,8 +57,7 @@ def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
         )
         folder = cache.partial_path(partial_file_id(file_identity(ranges.url, file)))
         if (folder / "map").exists():
-            raw = (folder / "map").read_bytes()
-            here = [n for n, mark in enumerate(raw[64:]) if mark]
+            here = [n for n, mark in enumerate((folder / "map").read_bytes()) if mark]
             found[file.path] = [(n * GRANULE, (n + 1) * GRANULE) for n in here]
     for journal in root.glob("fills/*/journal"):
         sizes = {row["path"]: row["size"] for row in ranges.listing()}

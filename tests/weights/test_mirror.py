@@ -14,7 +14,8 @@ from prefect_bt.host.job_lock import lock_job
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, Phase, Progress, mirror_source
+from prefect_bt.text.progress import Phase, Progress
+from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.store_copy.copies import StoreMirror
 
 from .conftest import Place, mirror, tree

@@ -12,7 +12,7 @@ from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
 from prefect_bt.weights.verification import (
     ExpectedBlobs,
     ExpectedFiles,
-    VerificationReport,
+    Verification,
     delete_copies,
     repair,
 )
@@ -30,7 +30,7 @@ def source(shelf: Shelf) -> str:
     return shelf.folder("model", large_bin=LARGE, small_txt=100, config_json=b"{}")
 
 
-def check(shelf: Shelf, *, loose: bool = True) -> VerificationReport:
+def check(shelf: Shelf, *, loose: bool = True) -> Verification:
     return ExpectedFiles(shelf.cache, shelf.cache.list_trees(), include_unreferenced=loose).verify()
 
 
@@ -175,7 +175,7 @@ def test_the_stores_copy(shelf: Shelf, source: str) -> None:
     assert report.corrupt_trees == [done.name]
     assert report.corrupt_blobs == {digest}
 
-    delete_copies(shelf.store, shelf.cache, report.corrupt_trees, report.corrupt_blobs)
+    delete_copies(shelf.store, shelf.cache, report)
     assert StoreMirror(shelf.store).list_names() == []
     shelf.mirror(source)
     assert ExpectedBlobs(shelf.store).verify().failures == []
@@ -198,5 +198,5 @@ def test_a_manifest_in_the_store_that_is_none(shelf: Shelf, source: str) -> None
     assert [(fault.location, fault.problem) for fault in report.failures] == [
         (key, "is not a manifest")
     ]
-    delete_copies(shelf.store, shelf.cache, report.corrupt_trees, report.corrupt_blobs)
+    delete_copies(shelf.store, shelf.cache, report)
     assert StoreMirror(shelf.store).list_names() == []

@@ -165,7 +165,7 @@ def _format_unfinished(settings: Settings) -> str:
 
 def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
     from prefect_bt.weights.dry_run import MirrorPlan
-    from prefect_bt.weights.result import format_result
+    from prefect_bt.weights.mirror import format_result
     from prefect_bt.weights.url_redaction import redact_url
 
     for one in outcomes:

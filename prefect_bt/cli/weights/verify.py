@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
     from prefect_bt.weights.inventory import WeightsEntry
-    from prefect_bt.weights.verification import VerificationReport, WeightsFailure
+    from prefect_bt.weights.verification import Verification, WeightsFailure
 
 _MAX_NAMED: Final = 8
 
@@ -96,7 +96,7 @@ def _verify_store(
     names: tuple[str, ...],
     *,
     dry_run: bool,
-) -> VerificationReport:
+) -> Verification:
     from prefect_bt.weights.verification import ExpectedBlobs, delete_copies
 
     store = open_weights_store(settings)
@@ -104,13 +104,13 @@ def _verify_store(
     with byte_progress(terminal, "Verifying the store", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if not dry_run:
-        delete_copies(store, cache, report.corrupt_trees, report.corrupt_blobs)
+        delete_copies(store, cache, report)
     return report
 
 
 def _print_report(
     terminal: Terminal,
-    report: VerificationReport,
+    report: Verification,
     mended: dict[str, tuple[str, ...]],
     dry_run: bool,
 ) -> None:
@@ -142,7 +142,7 @@ def _print_report(
         terminal.echo(f"{copies} of that: right, but a copy that takes room of its own.")
 
 
-def _print_store_report(terminal: Terminal, report: VerificationReport, dry_run: bool) -> None:
+def _print_store_report(terminal: Terminal, report: Verification, dry_run: bool) -> None:
     from prefect_bt.text.quantities import format_size
 
     for fault in report.failures:
@@ -160,9 +160,9 @@ def _print_store_report(terminal: Terminal, report: VerificationReport, dry_run:
 
 
 def _document(
-    report: VerificationReport,
+    report: Verification,
     mended: dict[str, tuple[str, ...]],
-    stored: VerificationReport | None,
+    stored: Verification | None,
     dry_run: bool,
 ) -> dict[str, Any]:
     return {

@@ -23,7 +23,7 @@ from prefect_bt.planning.plan import VolumeKind, WeightsPlan
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import Progress, StepFilter, format_progress
 from prefect_bt.weights import NodeCache, mirror_source
-from prefect_bt.weights.result import format_result
+from prefect_bt.weights.mirror import format_result
 from prefect_bt.weights.url_redaction import redact_url
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
@@ -41,9 +41,10 @@ class DigestIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.reload()
 
-    @cached_property
-    def _known(self) -> dict[str, str]:
+    def reload(self) -> None:
+        """Read the file, to which other processes may have added."""
         found: dict[str, str] = {}
         with suppress(FileNotFoundError):
             for line in self._path.read_bytes().splitlines():
@@ -52,15 +53,11 @@ class DigestIndex:
                     row = json.loads(line)
                     if SHA256.fullmatch(row["sha256"]):
                         found[str(row["id"])] = row["sha256"]
-        return found
+        self._known = found
 
     def get(self, identity: str) -> str:
         """Return the SHA-256 of the file; "" when it is unknown."""
         return self._known.get(identity, "")
-
-    def invalidate(self) -> None:
-        """Read the file again at the next `get`, because other processes may have added to it."""
-        vars(self).pop("_known", None)
 
     def add(self, found: Mapping[str, str]) -> None:
         """Append identity -> sha256."""

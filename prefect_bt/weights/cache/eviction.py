@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.errors import StoreError, WeightsError
-from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.errors import StoreError
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.protocol import source_error
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.url_redaction import redact_url
 
 _ABANDONED_AFTER: Final = 24 * 3600.0
 """Seconds without a change after which an unfinished download is deleted to make room."""
@@ -87,20 +86,14 @@ def ensure_disk_space(
         on_note(f"{name[:12]} was evicted to make room ({freed / 1e9:.1f} GB)")
     free = free_bytes(cache)
     if needed > free:
-        source = redact_url(staging.source)
-        raise WeightsError(
-            f"{source} needs {needed / 1e9:.1f} GB more in {str(cache.root)!r}, "
-            f"and {free / 1e9:.1f} GB are free there.",
-            source=source,
-            next_step="Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk.",
-        )
+        place, room = str(cache.root), f"{free / 1e9:.1f} GB are free there"
+        what = f"needs {needed / 1e9:.1f} GB more in {place!r}, and {room}"
+        hint = "Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk."
+        raise source_error(staging.source, what, hint)
 
 
 def enforce_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = "") -> None:
-    """Evict until the cache is within its budget.
-
-    `keep` and trees that living jobs need stay, even when they exceed the budget.
-    """
+    """Evict until the cache is within its budget, but not `keep` or trees that living jobs need."""
     if (budget := cache.budget) is not None:
         _make_room(cache, mirror, lambda: cache.usage() - budget, keep=keep)
 
@@ -117,10 +110,7 @@ def _make_room(
 
 
 def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
-    """Evict a tree, and the store's copy on the same disk, which shares its bytes.
-
-    Return the bytes freed, 0 when a living job needs the tree.
-    """
+    """Evict a tree without living jobs, and a store's copy on its disk. Return the bytes freed."""
     tree = cache.find_tree(name)
     if tree is None or tree.leases:
         return 0
@@ -133,5 +123,4 @@ def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
 
 def free_bytes(cache: NodeCache) -> int:
     """Return the bytes that this process can write on the cache's disk."""
-    ensure_private_folder(cache.root)
     return shutil.disk_usage(cache.root).free

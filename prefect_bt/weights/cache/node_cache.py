@@ -6,7 +6,7 @@
             files/              hard links to blobs; nodes mount this folder
             manifest.json  summary.json
             used                its modification time is the time of the last use
-            stored              URLs of the stores that have a copy
+            stored              URL of the store that was seen to have a copy
             leases/<job id>     a job that needs the tree
         fills/<name>/           a tree that is being downloaded (staged_tree.py)
         parts/<id>/             a large file that is being downloaded (partial_file.py)
@@ -22,7 +22,6 @@ blob's name is deleted, so no lock but that of a download is held for longer tha
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import time
 import uuid
@@ -42,7 +41,6 @@ from prefect_bt.host.writeback import sync_folder
 from prefect_bt.weights.manifest import ManifestSummary, WeightsManifest, load_manifest
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
-_UNFINISHED: Final = ("fills", "parts", "trash")
 _STORED_SECONDS: Final = 3600.0
 """Seconds after which a tree's next use is recorded in the store, where its copy is checked."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError)
@@ -71,21 +69,14 @@ class CachedTree:
     def is_stored(self, url: str) -> bool:
         """Return whether the store at `url` was seen to have a copy within the last hour."""
         with suppress(OSError):
-            age = time.time() - self._stored.stat().st_mtime
-            return age < _STORED_SECONDS and url in self._stored.read_text().splitlines()
+            age = time.time() - (self.path / "stored").stat().st_mtime
+            return age < _STORED_SECONDS and (self.path / "stored").read_bytes() == url.encode()
         return False
 
     def mark_stored(self, url: str) -> None:
         """Record that the store has a copy, unless the tree was evicted meanwhile."""
-        urls = {url}
         with suppress(FileNotFoundError):
-            urls.update(self._stored.read_text().splitlines())
-        with suppress(FileNotFoundError):
-            self._stored.write_text("\n".join(sorted(urls)))
-
-    @property
-    def _stored(self) -> Path:
-        return self.path / "stored"
+            (self.path / "stored").write_text(url)
 
     def read_manifest(self) -> WeightsManifest:
         """Raise ValueError, KeyError, TypeError or OSError when it cannot be read."""
@@ -99,12 +90,11 @@ class CachedTree:
 
 
 class Leftover(NamedTuple):
-    """An unfinished download or deletion. Deleting it frees `bytes`."""
+    """An unfinished download or deletion. Deleting it frees `bytes`; times are epoch seconds."""
 
     path: Path
     bytes: int
     modified_at: float
-    """Epoch seconds."""
 
 
 class NodeCache:
@@ -147,15 +137,9 @@ class NodeCache:
             return None
 
     def acquire_tree(self, name: str, *, holder: str = "") -> CachedTree | None:
-        """Return the tree, used now and leased to the job `holder`; None when it is not published.
-
-        The cost does not depend on the number of jobs that lease it.
-        """
-        path = self.tree_path(name)
-        if not path.is_dir():
-            return None
+        """Find a tree, record its use and lease it to the job `holder`. Return None without one."""
         with suppress(FileNotFoundError), self._locked():
-            _record_use(path, holder)
+            _record_use(self.tree_path(name), holder)
         return self.find_tree(name)
 
     def publish(self, staged: Path, name: str, *, holder: str = "") -> CachedTree:
@@ -211,10 +195,7 @@ class NodeCache:
         return sum(facts.st_blocks * 512 for _, facts in files)
 
     def sweep(self, *, older_than: float) -> int:
-        """Delete blobs that no tree names and abandoned downloads. Return the bytes freed.
-
-        Those that changed within `older_than` seconds stay.
-        """
+        """Delete blobs without a tree, and downloads, of this age. Return the bytes freed."""
         for path in find_paths(self.root, "trash/*"):
             remove_tree(path)
         stale = self.list_leftovers(older_than=older_than)
@@ -227,9 +208,10 @@ class NodeCache:
     def list_leftovers(self, *, older_than: float = 0.0) -> list[Leftover]:
         """Return what did not change for so many seconds of what is not complete."""
         found: list[Leftover] = []
-        for path in itertools.chain(*(find_paths(self.root, f"{name}/*") for name in _UNFINISHED)):
-            with suppress(FileNotFoundError):
-                found.append(Leftover(path, *measure_folder(path)))
+        for folder in ("fills", "parts", "trash"):
+            for path in find_paths(self.root, f"{folder}/*"):
+                with suppress(FileNotFoundError):
+                    found.append(Leftover(path, *measure_folder(path)))
         return [one for one in found if one.modified_at < time.time() - older_than]
 
     def is_in_work(self, path: Path) -> bool:
@@ -248,10 +230,7 @@ class NodeCache:
         return 0
 
     def list_stale_leases(self) -> list[Path]:
-        """Return the leases of jobs without a process here, which protect nothing.
-
-        The file's name is the id of the job. Only the store tells whether the job is over.
-        """
+        """Return the leases, named by job, of jobs without a process here. They protect nothing."""
         leases, state_dir = find_paths(self.root, "trees/*/leases/*"), self.root.parent
         return [lease for lease in leases if not is_job_alive(state_dir, lease.name)]
 

@@ -2,17 +2,16 @@
 
     parts/<id>/lock    flock of the process that downloads it
     parts/<id>/data    the file at its full length, with holes
-    parts/<id>/map     a header, then one byte a granule: 1 when all of it has arrived
+    parts/<id>/map     one byte a granule: 1 when all of it has arrived
 
 Bytes are written before the map, so a kill never leaves a mark without its bytes. A power cut may,
-so granules of an earlier boot count only if the source lists a digest.
+so the id of a file without a listed digest is another one after each boot.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,9 +27,6 @@ from prefect_bt.weights.threads import Closed
 
 GRANULE_BYTES: Final = 1 << 20
 """The unit of the map. A kill costs a connection at most one granule and its memory."""
-_HEADER: Final = struct.Struct("<8sQQ40s")
-_MAGIC: Final = b"pbtpart2"
-_BOOT_BYTES: Final = 40
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -44,17 +40,17 @@ def boot_id() -> str:
 
 
 def partial_file_id(identity: str) -> str:
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    """Return the name of the folder of a file with this `digest_index.file_identity`."""
+    boot = boot_id() if identity.startswith("tag:") else ""
+    return hashlib.sha256(f"{identity}{boot}".encode()).hexdigest()[:32]
 
 
 def count_received(folder: Path) -> int:
     """Return the number of bytes of a partial file that have arrived, without taking its lock."""
-    try:
-        raw = (folder / "map").read_bytes()
-        magic, size, granule, _ = _HEADER.unpack_from(raw)
-    except (OSError, struct.error):
-        return 0
-    return min(size, granule * raw.count(1, _HEADER.size)) if magic == _MAGIC else 0
+    with suppress(OSError):
+        granules = (folder / "map").read_bytes().count(1)
+        return min((folder / "data").stat().st_size, GRANULE_BYTES * granules)
+    return 0
 
 
 class PartialFileLocked(Exception):
@@ -64,14 +60,10 @@ class PartialFileLocked(Exception):
 class PartialFile:
     """An open partial file, locked by this process. Threads write different granules."""
 
-    def __init__(self, folder: Path, size: int, *, has_digest: bool) -> None:
-        """Open or create it. PartialFileLocked when another process has locked it.
-
-        `has_digest`: the source lists a digest of the file.
-        """
+    def __init__(self, folder: Path, size: int) -> None:
+        """Raise PartialFileLocked when another process has locked it."""
         self.folder, self.size = folder, size
         self._count = -(-size // GRANULE_BYTES)
-        self._header = _HEADER.pack(_MAGIC, size, GRANULE_BYTES, boot_id().encode())
         self._closed = False
         self._lock = threading.Lock()
         """Held by a writer, because the kernel lets concurrent writers of one file spin."""
@@ -81,7 +73,7 @@ class PartialFile:
             opened.callback(os.close, self._data)
             self._map = os.open(folder / "map", _CREATE, 0o644)
             opened.callback(os.close, self._map)
-            self._load_map(has_digest)
+            self._load_map()
             self._opened = opened.pop_all()
 
     @property
@@ -110,8 +102,8 @@ class PartialFile:
             while view:
                 view = view[os.pwrite(self._data, view, end - len(view)) :]
             if first < last:
-                os.pwrite(self._map, b"\1" * (last - first), _HEADER.size + first)
                 self._received[first:last] = b"\1" * (last - first)
+                os.pwrite(self._map, self._received[first:last], first)
         start_writeback(self._data, first * GRANULE_BYTES, (last - first) * GRANULE_BYTES)
 
     def read(self, at: int, buffer: memoryview) -> memoryview:
@@ -149,19 +141,16 @@ class PartialFile:
                 raise Closed
             yield
 
-    def _load_map(self, has_digest: bool) -> None:
+    def _load_map(self) -> None:
         """Continue the map of an earlier process if it is valid, else begin a new one."""
-        raw = (self.folder / "map").read_bytes()
-        self._received = bytearray(raw[_HEADER.size :])
-        compared = _HEADER.size - (_BOOT_BYTES if has_digest else 0)
-        same_file = raw[:compared] == self._header[:compared]
-        complete = len(self._received) == self._count and not self._received.strip(b"\0\1")
-        if not (same_file and complete and os.fstat(self._data).st_size == self.size):
+        self._received = bytearray((self.folder / "map").read_bytes())
+        is_valid = len(self._received) == self._count and not self._received.strip(b"\0\1")
+        if not is_valid or os.fstat(self._data).st_size != self.size:
             self._received = bytearray(self._count)
-            os.ftruncate(self._map, 0)
+            os.ftruncate(self._map, 0)  # first, so that a kill leaves no marks without bytes
             os.ftruncate(self._data, 0)
             os.ftruncate(self._data, self.size)
-        os.pwrite(self._map, self._header + self._received, 0)
+            os.pwrite(self._map, self._received, 0)
 
 
 def _open_data(path: Path) -> int:
@@ -176,18 +165,15 @@ def _open_data(path: Path) -> int:
 
 def _lock(path: Path) -> int:
     """Return a locked descriptor of the file at `path`, which a finished download removes."""
-    while True:
-        try:
+    while not path.parent.is_file():
+        # Another process may remove the folder meanwhile.
+        with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
             ensure_private_folder(path.parent)
             descriptor = os.open(path, _CREATE, 0o644)
-        except (FileNotFoundError, FileExistsError):
-            if path.parent.is_file():
-                raise
-            continue  # another process removed the folder meanwhile
-        if not try_lock(descriptor):
-            os.close(descriptor)
-            raise PartialFileLocked
-        with suppress(FileNotFoundError):
+            opened.callback(os.close, descriptor)
+            if not try_lock(descriptor):
+                raise PartialFileLocked
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                opened.pop_all()
                 return descriptor
-        os.close(descriptor)
+    raise NotADirectoryError(f"{path.parent} is a file")

@@ -77,31 +77,31 @@ class StagingTree:
 
     def link_cached(self, file: ListedFile) -> bool:
         """Add the file if its blob is in the cache. Return whether it is."""
-        sha256 = self.find_sha256(file)
-        if not sha256 or file.size is None or not self.cache.has_blob(sha256, file.size):
+        sha256, size = self.find_sha256(file), file.size
+        if not sha256 or size is None or not self.cache.has_blob(sha256, size):
             return False
-        with self._adding():
-            try:
-                os.link(self.cache.blob_path(sha256), self._free_place(file))
-            except OSError:  # evicted meanwhile, or it has too many links
-                return False
-            self._record(FileEntry(file.path, file.size, sha256))
-        return True
+        return self._link(FileEntry(file.path, size, sha256), self.cache.blob_path(sha256))
 
     def link_verified(self, file: ListedFile, path: Path) -> bool:
         """Add a hard link to a file that others may have changed. Return whether it is intact."""
+        entry = FileEntry(file.path, file.size or 0, file.sha256)
+        return self._link(entry, path, is_trusted=False)
+
+    def _link(self, entry: FileEntry, path: Path, *, is_trusted: bool = True) -> bool:
+        place = self.files / entry.path
         try:
             with self._adding():
-                place = self._free_place(file)
+                self._ensure_folder(place.parent)
+                place.unlink(missing_ok=True)  # a killed process left it
                 os.link(path, place)
-            size = place.stat().st_size
-            if size != file.size or hash_file(place) != file.sha256:
-                return False
-        except OSError:
+            has_size = place.stat().st_size == entry.size
+            is_intact = is_trusted or (has_size and hash_file(place) == entry.sha256)
+        except OSError:  # evicted meanwhile, or it has too many links
             return False
-        with self._adding():
-            self._record(FileEntry(file.path, size, file.sha256))
-        return True
+        if is_intact:
+            with self._adding():
+                self._record(entry)
+        return is_intact
 
     def add(self, path: Path, entry: FileEntry, *, is_synced: bool) -> None:
         """Move a verified file into the tree, and name its blob if it is synced to the disk."""
@@ -113,9 +113,10 @@ class StagingTree:
                 self._share_content(self.path, entry)
             self._record(entry)
 
-    def publish(self, desired: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
+    def publish(self, *, holder: str = "") -> CachedTree:
         """Sync the tree to the disk and publish it under its name."""
-        entries = tuple(self._done[path] for path in sorted(file.path for file in desired))
+        paths = sorted(file.path for file in self.listing.files)
+        entries = tuple(self._done[path] for path in paths)
         source, revision = redact_url(self.source), self.listing.revision
         manifest = WeightsManifest(source, self.key, revision, entries, time.time())
         summary = codec.dumps(summarize(manifest), indent=1).encode()
@@ -166,13 +167,6 @@ class StagingTree:
             if self._closed:
                 raise Closed
             yield
-
-    def _free_place(self, file: ListedFile) -> Path:
-        """Return the file's path in the tree; delete what a killed process left there."""
-        place = self.files / file.path
-        self._ensure_folder(place.parent)
-        place.unlink(missing_ok=True)
-        return place
 
     def _ensure_folder(self, folder: Path) -> None:
         if folder not in self._made:

@@ -1,4 +1,1 @@
-"""Download of files into a staging tree.
-
-Begin with `engine`; `readers` chooses the store or the source, `open_file` verifies the bytes.
-"""
+"""The download of a source's files. Begin with `engine`."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from prefect_bt.errors import WeightsError
 from prefect_bt.host.allocator import reuse_freed_memory
 from prefect_bt.host.cgroup import count_cpus
 from prefect_bt.host.job_lock import is_free
@@ -27,10 +26,9 @@ from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.open_file import Block, OpenFile, SequentialFile
 from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.manifest import FileEntry
-from prefect_bt.weights.sources.file_listing import ListedFile
-from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
+from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
+from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError, source_error
 from prefect_bt.weights.threads import RETRY_DELAYS, StopSignal, call_with_retries, run_workers
-from prefect_bt.weights.url_redaction import redact_url
 
 BLOCK_BYTES: Final = 8 << 20
 """The largest request: what each connection holds in memory."""
@@ -40,11 +38,10 @@ CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
 """Seconds in which a request must bring a granule, or it counts as stalled."""
-MAX_CORRUPT_DOWNLOADS: Final = 2
-"""Downloads of one file with a wrong digest that end the mirror."""
 _POLL_INTERVAL: Final = 0.2
 """Seconds between two looks at a file that another process downloads."""
 _LINK_WORKERS: Final = 4
+_NEXT_STEP: Final = "Push again: what is here already is kept."
 
 
 class Download:
@@ -56,12 +53,11 @@ class Download:
         reader: FallbackReader,
         meter: ProgressMeter,
         stop: StopSignal,
-        on_finished: Callable[[str, str], None] | None,
+        on_finished: Callable[[str, str], object],
     ) -> None:
         """`on_finished` is called with the path and the SHA-256 of each complete file."""
         self._staging, self._reader, self._meter = staging, reader, meter
         self._stop, self._on_finished = stop, on_finished
-        self._source = redact_url(staging.source)
         self._listed = {file.path: file for file in staging.listing.files}
         self._batches: Iterator[Sequence[ListedFile]] = iter(())
         self._is_fetching = self._is_exhausted = False
@@ -77,19 +73,22 @@ class Download:
         self._active = 0
         """Blocks that are being worked on, whose files may be put back."""
         self._has_ranges = True
-        self._corrupt = Counter[str]()
+        self._corrupt = set[str]()
+        """Paths of files that arrived with a wrong digest."""
         self._request_bytes = BLOCK_BYTES
         """Size of the next request: halved by a fault, a granule more after a success."""
 
-    def link_stored(self, files: Sequence[ListedFile]) -> list[ListedFile]:
-        """Link files that a store on this disk has. Return the files that remain."""
-        waiting, linked = iter(files), set[str]()
+    def link_present(self, files: Sequence[ListedFile]) -> list[ListedFile]:
+        """Link files that this machine or a store on its disk has. Return the files that remain."""
+        staging, waiting, linked = self._staging, iter(files), set[str]()
 
         def step() -> bool:
             if (file := next(waiting, None)) is None:
                 return False
-            path = self._reader.find_local_path(file)
-            if path is not None and self._staging.link_verified(file, path):
+            is_linked = staging.has(file) or staging.link_cached(file)
+            if not is_linked and (path := self._reader.find_local_path(file)):
+                is_linked = staging.link_verified(file, path)
+            if is_linked:
                 self._add_linked(file)
                 linked.add(file.path)
             return True
@@ -98,10 +97,7 @@ class Download:
         return [file for file in files if file.path not in linked]
 
     def run(self, batches: Iterator[Sequence[ListedFile]]) -> None:
-        """Download the files of one batch after another, until all are there or `stop` is set.
-
-        WeightsError or OSError; bytes that arrived are kept for the next run.
-        """
+        """Download one batch after another until `stop` is set. WeightsError or OSError."""
         self._batches = batches
         reuse_freed_memory()
         least, most = CONNECTIONS
@@ -114,8 +110,7 @@ class Download:
     def _add_linked(self, file: ListedFile) -> None:
         """Count a file of the staging tree that needed no transfer."""
         self._meter.add_present(file.size or 0, items=1)
-        if self._on_finished:
-            self._on_finished(file.path, self._staging.find_sha256(file))
+        self._on_finished(file.path, self._staging.find_sha256(file))
 
     def _step(self) -> bool:
         block = self._take()
@@ -127,9 +122,13 @@ class Download:
                 # Each request that brings something may fail as often as the first.
                 request, note = partial(self._request, block), self._meter.set_note
                 call_with_retries(request, RETRY_DELAYS, self._stop, TransientError, note)
-            file.catch_up(self._stop.is_set)
+            if file.part:
+                file.digest.catch_up(file.part, self._stop.is_set)
             is_small = not file.part and block.at == block.end  # it is kept after a stop, too
-            if self._is_last(file) and (is_small or not self._stop.is_set()):
+            with self._changed:
+                file.open_blocks -= 1
+                is_last = not file.open_blocks
+            if is_last and (is_small or not self._stop.is_set()):
                 self._finish(file)
         finally:
             with self._changed:
@@ -183,40 +182,26 @@ class Download:
         # Small files first: they are kept when a large one fails.
         self._waiting.extend(sorted(batch or (), key=lambda one: (one.size or 0) > GRANULE_BYTES))
 
-    def _is_last(self, file: OpenFile) -> bool:
-        """Count a finished block. Return whether it was the last one of its file."""
-        with self._changed:
-            file.open_blocks -= 1
-            return not file.open_blocks
-
     def _open(self, listed: ListedFile) -> None:
-        size, has_ranges = listed.size or 0, self._has_ranges and self._is_resumable(listed)
-        if has_ranges and size > GRANULE_BYTES:
-            self._open_part(listed, size)
-        else:
+        """Open a file, unless another process downloads it."""
+        is_pinned = listed.size is not None and file_identity(self._staging.source, listed) != ""
+        has_ranges = self._has_ranges and is_pinned and not listed.sequential_only
+        size = listed.size or 0
+        blocks: list[tuple[int, int | None]] = [(0, size if has_ranges else None)]
+        if not has_ranges or size <= GRANULE_BYTES:
             kept = SequentialFile(self._staging.path / f"stream-{uuid.uuid4().hex}")
-            block = 0, size if has_ranges else None
-            self._open_files.append(OpenFile(listed, kept, [block], self._meter))
-
-    def _open_part(self, listed: ListedFile, size: int) -> None:
-        """Open the partial file, unless another process downloads the file."""
-        has_digest = bool(listed.sha256 or listed.git_sha1)
-        try:
-            part = PartialFile(self._staging.partial_folder(listed), size, has_digest=has_digest)
-        except PartialFileLocked:
-            self._locked.append(listed)
-            self._meter.set_note(f"another process downloads {listed.path}")
-            return
-        self._opened.callback(part.close)
-        blocks = [(run.start, run.stop) for run in part.missing_runs(BLOCK_BYTES)]
-        if not blocks or self._staging.link_cached(listed):  # another process has finished it
-            blocks = [(size, size)]
-        self._open_files.append(OpenFile(listed, part, blocks, self._meter))
-
-    def _is_resumable(self, file: ListedFile) -> bool:
-        """Return whether two requests for the file are known to be of the same bytes."""
-        known = bool(file_identity(self._staging.source, file)) and file.size is not None
-        return known and not file.sequential_only
+        else:
+            try:
+                kept = PartialFile(self._staging.partial_folder(listed), size)
+            except PartialFileLocked:
+                self._locked.append(listed)
+                self._meter.set_note(f"another process downloads {listed.path}")
+                return
+            self._opened.callback(kept.close)
+            blocks = [(run.start, run.stop) for run in kept.missing_runs(BLOCK_BYTES)]
+            if not blocks or self._staging.link_cached(listed):  # another process has finished it
+                blocks = [(size, size)]
+        self._open_files.append(OpenFile(listed, kept, blocks, self._meter))
 
     def _collect_unlocked(self) -> None:
         """Queue the files again that another process has finished or given up."""
@@ -224,7 +209,7 @@ class Download:
             if is_free(self._staging.partial_folder(file) / "lock"):
                 self._locked.remove(file)
                 self._waiting.append(file)
-                self._staging.index.invalidate()
+                self._staging.index.reload()
 
     # -- one block ------------------------------------------------------------------------------
 
@@ -233,9 +218,7 @@ class Download:
         file, before = block.file, block.at
         length = -1 if block.end is None else min(self._request_bytes, block.end - before)
         try:
-            for piece in self._read(file.listed, before, length):
-                file.write(block.at, piece)
-                block.at += len(piece)
+            self._receive(block, length)
         except RangesUnsupported as error:
             self._meter.set_note(error.message)
             self._has_ranges, file.lacks_ranges = False, True
@@ -253,82 +236,64 @@ class Download:
                 block.end = block.at
             self._request_bytes = min(self._request_bytes + GRANULE_BYTES, BLOCK_BYTES)
 
-    def _read(self, file: ListedFile, start: int, length: int) -> Iterator[memoryview]:
-        """Yield the pieces of one request; no more once `stop` is set.
-
-        TransientError when it stalls or ends early.
-        """
-        wanted = length if length >= 0 else file.size
-        received, mark, deadline = 0, 0, time.monotonic() + MAX_SECONDS_PER_GRANULE
+    def _receive(self, block: Block, length: int) -> None:
+        """Write the bytes of one request. TransientError when it stalls or ends early."""
+        file, start = block.file.listed, block.at
+        end = file.size if length < 0 else start + length
+        mark, deadline = start, time.monotonic() + MAX_SECONDS_PER_GRANULE
         for piece in self._reader.read(file, start=start, length=length):
-            view = memoryview(piece) if length < 0 else memoryview(piece)[: length - received]
+            view = memoryview(piece)[: None if length < 0 else start + length - block.at]
             if not view:
                 break
-            yield view
-            received += len(view)
-            if self._stop.is_set() or (wanted is not None and received > wanted):
+            block.file.write(block.at, view)
+            block.at += len(view)
+            if self._stop.is_set() or (end is not None and block.at > end):
                 return  # a body that is too long may have no end
-            if received - mark >= GRANULE_BYTES:
-                mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
-            elif received != wanted and time.monotonic() > deadline:
-                raise self._interrupted(file, f"stalled at byte {start + received}")
-        if wanted is not None and received < wanted:
-            end = f"ended after {start + received} of {file.size} bytes"
-            raise self._interrupted(file, end)
-
-    def _interrupted(self, file: ListedFile, problem: str) -> TransientError:
-        what, hint = f"{self._source}: {file.path} {problem}.", "what is here already is kept."
-        return TransientError(what, source=self._source, next_step=f"Push again: {hint}")
+            if block.at - mark >= GRANULE_BYTES:
+                mark, deadline = block.at, time.monotonic() + MAX_SECONDS_PER_GRANULE
+            elif block.at != end and time.monotonic() > deadline:
+                what = f"stalled at byte {block.at} of {file.path}"
+                raise source_error(self._staging.source, what, _NEXT_STEP, TransientError)
+        if end is not None and block.at < end:
+            what = f"sent only {block.at} of {file.size} bytes of {file.path}"
+            raise source_error(self._staging.source, what, _NEXT_STEP, TransientError)
 
     # -- a complete file ------------------------------------------------------------------------
 
     def _finish(self, file: OpenFile) -> None:
         """Verify a file and add it to the staging tree, or have it downloaded once more."""
-        if self._staging.has(file.listed):
-            self._discard(file)
-            self._add_linked(file.listed)
+        listed, digests = file.listed, file.digest.hexdigests()
+        if self._staging.has(listed):
+            file.discard()
+            self._add_linked(listed)
         elif file.lacks_ranges:
             self._put_back(file)
-        elif mismatch := file.find_mismatch():
-            self._count_corrupt(file, mismatch)
-            self._put_back(file)
+        elif mismatch := describe_mismatch(listed, file.received, digests):
+            self._reader.mark_corrupt(listed)
+            self._put_back(file, mismatch)
         else:
-            self._commit(file)
+            self._commit(file, FileEntry(listed.path, file.received, digests["sha256"]))
 
-    def _discard(self, file: OpenFile) -> None:
-        """Forget the bytes of the file outside of the staging tree."""
-        file.restart()
-        file.kept.remove()
-
-    def _count_corrupt(self, file: OpenFile, mismatch: str) -> None:
-        """Count a corrupt download. WeightsError for one too many."""
-        path = file.listed.path
-        self._reader.mark_corrupt(file.listed)
-        self._corrupt[path] += 1
-        if self._corrupt[path] == MAX_CORRUPT_DOWNLOADS:
-            self._discard(file)
-            hint = "if it stays so, a proxy or mirror on the way changes the bytes."
-            raise WeightsError(
-                f"{self._source}: {path} arrived damaged twice: {mismatch}.",
-                source=self._source,
-                next_step=f"Push again; {hint}",
-            )
-
-    def _put_back(self, file: OpenFile) -> None:
+    def _put_back(self, file: OpenFile, mismatch: str = "") -> None:
         """Queue the file as it was listed: the digest of another host may be wrong."""
-        self._discard(file)
+        path = file.listed.path
+        file.discard()
+        if mismatch and path in self._corrupt:
+            what = f"could not be verified: {path} arrived damaged twice: {mismatch}"
+            hint = "Push again; if it stays so, a proxy or mirror on the way changes the bytes."
+            raise source_error(self._staging.source, what, hint)
+        if mismatch:
+            self._corrupt.add(path)
         with self._changed:
-            self._waiting.appendleft(self._listed[file.listed.path])
+            self._waiting.appendleft(self._listed[path])
 
-    def _commit(self, file: OpenFile) -> None:
+    def _commit(self, file: OpenFile, entry: FileEntry) -> None:
         """Add the verified file to the staging tree."""
-        path, is_synced = file.listed.path, bool(file.part)
-        entry = FileEntry(path, file.received, file.sha256)
+        is_synced = file.part is not None
         if is_synced and self._reader.source.detects_changes:
             # Before the blob: after a kill nothing else would find it.
-            self._staging.record_digests({path: entry.sha256})
+            self._staging.record_digests({entry.path: entry.sha256})
         self._staging.add(file.kept.finalize(), entry, is_synced=is_synced)
         file.kept.remove()
         self._meter.add_items()
-        if self._on_finished:
-            self._on_finished(path, entry.sha256)
+        self._on_finished(entry.path, entry.sha256)

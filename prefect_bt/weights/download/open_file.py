@@ -5,18 +5,69 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.cache.partial_file import PartialFile
-from prefect_bt.weights.download.ordered_digest import OrderedDigest
-from prefect_bt.weights.sources.file_listing import ListedFile, create_digests, describe_mismatch
+from prefect_bt.weights.sources.file_listing import ListedFile, create_digests
 
+MAX_KEPT_BYTES: Final = 16 << 20
+"""Bytes of a file that are kept in memory until the bytes before them are hashed."""
 _SLICE_BYTES: Final = 256 << 10
-"""Bytes that are written and hashed at a time: they stay in the processor's cache meanwhile."""
+"""Bytes that are written or read, and hashed, at a time: the processor's cache holds them."""
+
+
+class OrderedDigest:
+    """Digests by name of one file whose bytes arrive in any order. One thread at a time hashes."""
+
+    def __init__(self, digests: Mapping[str, Any]) -> None:
+        self._digests = digests
+        self._lock = threading.Lock()
+        self._at = 0
+        """Number of bytes, from the beginning of the file, that are hashed."""
+        self._is_hashing = False
+        self._kept: dict[int, memoryview] = {}
+        self._kept_bytes = 0
+
+    def offer(self, at: int, view: memoryview) -> None:
+        """Hash bytes that are next in the file; keep later ones while there is room."""
+        with self._lock:
+            if self._is_hashing or at != self._at:
+                if at >= self._at and self._kept_bytes < MAX_KEPT_BYTES:
+                    self._kept[at] = view
+                    self._kept_bytes += len(view)
+                return
+            self._is_hashing = True
+        self._hash(view)
+
+    def catch_up(self, part: PartialFile, is_stopped: Callable[[], bool]) -> None:
+        """Read and hash the next bytes that are in the file but were not kept."""
+        buffer = memoryview(bytearray(_SLICE_BYTES))
+        while not is_stopped():
+            with self._lock:
+                for at in [at for at in self._kept if at < self._at]:  # read back meanwhile
+                    self._kept_bytes -= len(self._kept.pop(at))
+                if self._is_hashing or self._at >= part.size or not part.has(self._at):
+                    return
+                self._is_hashing = True
+            self._hash(part.read(self._at, buffer))
+
+    def hexdigests(self) -> dict[str, str]:
+        return {name: digest.hexdigest() for name, digest in self._digests.items()}
+
+    def _hash(self, view: memoryview | None) -> None:
+        """Hash these bytes and the kept ones that follow. The caller has set `_is_hashing`."""
+        while view is not None:
+            for digest in self._digests.values():
+                digest.update(view)
+            with self._lock:
+                self._at += len(view)
+                view = self._kept.pop(self._at, None)
+                self._kept_bytes -= len(view or b"")
+                self._is_hashing = view is not None
 
 
 class SequentialFile:
@@ -75,38 +126,28 @@ class OpenFile:
         self._meter = meter
         self._lock = threading.Lock()
         self.restart()
-        if self.part:
-            self.received = self.part.received_bytes
-            meter.add_present(self.received)
+        self.received = self.part.received_bytes if self.part else 0
+        meter.add_present(self.received)
 
     def restart(self) -> None:
         """Forget what was hashed and counted, and the bytes of a sequential file."""
-        if self.received and isinstance(self.kept, SequentialFile):
+        if isinstance(self.kept, SequentialFile):
             self.kept.clear()
         self._meter.subtract(self.received)
         self.received = 0
-        self._digest = OrderedDigest(create_digests(self.listed, self.listed.size or 0))
+        self.digest = OrderedDigest(create_digests(self.listed, self.listed.size or 0))
+
+    def discard(self) -> None:
+        """Forget the bytes of the file outside of the staging tree."""
+        self.restart()
+        self.kept.remove()
 
     def write(self, at: int, piece: memoryview) -> None:
         """Keep bytes, and hash them if they are the next ones."""
         for begin in range(0, len(piece), _SLICE_BYTES):
             view = piece[begin : begin + _SLICE_BYTES]
             self.kept.write(at + begin, view)
-            self._digest.offer(at + begin, view)
+            self.digest.offer(at + begin, view)
         with self._lock:
             self.received += len(piece)
         self._meter.add_transferred(len(piece))
-
-    def catch_up(self, is_stopped: Callable[[], bool]) -> None:
-        """Hash what arrived before the bytes in front of it."""
-        if self.part:
-            self._digest.catch_up(self.part, is_stopped)
-
-    @property
-    def sha256(self) -> str:
-        """Return the digest of the complete file."""
-        return self._digest.hexdigests()["sha256"]
-
-    def find_mismatch(self) -> str:
-        """Return how the file differs from what the source listed; "" when it does not."""
-        return describe_mismatch(self.listed, self.received, self._digest.hexdigests())

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect_bt.errors import StoreError
-from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import Source, TransientError
 from prefect_bt.weights.store_copy.copies import StoreMirror
@@ -21,10 +20,8 @@ class FallbackReader:
 
     source: Source
     mirror: StoreMirror | None = None
-    manifest: WeightsManifest | None = None
-    """Manifest of the store's copy."""
     list_upstream: Callable[[], Listing] | None = None
-    """Lists upstream, if the files are those of the manifest."""
+    """Lists upstream, if the files to read are those of the store's copy."""
     stored: set[str] = field(default_factory=set[str])
     """Digests of the store's blobs that can be read."""
     fetched_bytes: int = 0
@@ -32,11 +29,6 @@ class FallbackReader:
     is_store_incomplete: bool = False
     _upstream: dict[str, ListedFile] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _listing: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        if self.manifest:
-            self.stored = {entry.sha256 for entry in self.manifest.entries}
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         """Yield bytes as `Source.read` does."""
@@ -68,7 +60,7 @@ class FallbackReader:
     def _find_upstream(self, file: ListedFile) -> ListedFile:
         if self.list_upstream is None:
             return file
-        with self._listing:
+        with self._lock:
             if self._upstream is None:
                 self._upstream = {one.path: one for one in self.list_upstream().files}
         return self._upstream.get(file.path, file)
@@ -78,6 +70,7 @@ class FallbackReader:
     ) -> Iterator[bytes]:
         """Yield bytes of a blob. TransientError when the next request has to go upstream."""
         end = (file.size or 0) if length < 0 else start + length
+        problem = "is cut off."
         try:
             for piece in mirror.read(file.sha256, start=start, length=end - start):
                 with self._lock:
@@ -86,15 +79,9 @@ class FallbackReader:
                 yield piece
         except StoreError as error:
             self._mark_lost(file)
-            raise _store_error(file, f"could not be read: {error.message}") from error
+            problem = f"could not be read: {error.message}"
         if start < end:
             self.mark_corrupt(file)
-            raise _store_error(file, "is cut off.")
-
-
-def _store_error(file: ListedFile, problem: str) -> TransientError:
-    return TransientError(
-        f"The store's copy of {file.path} {problem}",
-        source="",
-        next_step="Push again: what is here already is kept.",
-    )
+            hint = "Push again: what is here already is kept."
+            what = f"The store's copy of {file.path} {problem}"
+            raise TransientError(what, source="", next_step=hint)

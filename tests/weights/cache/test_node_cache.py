@@ -69,8 +69,8 @@ def test_sweeping_leaves_what_is_young_used_or_worked_on(cache: NodeCache, tmp_p
     loose.parent.mkdir(parents=True)
     loose.write_bytes(b"x" * 10)
     worked_on = cache.partial_path("worked-on")
-    part = PartialFile(worked_on, 100, has_digest=False)
-    forgotten = PartialFile(cache.partial_path("forgotten"), 100, has_digest=False)
+    part = PartialFile(worked_on, 100)
+    forgotten = PartialFile(cache.partial_path("forgotten"), 100)
     forgotten.close()
     (cache.staging_path("dead") / "files").mkdir(parents=True)
     assert cache.sweep(older_than=OLD) == 0, "all of it is young"

@@ -7,12 +7,14 @@ import os
 import random
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from prefect_bt.host.job_lock import is_free
 from prefect_bt.weights.cache import partial_file
+from prefect_bt.weights.cache.digest_index import file_identity
 from prefect_bt.weights.cache.partial_file import (
     GRANULE_BYTES,
     PartialFile,
@@ -20,7 +22,8 @@ from prefect_bt.weights.cache.partial_file import (
     count_received,
     partial_file_id,
 )
-from prefect_bt.weights.download.ordered_digest import OrderedDigest
+from prefect_bt.weights.download.open_file import OrderedDigest
+from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.threads import Closed
 
 DATA = os.urandom(4 * GRANULE_BYTES + 1000)
@@ -32,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "parts" / partial_file_id("something")
 
 
-def opened(folder: Path, size: int = SIZE, *, has_digest: bool = False) -> PartialFile:
-    return PartialFile(folder, size, has_digest=has_digest)
+def opened(folder: Path, size: int = SIZE) -> PartialFile:
+    return PartialFile(folder, size)
 
 
 def write(part: PartialFile, begin: int, end: int) -> None:
@@ -149,17 +152,17 @@ def test_one_process_at_a_time(folder: Path) -> None:
 
 
 def test_another_length_restarts_the_download(folder: Path) -> None:
-    part = opened(folder, has_digest=True)
+    part = opened(folder)
     write(part, 0, GRANULE_BYTES)
     part.close()
-    other = opened(folder, SIZE + 1, has_digest=True)
+    other = opened(folder, SIZE + 1)
     assert other.received_bytes == 0
     other.close()
 
 
 @pytest.mark.parametrize("damage", ["cut", "long", "foreign", "another mark", "no data", "empty"])
 def test_a_map_that_cannot_be_is_not_believed(folder: Path, damage: str) -> None:
-    part = opened(folder, has_digest=True)
+    part = opened(folder)
     write(part, 0, GRANULE_BYTES)
     part.close()
     raw = bytearray((folder / "map").read_bytes())
@@ -169,7 +172,7 @@ def test_a_map_that_cannot_be_is_not_believed(folder: Path, damage: str) -> None
         case "long":
             raw += b"\0"
         case "foreign":
-            raw[:8] = b"pbtpart1"
+            raw[:3] = b"\xff\0\7"
         case "another mark":
             raw[-2] = 2
         case "no data":
@@ -177,27 +180,28 @@ def test_a_map_that_cannot_be_is_not_believed(folder: Path, damage: str) -> None
         case _:
             raw.clear()
     (folder / "map").write_bytes(raw)
-    again = opened(folder, has_digest=True)
+    again = opened(folder)
     assert missing(again) == [(0, SIZE)]
     again.close()
 
 
-@pytest.mark.parametrize("has_digest", [True, False])
+@pytest.mark.parametrize("listed", ["sha256", "git_sha1", "version_tag"])
 def test_what_another_boot_left_counts_where_it_will_be_checked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, has_digest: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str
 ) -> None:
-    kept = GRANULE_BYTES if has_digest else 0
-    part = opened(folder, has_digest=has_digest)
+    kept = 0 if listed == "version_tag" else GRANULE_BYTES
+    file = replace(ListedFile("a.bin", SIZE), **{listed: "d" * 64})
+
+    def continued() -> PartialFile:
+        return opened(tmp_path / partial_file_id(file_identity("s3://b/a", file)))
+
+    part = continued()
     write(part, 0, GRANULE_BYTES)
     part.close()
     monkeypatch.setattr(partial_file, "boot_id", lambda: "00000000-another-boot")
-    again = opened(folder, has_digest=has_digest)
+    again = continued()
     assert again.received_bytes == kept
     again.close()
-    monkeypatch.undo()
-    once_more = opened(folder, has_digest=has_digest)
-    assert once_more.received_bytes == kept, "it is a boot ago, and was written down as such"
-    once_more.close()
 
 
 def test_data_that_a_kill_left_read_only_is_continued(folder: Path) -> None:
@@ -211,15 +215,13 @@ def test_data_that_a_kill_left_read_only_is_continued(folder: Path) -> None:
     part.close()
 
 
-def test_data_shared_with_a_blob_is_not_truncated(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_shared_with_a_blob_is_not_truncated(folder: Path, tmp_path: Path) -> None:
     part = opened(folder)
     write(part, 0, SIZE)
     blob = tmp_path / "blob"
     blob.hardlink_to(part.finalize())
     part.close()
-    monkeypatch.setattr(partial_file, "boot_id", lambda: "another")
+    (folder / "map").unlink()
     part = opened(folder)
     write(part, 0, GRANULE_BYTES)
     assert part.received_bytes == GRANULE_BYTES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights import Progress
+from prefect_bt.text.progress import Progress
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import engine
 from prefect_bt.weights.download.engine import BLOCK_BYTES

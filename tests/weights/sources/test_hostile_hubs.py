@@ -104,7 +104,7 @@ def test_names_in_the_node_cache(tmp_path: Path, host_file: Path) -> None:
 def test_a_damaged_index_names_no_digest(tmp_path: Path) -> None:
     index = DigestIndex(tmp_path / "index")
     index.add({"git:1": "/etc/passwd", "git:2": DIGEST})
-    index.invalidate()
+    index.reload()
     assert (index.get("git:1"), index.get("git:2")) == ("", DIGEST)
 
 
