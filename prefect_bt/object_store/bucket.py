@@ -9,13 +9,14 @@ store or a proxy that loses bytes and answers 200 is noticed at once.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
@@ -26,22 +27,9 @@ from obstore.store import MemoryStore
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
+from prefect_bt.object_store import connect, multipart
 from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
-from prefect_bt.object_store.connect import (
-    Limits,
-    create_bucket_store,
-    create_s3_client,
-    find_machine_access,
-)
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault, is_transfer_error
-from prefect_bt.object_store.multipart import (
-    MAX_SEND_ATTEMPTS,
-    MIN_PART_BYTES,
-    CorruptUpload,
-    DigestMismatch,
-    MultipartUploader,
-    read_parts,
-)
 from prefect_bt.object_store.protocols import (
     CHANGED_SOURCE,
     ObjectInfo,
@@ -53,8 +41,7 @@ if TYPE_CHECKING:
     from obstore import PutResult
     from obstore.store import ObjectStore
 
-_LIMITS: Final = Limits()
-_IN_FLIGHT: Final = 24 * 1024 * 1024
+_LIMITS: Final = connect.Limits()
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _READERS: Final = 4
 _OWN_PREFIXES: Final = ("training_projects", "weights")
@@ -77,6 +64,7 @@ _ERRORS: Final = {
         "Something between here and the store changes or loses bytes: a proxy, a disk.",
     ),
 }
+_OTHER: Final = ("{url} failed for {key}: {reason}.", "")
 _CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}
 
 
@@ -86,7 +74,7 @@ class BucketStore:
     def __init__(self, url: str, address: BucketUrl) -> None:
         self.url, self._address, self._inner = url, address, _connect(address)
         self._lock = threading.Lock()
-        self._parts: MultipartUploader | None = None
+        self._parts: multipart.MultipartUploader | None = None
         self._tags_are_md5: bool | None = None
         """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
@@ -125,37 +113,29 @@ class BucketStore:
         validate_key(key, url=self.url)
         with source.open("rb") as reader, self._translate_errors(key):
             size = os.fstat(reader.fileno()).st_size
-            if size > MIN_PART_BYTES:
-                if multipart := self._multipart():
-                    return multipart.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
+            if size > multipart.MIN_PART_BYTES:
+                if uploader := self._find_uploader():
+                    return uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
                 return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
             data = reader.read(size)
             digest = hashlib.sha256(data).hexdigest()
             if sha256 not in {"", digest}:
-                raise DigestMismatch
+                raise multipart.DigestMismatch
             self._put(key, data)
             on_bytes(size)
             return digest
 
-    def abort_uploads(self, prefix: str) -> int:
-        found = self._list_uploads(prefix)
-        for one in found:
-            self.abort_upload(one)
-        return len(found)
-
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        for folder in _OWN_PREFIXES:
-            yield from self._list_uploads(folder)
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[UnfinishedUpload]:
+        folders = (prefix,) if prefix else _OWN_PREFIXES
+        with self._translate_errors(prefix, is_key=bool(prefix)):
+            uploader = self._find_uploader()
+            found = [uploader.list_unfinished_uploads(one) for one in folders] if uploader else []
+            return iter(tuple(chain.from_iterable(found)))
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
-            if multipart := self._multipart():
-                multipart.abort(upload.key, upload.id)
-
-    def _list_uploads(self, folder: str) -> tuple[UnfinishedUpload, ...]:
-        with self._translate_errors(folder):
-            multipart = self._multipart()
-            return tuple(multipart.list_unfinished_uploads(folder)) if multipart else ()
+            if uploader := self._find_uploader():
+                uploader.abort(upload.key, upload.id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))
@@ -178,13 +158,13 @@ class BucketStore:
                     yield ObjectInfo(item["path"], item["size"], item["last_modified"].timestamp())
 
     def delete(self, key: str) -> None:
-        with self._translate_errors(key), contextlib.suppress(FileNotFoundError):
+        with self._translate_errors(key), suppress(FileNotFoundError):
             obstore.delete(self._inner, key)
 
     def _put(
         self, path: str, data: bytes, mode: Literal["create", "overwrite"] = "overwrite"
     ) -> None:
-        for _ in range(MAX_SEND_ATTEMPTS):
+        for _ in range(multipart.MAX_SEND_ATTEMPTS):
             try:
                 put = obstore.put(self._inner, path, data, use_multipart=False, mode=mode)
             except exceptions.BaseError as error:
@@ -194,7 +174,7 @@ class BucketStore:
             if self._is_stored_intact(path, data, put):
                 return
             obstore.delete(self._inner, path)
-        raise CorruptUpload
+        raise multipart.CorruptUpload
 
     def _is_stored_intact(self, path: str, data: bytes, put: PutResult) -> bool:
         """Return whether the store has these bytes: by its ETag if that is an MD5 digest."""
@@ -211,26 +191,27 @@ class BucketStore:
 
     def _stream(self, path: str, reader: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
         """Upload in parts through obstore, for gs and azure; it aborts them after an error."""
-        size = os.fstat(reader.fileno()).st_size
-        digest, part = hashlib.sha256(), max(MIN_PART_BYTES, -(-size // 9000))
+        size, digest = os.fstat(reader.fileno()).st_size, hashlib.sha256()
+        length, concurrency = multipart.plan_parts(size)
 
         def chunks() -> Iterator[bytes]:
-            for chunk in read_parts(reader, size, _CHUNK_BYTES, digest, sha256):
+            for chunk in multipart.read_parts(reader, size, _CHUNK_BYTES, digest, sha256):
                 yield chunk
                 on_bytes(len(chunk))
 
-        concurrency = max(1, _IN_FLIGHT // part)
-        obstore.put(self._inner, path, chunks(), chunk_size=part, max_concurrency=concurrency)
+        obstore.put(self._inner, path, chunks(), chunk_size=length, max_concurrency=concurrency)
         return digest.hexdigest()
 
-    def _multipart(self) -> MultipartUploader | None:
+    def _find_uploader(self) -> multipart.MultipartUploader | None:
         if not self._address.is_s3_like:
             return None
         with self._lock:
             if self._parts is None:
                 prefix = f"{self._address.prefix}/" if self._address.prefix else ""
-                client = create_s3_client(self._address, _LIMITS)
-                self._parts = MultipartUploader(client, bucket=self._address.bucket, prefix=prefix)
+                client = connect.create_s3_client(self._address, _LIMITS)
+                self._parts = multipart.MultipartUploader(
+                    client, bucket=self._address.bucket, prefix=prefix
+                )
             return self._parts
 
     def _download_ranges(self, path: str, descriptor: int) -> None:
@@ -253,7 +234,7 @@ class BucketStore:
             # When one fails, `map` cancels those that have not begun.
             list(pool.map(fetch, range(0, size, _CHUNK_BYTES)))
 
-    @contextlib.contextmanager
+    @contextmanager
     def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:
         """Turn errors of the libraries into a StoreError."""
         if is_key:
@@ -271,19 +252,17 @@ class BucketStore:
                 # The next operation uses the credentials that the machine has then.
                 self._parts = None
                 self._inner = _connect(self._address)
-        other = (f"{{url}} failed for {{key}}: {fault.reason or 'no usable answer'}.", "")
-        message, next_step = _ERRORS.get(fault.kind, other)
-        text = message.format(url=self.url, key=key)
-        error = _CLASSES.get(fault.kind, StoreError)
-        return error(text, url=self.url, key=key, next_step=next_step)
+        message, hint = _ERRORS.get(fault.kind, _OTHER)
+        text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
+        return _CLASSES.get(fault.kind, StoreError)(text, url=self.url, key=key, next_step=hint)
 
 
 def _connect(address: BucketUrl) -> ObjectStore:
     if address.scheme == "memory":
         return MemoryStore()
-    access = find_machine_access(address)
+    access = connect.find_machine_access(address)
     if access is None:
         what = f"No credentials for {address.url} were found."
         hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
         raise StoreError(what, url=address.url, next_step=hint)
-    return create_bucket_store(address, access, limits=_LIMITS, is_store=True)
+    return connect.create_bucket_store(address, access, limits=_LIMITS, is_store=True)

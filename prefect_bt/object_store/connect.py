@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -142,9 +141,7 @@ def create_access(
         first = [request()]
 
         def provide() -> Mapping[str, Any]:
-            with suppress(IndexError):
-                return first.pop()
-            return request()
+            return first.pop() if first else request()
 
         return {"credential_provider": provide, "region": region}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 import time
@@ -29,7 +30,7 @@ from prefect_bt.filesystem.confined import NotRegularFile, open_regular
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
-from prefect_bt.object_store.disk_copy import copy_and_hash, copy_bytes
+from prefect_bt.host.writeback import start_writeback
 from prefect_bt.object_store.protocols import (
     CHANGED_SOURCE,
     ObjectInfo,
@@ -42,6 +43,8 @@ T = TypeVar("T")
 _TEMP_FOLDER: Final = ".prefect-bt-tmp"
 _STALE_AFTER: Final = 24 * 3600.0
 _MAX_ATTEMPTS: Final = 20
+_STEP: Final = 16 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _NEXT_STEPS: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
@@ -80,36 +83,25 @@ class DiskStore:
             return stream.read(length)
 
     def put(self, key: str, data: bytes) -> None:
-        self._write(key, lambda fd: _write_all(fd, data), os.replace)
+        self._write(key, lambda file: file.write(data), os.replace)
 
     def create(self, key: str, data: bytes) -> None:
-        exists = ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
         with self._translate_errors(key):
             if self._path(key).exists():
-                raise exists
-
-        def link(temporary: Path, path: Path) -> None:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                raise exists from None
-
-        self._write(key, lambda fd: _write_all(fd, data), link)
+                raise FileExistsError
+        self._write(key, lambda file: file.write(data), os.link)
 
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
-        digest = ""
-
-        def copy(fd: int) -> None:
-            nonlocal digest
-            digest = copy_and_hash(reader.fileno(), fd, on_bytes=on_bytes)
+        def copy(file: BinaryIO) -> str:
+            digest = _copy_and_hash(reader.fileno(), file.fileno(), on_bytes)
             if sha256 not in {"", digest}:
                 raise StoreError(CHANGED_SOURCE.format(key=key), url=self.url, key=key)
+            return digest
 
         with source.open("rb") as reader:
-            self._write(key, copy, os.replace)
-        return digest
+            return self._write(key, copy, os.replace)
 
     def link_file(self, key: str, source: Path) -> bool:
         path = self._path(key)
@@ -132,20 +124,16 @@ class DiskStore:
         with self._translate_errors(key):
             return path if path.is_file() else None
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Return 0: temporary files are removed by age."""
-        return 0
-
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield the temporary files of running and killed writers."""
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[UnfinishedUpload]:
+        """Yield the temporary files of running and killed writers; they belong to no prefix."""
         with self._translate_errors(_TEMP_FOLDER):
-            found = list(self._walk(self._temporary))
+            found = [] if prefix else list(self._walk(self._temporary))
         for info in found:
-            yield UnfinishedUpload(info.key, Path(info.key).name, info.modified, info.size)
+            yield UnfinishedUpload(info.key, "", info.modified, info.size)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         with self._translate_errors(upload.key):
-            (self._temporary / upload.id).unlink(missing_ok=True)
+            (self._root / upload.key).unlink(missing_ok=True)
 
     def presign(self, key: str, *, seconds: int) -> str:
         return ""
@@ -156,7 +144,8 @@ class DiskStore:
             self._opened(key) as reader,
             open_replacement(target) as writer,
         ):
-            copy_bytes(reader.fileno(), writer.fileno())
+            for _ in _copy(reader.fileno(), writer.fileno()):
+                pass
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
@@ -188,22 +177,23 @@ class DiskStore:
             raise StoreError(what, url=self.url, key=key, next_step="Remove it.") from error
 
     def _write(
-        self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]
-    ) -> None:
+        self, key: str, fill: Callable[[BinaryIO], T], publish: Callable[[Path, Path], None]
+    ) -> T:
         """Fill and sync a temporary file, and publish it at the object's path."""
         path, temporary = self._path(key), self._temporary / uuid.uuid4().hex
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with self._translate_errors(key):
             ensure_store_folder(self._root)
             self._sweep()
-            fd = _retry_with_parent_folder(temporary, lambda: os.open(temporary, flags, 0o666))
+            file = _retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
             try:
-                fill(fd)
-                os.fsync(fd)
+                with file:
+                    filled = fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 _retry_with_parent_folder(path, lambda: publish(temporary, path))
             finally:
-                os.close(fd)
                 temporary.unlink(missing_ok=True)
+        return filled
 
     def _sweep(self) -> None:
         """Remove, once, the temporary files that killed processes left."""
@@ -235,16 +225,14 @@ class DiskStore:
         except (FileNotFoundError, IsADirectoryError) as error:
             raise ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key) from error
         except OSError as error:
+            if isinstance(error, FileExistsError) and self._root.is_dir():
+                what = f"{key} is already in {self.url}."
+                raise ObjectExists(what, url=self.url, key=key) from error
             number = error.errno or 0
             place = error.filename2 or error.filename or self._root
             what = "The disk is full" if number == errno.ENOSPC else os.strerror(number)
             message, hint = f"{what}: {place}, for {key}.", _NEXT_STEPS.get(number, "")
             raise StoreError(message, url=self.url, key=key, next_step=hint) from error
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    with open(fd, "wb", closefd=False) as writer:
-        writer.write(data)
 
 
 def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
@@ -256,3 +244,55 @@ def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             target.parent.mkdir(parents=True, exist_ok=True)
     return operation()
+
+
+def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:
+    """Copy an open file into an empty one. Return the SHA-256 of the copy.
+
+    While the next step is copied, another thread hashes the last one from memory and starts its
+    writeback, so that the sync at the end has little left to do.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    digest = hashlib.sha256()
+
+    def copy() -> Iterator[tuple[int, int]]:
+        for start, end in _copy(source, target):
+            on_bytes(end - start)
+            yield start, end
+
+    def hash_step(step: tuple[int, int]) -> None:
+        at, end = step
+        while data := os.pread(target, min(_READ_BYTES, end - at), at):
+            digest.update(data)
+            at += len(data)
+        start_writeback(target, step[0], end - step[0])
+
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
+        list(pool.map(hash_step, copy()))
+    return digest.hexdigest()
+
+
+def _copy(source: int, target: int) -> Iterator[tuple[int, int]]:
+    """Copy an open file into an empty one. Yield the start and the end of each step."""
+    at = 0
+    for copy_step in (_copy_in_kernel, _copy_in_user_space):
+        while copied := copy_step(source, target, at):
+            yield at, at + copied
+            at += copied
+
+
+def _copy_in_kernel(source: int, target: int, at: int) -> int:
+    """Return the number of copied bytes; 0 at the end, and for bytes that the kernel cannot copy.
+
+    It shares them (a reflink) if the file system can. It copies nothing between some file systems,
+    and reports an end at once for files of /proc.
+    """
+    try:
+        return os.copy_file_range(source, target, _STEP, at, at)
+    except (OSError, AttributeError):  # some builds of Python do not have the function
+        return 0
+
+
+def _copy_in_user_space(source: int, target: int, at: int) -> int:
+    return os.pwrite(target, os.pread(source, _READ_BYTES, at), at)

@@ -28,7 +28,7 @@ _MAX_PARTS: Final = 9_000
 _MAX_SENDERS: Final = 3
 _MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 """Bytes of parts larger than usual, which files above 70 GB have, that are sent at a time."""
-_LIST_UNSUPPORTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
+_UNLISTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
 
 
 class DigestMismatch(Exception):
@@ -68,11 +68,11 @@ class MultipartUploader:
         with self._locks.setdefault(key, threading.Lock()):
             size = stream.seek(0, io.SEEK_END)
             on_bytes(0)  # raises if the caller sees that the file has grown since
-            length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
+            length, senders = plan_parts(size)
             upload, digest = self._begin(key, min(length, size)), hashlib.sha256()
             data = read_parts(stream, size, length, digest, sha256)
             try:
-                parts = self._send_parts(upload, data, length, on_bytes)
+                parts = self._send_parts(upload, data, senders, on_bytes)
             except (DigestMismatch, CorruptUpload):
                 self.abort(key, upload.id)
                 raise
@@ -81,11 +81,11 @@ class MultipartUploader:
 
     def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
         """Yield every unfinished upload below `folder`."""
-        for key, one in self._iter_uploads(f"{folder}/"):
-            parts = self._list_parts(key, one["UploadId"])
+        for one in self._list_uploads(f"{folder}/"):
+            key, id = one["Key"].removeprefix(self._prefix), one["UploadId"]
+            parts = self._list_parts(key, id)
             last = max([one["Initiated"], *(part["LastModified"] for part in parts)])
-            size = sum(part["Size"] for part in parts)
-            yield UnfinishedUpload(key, one["UploadId"], last.timestamp(), size)
+            yield UnfinishedUpload(key, id, last.timestamp(), sum(part["Size"] for part in parts))
 
     def abort(self, key: str, upload: str) -> None:
         """Abort an upload, if it still exists."""
@@ -100,10 +100,10 @@ class MultipartUploader:
 
     def _begin(self, key: str, part_bytes: int) -> _Upload:
         """Return the upload with most parts of this length, else a new one. Abort the others."""
-        ids = [one["UploadId"] for found, one in self._iter_uploads(key) if found == key]
+        found = [one for one in self._list_uploads(key) if one["Key"] == self._prefix + key]
         uploads = [
             _Upload(key, id, {part["PartNumber"]: part for part in self._list_parts(key, id)})
-            for id in ids
+            for id in (one["UploadId"] for one in found)
         ]
         size = {"Size": part_bytes}
         usable = [one for one in uploads if one.stored_parts.get(1, size)["Size"] == part_bytes]
@@ -116,35 +116,27 @@ class MultipartUploader:
         made = self._call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
         return _Upload(key, made["UploadId"], {}, has_checksums="ChecksumAlgorithm" in made)
 
-    def _iter_uploads(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the key and the description of every unfinished upload."""
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}"
-        )
-        try:
-            for page in pages:
-                for one in page.get("Uploads", []):
-                    yield one["Key"].removeprefix(self._prefix), one
-        except self._exceptions.ClientError as error:
-            # Some servers cannot list uploads, some answer so when there are none.
-            if error.response.get("Error", {}).get("Code") not in _LIST_UNSUPPORTED_CODES:
-                raise
+    def _list_uploads(self, prefix: str) -> list[dict[str, Any]]:
+        return self._list("list_multipart_uploads", "Uploads", Prefix=f"{self._prefix}{prefix}")
 
     def _list_parts(self, key: str, upload: str) -> list[dict[str, Any]]:
-        """Return the server's list of parts; empty for an upload that does not exist any more."""
-        pages = self._client.get_paginator("list_parts").paginate(
-            Bucket=self._bucket, Key=f"{self._prefix}{key}", UploadId=upload
-        )
+        return self._list("list_parts", "Parts", Key=f"{self._prefix}{key}", UploadId=upload)
+
+    def _list(self, operation: str, field: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Return the entries of all pages; none for an upload that does not exist any more."""
+        pages = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)
         try:
-            return [part for page in pages for part in page.get("Parts", [])]
-        except self._exceptions.NoSuchUpload:
+            return pages.build_full_result().get(field, [])
+        except self._exceptions.ClientError as error:
+            # Some servers cannot list uploads, some answer so when there are none.
+            if error.response.get("Error", {}).get("Code") not in _UNLISTED_CODES:
+                raise
             return []
 
     def _send_parts(
-        self, upload: _Upload, parts: Iterator[bytes], part_bytes: int, on_bytes: ByteCallback
+        self, upload: _Upload, parts: Iterator[bytes], senders: int, on_bytes: ByteCallback
     ) -> list[dict[str, Any]]:
         """Send parts in a few threads. Return their descriptions for `_complete`."""
-        senders = max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // part_bytes))
         done, sent = list[dict[str, Any]](), deque[Future[dict[str, Any]]]()
         with ThreadPoolExecutor(senders, thread_name_prefix="part") as pool:
             try:
@@ -160,7 +152,7 @@ class MultipartUploader:
     def _send(
         self, upload: _Upload, number: int, data: bytes, on_bytes: ByteCallback
     ) -> dict[str, Any]:
-        """Send a part unless the store has it."""
+        """Send a part unless the store has it. Return its description for `_complete`."""
         digest = ""
         if upload.has_checksums:
             digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
@@ -168,9 +160,8 @@ class MultipartUploader:
         if stored is None or not _is_intact(stored, data, digest):
             stored = self._put(upload, number, data, digest)
         on_bytes(len(data))
-        part = {"PartNumber": number, "ETag": f'"{_tag(stored)}"'}
-        checksum = stored.get("ChecksumSHA256")
-        return {**part, "ChecksumSHA256": checksum} if checksum else part
+        names = ("ETag", "ChecksumSHA256")
+        return {"PartNumber": number, **{name: stored[name] for name in names if name in stored}}
 
     def _put(self, upload: _Upload, number: int, data: bytes, digest: str) -> dict[str, Any]:
         """Send a part, and again if other bytes arrived."""
@@ -197,6 +188,12 @@ class MultipartUploader:
             # A retry after a lost answer: the upload may be complete.
             if self._call("head_object", upload.key)["ContentLength"] != size:
                 raise
+
+
+def plan_parts(size: int) -> tuple[int, int]:
+    """Return the bytes of a file's parts, and the number of parts to send at a time."""
+    length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
+    return length, max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // length))
 
 
 def read_parts(
@@ -226,8 +223,5 @@ def _is_intact(stored: dict[str, Any], data: bytes, digest: str) -> bool:
     checksum = stored.get("ChecksumSHA256")
     if checksum and digest:
         return checksum == digest
-    return _tag(stored) == hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def _tag(stored: dict[str, Any]) -> str:
-    return str(stored["ETag"]).strip('"')
+    tag = stored["ETag"].strip('"')
+    return tag == hashlib.md5(data, usedforsecurity=False).hexdigest()

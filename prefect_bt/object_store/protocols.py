@@ -1,4 +1,4 @@
-"""The protocol of a store, and smaller ones for readers and for stores on a disk.
+"""The protocol of a store, and of a store on a disk.
 
 Keys are relative and `/`-separated, without empty, `.` or `..` components. Every operation blocks.
 An implementation is safe to use from several threads and processes at once. A missing object raises
@@ -29,10 +29,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """An unfinished upload. `id` distinguishes two uploads of one key.
-
-    `modified_at` is the time of the last write, in epoch seconds.
-    """
+    """`id` distinguishes uploads of one key; `modified_at` is that of the last written bytes."""
 
     key: str
     id: str
@@ -40,7 +37,12 @@ class UnfinishedUpload:
     bytes: int
 
 
-class SupportsGet(Protocol):
+class Store(Protocol):
+    """A place for objects. `url` names it in messages and reopens it in another process."""
+
+    @property
+    def url(self) -> str: ...
+
     def get(self, key: str) -> bytes:
         """Return the whole object: for records and manifests, not for weights."""
         ...
@@ -49,18 +51,9 @@ class SupportsGet(Protocol):
         """Return `length` bytes from `start`, or fewer at the end of the object."""
         ...
 
-
-class SupportsList(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object under the folder `prefix`, sorted by key; nothing if it is missing."""
         ...
-
-
-class Store(SupportsGet, SupportsList, Protocol):
-    """A place for objects. `url` names it in messages and reopens it in another process."""
-
-    @property
-    def url(self) -> str: ...
 
     def put(self, key: str, data: bytes) -> None:
         """Write or replace an object atomically: readers see the old bytes or the new ones."""
@@ -91,12 +84,8 @@ class Store(SupportsGet, SupportsList, Protocol):
         """Return a URL that answers GET, also with Range, for `seconds`; "" if there is none."""
         ...
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Abort unfinished uploads under `prefix`, running ones too. Return their number."""
-        ...
-
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield every unfinished upload below our keys, running ones included."""
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[UnfinishedUpload]:
+        """Yield the unfinished uploads under `prefix`, or below our keys, running ones included."""
         ...
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -17,14 +16,11 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, classify_response
-from prefect_bt.registries.pull_progress import LayerProgress
 
 T = TypeVar("T")
 
 _POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a stop."""
-_LOCAL_STALL_FACTOR: Final = 10
-"""More patience while the Engine verifies and extracts layers, which it does without events."""
 
 
 class EngineClient:
@@ -53,53 +49,42 @@ class EngineClient:
 
         UNREACHABLE if the Engine gets no answer. The SDK's method has no time limit.
         """
-        path = f"/distribution/{name}/json"
+        options, path = {"timeout": seconds}, f"/distribution/{name}/json"
         try:
-            return self.call(lambda: self._send("GET", path, header, seconds).json())
+            return self.call(lambda: self._send("GET", path, header, **options).json())
         except PullError as error:
             if error.kind is PullErrorKind.FAILED:
                 error.kind = PullErrorKind.UNREACHABLE
             raise
 
-    def pull(
-        self, name: str, header: str, stall_timeout: float, layers: LayerProgress
-    ) -> Generator[None]:
-        """Pull an image and record the events in `layers`; STALLED after a time without events.
+    def pull(self, name: str, header: str) -> Generator[dict[str, Any] | None]:
+        """Pull an image. Yield its events, and None after a _POLL_INTERVAL without one.
 
-        Yield at least every _POLL_INTERVAL. Closing the generator makes the Engine abort the pull.
+        Closing the generator makes the Engine abort the pull.
         """
         responses, closed = list[Any](), threading.Event()
 
         def read_events() -> Iterator[dict[str, Any]]:
-            seconds = 2 * _LOCAL_STALL_FACTOR * stall_timeout  # only ends an abandoned thread
             options = {"params": {"fromImage": name}, "stream": True}
-            with self._send("POST", "/images/create", header, seconds, **options) as response:
+            with self._send("POST", "/images/create", header, **options) as response:
                 responses.append(response)
                 for line in () if closed.is_set() else response.iter_lines():
                     if line:
                         yield _parse_event(line)
 
-        changed = time.monotonic()
         try:
-            for event in self._iterate(read_events):
-                patience = stall_timeout * (_LOCAL_STALL_FACTOR if layers.is_local_work else 1)
-                if event:
-                    changed = time.monotonic()
-                    layers.update(event)
-                elif time.monotonic() - changed > patience:
-                    raise PullError(PullErrorKind.STALLED)
-                yield
+            yield from self._iterate(read_events)
         finally:
             closed.set()
             for response in responses:
                 with suppress(OSError, ValueError, RuntimeError):  # it has ended already
                     response.raw.shutdown()
 
-    def _send(self, method: str, path: str, header: str, seconds: float, **options: Any) -> Any:
+    def _send(self, method: str, path: str, header: str, **options: Any) -> Any:
         headers = {"X-Registry-Auth": header} if header else {}
         url = f"{self.api.base_url}/v{self.api.api_version}{path}"
         try:
-            answer = self.api.request(method, url, headers=headers, timeout=seconds, **options)
+            answer = self.api.request(method, url, headers=headers, **options)
             answer.raise_for_status()
         except self._requests.ReadTimeout:
             raise PullError(PullErrorKind.STALLED) from None
@@ -108,7 +93,7 @@ class EngineClient:
         else:
             return answer
 
-    def _iterate(self, produce: Callable[[], Iterator[T]]) -> Iterator[T | None]:
+    def _iterate(self, produce: Callable[[], Iterator[T]]) -> Generator[T | None]:
         """Yield what `produce` yields in a daemon thread; None after a _POLL_INTERVAL without."""
         items: SimpleQueue[T | Exception | None] = SimpleQueue()
 

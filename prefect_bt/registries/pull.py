@@ -32,6 +32,8 @@ DIGEST_TIMEOUT: Final = 10.0
 """Seconds for a registry to answer when the Engine has an image of that tag."""
 MAX_MESSAGE_CHARS: Final = 300
 _REPORT_INTERVAL: Final = 1.0
+_LOCAL_STALL_FACTOR: Final = 10
+"""More patience while the Engine verifies and extracts layers, which it does without events."""
 _REFUSALS: Final = {PullErrorKind.NOT_FOUND, PullErrorKind.REFUSED}
 _NO_ANSWERS: Final = {PullErrorKind.UNREACHABLE, PullErrorKind.STALLED}
 _EMULATED: Final = {("linux", "arm64"): ("linux", "amd64")}
@@ -99,7 +101,7 @@ class _ImagePull:
             accepted = _NO_ANSWERS if self.auth else _NO_ANSWERS | _REFUSALS
             if local is None or error.kind not in accepted:
                 raise
-            what = f"{self.wanted.host} did not provide {self.wanted.text} ({error.kind.value})"
+            what = f"{self.wanted.host} did not provide {self.wanted.text} ({error.kind.fault})"
             self.notes.append(f"{what}: the image on this Docker Engine is used.")
             return self._result(local)
         return self._ensure_pulled(description)
@@ -169,11 +171,19 @@ class _ImagePull:
             layers.note = f"The pull of {self.wanted.text} stalled and was started again."
             self.notes.append(layers.note)
         report: ProgressCallback = self.on_progress or (lambda _: None)
-        with closing(self.client.pull(name, self.login.header, self.stall_timeout, layers)) as run:
-            for _ in run:
-                if time.monotonic() - reported >= _REPORT_INTERVAL:
-                    reported = time.monotonic()
-                    report(layers.snapshot(reported))
+        changed = time.monotonic()
+        with closing(self.client.pull(name, self.login.header)) as events:
+            for event in events:
+                now = time.monotonic()
+                if event:
+                    changed = now
+                    layers.update(event)
+                patience = self.stall_timeout * (_LOCAL_STALL_FACTOR if layers.is_local_work else 1)
+                if now - changed > patience:
+                    raise PullError(PullErrorKind.STALLED)
+                if now - reported >= _REPORT_INTERVAL:
+                    reported = now
+                    report(layers.snapshot(now))
         report(layers.snapshot(time.monotonic()))
 
     def _check_platform(self, platforms: set[tuple[Any, Any]]) -> None:

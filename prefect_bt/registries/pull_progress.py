@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,38 +20,39 @@ class LayerProgress:
 
     reference: str
     note: str = ""
-    _states: dict[str, str] = field(default_factory=dict[str, str])
-    _done: Counter[str] = field(default_factory=Counter[str])
-    _totals: Counter[str] = field(default_factory=Counter[str])
+    _layers: dict[str, tuple[str, int, int]] = field(
+        default_factory=dict[str, tuple[str, int, int]]
+    )
+    """Id -> state, downloaded bytes, size."""
     _rates: RateWindow = field(default_factory=RateWindow)
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply one event. Events that are not about a layer are ignored."""
-        layer, status = str(event.get("id", "")), str(event.get("status", ""))
-        is_retry = status.startswith("Retrying in")
-        if not layer or not (status in _STATES or is_retry):
+        layer, state = str(event.get("id", "")), str(event.get("status", ""))
+        is_retry = state.startswith("Retrying in")
+        if not layer or not (state in _STATES or is_retry):
             return
-        self._states[layer] = status
-        if status == "Downloading":
+        _, done, size = self._layers.get(layer, ("", 0, 0))
+        if state == "Downloading":
             detail: Mapping[str, Any] = event.get("progressDetail") or {}
-            done, total = int(detail.get("current") or 0), int(detail.get("total") or 0)
-            self._totals[layer] = total = max(self._totals[layer], total)
-            self._done[layer] = min(done, total) if total else done
+            done, size = int(detail.get("current") or 0), max(size, int(detail.get("total") or 0))
         elif is_retry:
-            self._done[layer] = 0
-        elif status in _DOWNLOADED:
-            self._done[layer] = self._totals[layer]
+            done = 0
+        elif state in _DOWNLOADED:
+            done = size
+        self._layers[layer] = state, done, size
 
     def snapshot(self, now: float) -> Progress:
         """Return the progress at `now`, in seconds of a monotonic clock."""
-        done = self._done.total()
+        layers = self._layers.values()
+        bytes_done = sum(done for _, done, _ in layers)
         return Progress(
             self.reference,
-            items_done=sum(state in _DONE for state in self._states.values()),
-            items_total=len(self._states),
-            bytes_done=done,
-            bytes_total=self._totals.total(),
-            rate=self._rates.add(now, done),
+            items_done=sum(state in _DONE for state, _, _ in layers),
+            items_total=len(layers),
+            bytes_done=bytes_done,
+            bytes_total=sum(size for _, _, size in layers),
+            rate=self._rates.add(now, bytes_done),
             note=self.note,
             unit="layer",
         )
@@ -60,5 +60,5 @@ class LayerProgress:
     @property
     def is_local_work(self) -> bool:
         """Whether only local work is left: verifying and extracting."""
-        states = set(self._states.values()) - _DONE
+        states = {state for state, _, _ in self._layers.values()} - _DONE
         return bool(states) and states <= _DOWNLOADED
