@@ -6,8 +6,8 @@ of buckets and HTTP servers, for stores and for weights sources; `faults` classi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Final, cast
+from pkgutil import resolve_name
+from typing import Final
 from urllib.parse import urlsplit
 
 from prefect_bt.errors import StoreError
@@ -15,10 +15,10 @@ from prefect_bt.object_store.protocols import Store
 
 _BUCKET_STORE: Final = "prefect_bt.object_store.bucket:BucketStore"
 SCHEMES: Final = {
-    "file": "prefect_bt.object_store.disk:DiskStore",
+    "file": "prefect_bt.object_store.disk:DiskStore.open",
     **dict.fromkeys(("memory", "s3", "r2", "cw", "gs", "azure"), _BUCKET_STORE),
 }
-"""Scheme -> `module:class`, imported on use. The class has `open(url) -> Store`."""
+"""Scheme -> function that opens a store, imported on use."""
 
 
 def is_local_url(url: str) -> bool:
@@ -28,7 +28,7 @@ def is_local_url(url: str) -> bool:
 
 def open_store(url: str) -> Store:
     """Open the store at `url`: a folder (`/data`, `~/data`, `file:///data`), a bucket
-    (`s3://bucket/prefix`; object_store.address lists the forms), or `memory://`, a new, empty store
+    (`s3://bucket/prefix`; object_store.connect lists the forms), or `memory://`, a new, empty store
     of this process for tests.
 
     No request is sent. StoreError for an unknown scheme.
@@ -41,5 +41,4 @@ def open_store(url: str) -> Store:
             url=url,
             next_step=f"Use a folder or one of {', '.join(f'{name}://' for name in SCHEMES)}.",
         )
-    module, _, name = target.partition(":")
-    return cast("Store", getattr(import_module(module), name).open(url))
+    return resolve_name(target)(url)

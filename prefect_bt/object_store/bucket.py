@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,14 +27,8 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.object_store import connect, multipart
-from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault, is_transfer_error
-from prefect_bt.object_store.protocols import (
-    CHANGED_SOURCE,
-    ObjectInfo,
-    UnfinishedUpload,
-    validate_key,
-)
+from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, validate_key
 
 if TYPE_CHECKING:
     from obstore import PutResult
@@ -71,18 +64,18 @@ _CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: Object
 class BucketStore:
     """Implements Store on one bucket (and a prefix in it)."""
 
-    def __init__(self, url: str, address: BucketUrl) -> None:
-        self.url, self._address, self._inner = url, address, _connect(address)
-        self._lock = threading.Lock()
-        self._parts: multipart.MultipartUploader | None = None
+    def __init__(self, url: str) -> None:
+        """Open a bucket without a request: a wrong name fails at the first operation."""
+        self.url, self._address = url, connect.parse_bucket_url(url)
+        self._connect()
         self._tags_are_md5: bool | None = None
         """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
-    @classmethod
-    def open(cls, url: str) -> BucketStore:
-        """Open a bucket without a request: a wrong name fails at the first operation."""
-        is_memory = url.startswith("memory:")
-        return cls(url, BucketUrl("memory", "") if is_memory else parse_bucket_url(url))
+    def _connect(self) -> None:
+        """Create the clients with the credentials that the machine has now."""
+        is_s3_like = self._address.is_s3_like
+        self._inner = _create_store(self._address)
+        self._uploader = multipart.MultipartUploader(self._address, _LIMITS) if is_s3_like else None
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key):
@@ -114,8 +107,8 @@ class BucketStore:
         with source.open("rb") as reader, self._translate_errors(key):
             size = os.fstat(reader.fileno()).st_size
             if size > multipart.MIN_PART_BYTES:
-                if uploader := self._find_uploader():
-                    return uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
+                if self._uploader:
+                    return self._uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
                 return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
             data = reader.read(size)
             digest = hashlib.sha256(data).hexdigest()
@@ -125,17 +118,18 @@ class BucketStore:
             on_bytes(size)
             return digest
 
-    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[UnfinishedUpload]:
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        if not self._uploader:
+            return iter(())
         folders = (prefix,) if prefix else _OWN_PREFIXES
         with self._translate_errors(prefix, is_key=bool(prefix)):
-            uploader = self._find_uploader()
-            found = [uploader.list_unfinished_uploads(one) for one in folders] if uploader else []
-            return iter(tuple(chain.from_iterable(found)))
+            found = map(self._uploader.list_unfinished_uploads, folders)
+            return iter(list(chain.from_iterable(found)))
 
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
+    def abort_upload(self, upload: ObjectInfo) -> None:
         with self._translate_errors(upload.key):
-            if uploader := self._find_uploader():
-                uploader.abort(upload.key, upload.id)
+            if self._uploader:
+                self._uploader.abort(upload.key, upload.upload_id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))
@@ -202,18 +196,6 @@ class BucketStore:
         obstore.put(self._inner, path, chunks(), chunk_size=length, max_concurrency=concurrency)
         return digest.hexdigest()
 
-    def _find_uploader(self) -> multipart.MultipartUploader | None:
-        if not self._address.is_s3_like:
-            return None
-        with self._lock:
-            if self._parts is None:
-                prefix = f"{self._address.prefix}/" if self._address.prefix else ""
-                client = connect.create_s3_client(self._address, _LIMITS)
-                self._parts = multipart.MultipartUploader(
-                    client, bucket=self._address.bucket, prefix=prefix
-                )
-            return self._parts
-
     def _download_ranges(self, path: str, descriptor: int) -> None:
         """Write the object's bytes into a file, a few ranges at a time."""
         try:
@@ -248,16 +230,13 @@ class BucketStore:
 
     def _to_store_error(self, key: str, fault: Fault) -> StoreError:
         if fault.kind is FaultKind.DENIED:
-            with self._lock:
-                # The next operation uses the credentials that the machine has then.
-                self._parts = None
-                self._inner = _connect(self._address)
+            self._connect()  # credentials may have been renewed
         message, hint = _ERRORS.get(fault.kind, _OTHER)
         text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
         return _CLASSES.get(fault.kind, StoreError)(text, url=self.url, key=key, next_step=hint)
 
 
-def _connect(address: BucketUrl) -> ObjectStore:
+def _create_store(address: connect.BucketUrl) -> ObjectStore:
     if address.scheme == "memory":
         return MemoryStore()
     access = connect.find_machine_access(address)

@@ -31,12 +31,7 @@ from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.host.writeback import start_writeback
-from prefect_bt.object_store.protocols import (
-    CHANGED_SOURCE,
-    ObjectInfo,
-    UnfinishedUpload,
-    validate_key,
-)
+from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, validate_key
 
 T = TypeVar("T")
 
@@ -124,14 +119,12 @@ class DiskStore:
         with self._translate_errors(key):
             return path if path.is_file() else None
 
-    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[UnfinishedUpload]:
-        """Yield the temporary files of running and killed writers; they belong to no prefix."""
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Return the temporary files of running and killed writers; they belong to no prefix."""
         with self._translate_errors(_TEMP_FOLDER):
-            found = [] if prefix else list(self._walk(self._temporary))
-        for info in found:
-            yield UnfinishedUpload(info.key, "", info.modified, info.size)
+            return iter([] if prefix else list(self._walk(self._temporary)))
 
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
+    def abort_upload(self, upload: ObjectInfo) -> None:
         with self._translate_errors(upload.key):
             (self._root / upload.key).unlink(missing_ok=True)
 
@@ -150,8 +143,7 @@ class DiskStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
         with self._translate_errors(prefix):
-            found = sorted(self._walk(base), key=lambda info: info.key)
-        yield from found
+            return iter(sorted(self._walk(base), key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
         path = self._path(key)

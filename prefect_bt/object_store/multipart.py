@@ -13,13 +13,16 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO, Final
 
+from botocore.exceptions import ClientError
+
 from prefect_bt.filesystem.rehash import ByteCallback
+from prefect_bt.object_store.connect import BucketUrl, Limits, create_s3_client
 from prefect_bt.object_store.faults import FaultKind, classify_fault
-from prefect_bt.object_store.protocols import UnfinishedUpload
+from prefect_bt.object_store.protocols import ObjectInfo
 
 MIN_PART_BYTES: Final = 8 * 1024 * 1024
 MAX_SEND_ATTEMPTS: Final = 3
@@ -28,7 +31,8 @@ _MAX_PARTS: Final = 9_000
 _MAX_SENDERS: Final = 3
 _MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 """Bytes of parts larger than usual, which files above 70 GB have, that are sent at a time."""
-_UNLISTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
+_NO_UPLOAD: Final = "NoSuchUpload"
+_UNLISTED_CODES: Final = frozenset({_NO_UPLOAD, "NotImplemented", "MethodNotAllowed"})
 
 
 class DigestMismatch(Exception):
@@ -51,13 +55,17 @@ class _Upload:
 
 
 class MultipartUploader:
-    """The uploads to one bucket. `client` is boto3's; `prefix` ends with / or is empty."""
+    """The uploads to one bucket."""
 
-    def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
-        self._client, self._bucket, self._prefix = client, bucket, prefix
-        self._exceptions: Any = client.exceptions
+    def __init__(self, address: BucketUrl, limits: Limits) -> None:
+        self._address, self._limits = address, limits
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._locks = dict[str, threading.Lock]()
         """One thread per key: it must not continue a running upload of another."""
+
+    @cached_property
+    def _client(self) -> Any:
+        return create_s3_client(self._address, self._limits)  # slow
 
     def upload(self, key: str, stream: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
         """Upload a file. Return its digest; the object appears with the last part.
@@ -79,23 +87,26 @@ class MultipartUploader:
             self._complete(upload, parts, size)
         return digest.hexdigest()
 
-    def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
+    def list_unfinished_uploads(self, folder: str) -> Iterator[ObjectInfo]:
         """Yield every unfinished upload below `folder`."""
         for one in self._list_uploads(f"{folder}/"):
             key, id = one["Key"].removeprefix(self._prefix), one["UploadId"]
             parts = self._list_parts(key, id)
             last = max([one["Initiated"], *(part["LastModified"] for part in parts)])
-            yield UnfinishedUpload(key, id, last.timestamp(), sum(part["Size"] for part in parts))
+            yield ObjectInfo(key, sum(part["Size"] for part in parts), last.timestamp(), id)
 
     def abort(self, key: str, upload: str) -> None:
         """Abort an upload, if it still exists."""
-        with suppress(self._exceptions.NoSuchUpload):
+        try:
             self._call("abort_multipart_upload", key, UploadId=upload)
+        except ClientError as error:
+            if classify_fault(error).reason != _NO_UPLOAD:
+                raise
 
     def _call(self, operation: str, key: str, **arguments: Any) -> Any:
         """Return boto3's answer to an operation on one object."""
         return getattr(self._client, operation)(
-            Bucket=self._bucket, Key=f"{self._prefix}{key}", **arguments
+            Bucket=self._address.bucket, Key=f"{self._prefix}{key}", **arguments
         )
 
     def _begin(self, key: str, part_bytes: int) -> _Upload:
@@ -124,12 +135,13 @@ class MultipartUploader:
 
     def _list(self, operation: str, field: str, **arguments: Any) -> list[dict[str, Any]]:
         """Return the entries of all pages; none for an upload that does not exist any more."""
-        pages = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)
+        paginator = self._client.get_paginator(operation)
         try:
+            pages = paginator.paginate(Bucket=self._address.bucket, **arguments)
             return pages.build_full_result().get(field, [])
-        except self._exceptions.ClientError as error:
+        except ClientError as error:
             # Some servers cannot list uploads, some answer so when there are none.
-            if error.response.get("Error", {}).get("Code") not in _UNLISTED_CODES:
+            if classify_fault(error).reason not in _UNLISTED_CODES:
                 raise
             return []
 
@@ -171,7 +183,7 @@ class MultipartUploader:
         for _ in range(MAX_SEND_ATTEMPTS):
             try:
                 stored = {**self._call("upload_part", upload.key, **given), "Size": len(data)}
-            except self._exceptions.ClientError as error:
+            except ClientError as error:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
                 continue
@@ -184,8 +196,10 @@ class MultipartUploader:
         try:
             given = {"UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
             self._call("complete_multipart_upload", upload.key, **given)
-        except self._exceptions.NoSuchUpload:
+        except ClientError as error:
             # A retry after a lost answer: the upload may be complete.
+            if classify_fault(error).reason != _NO_UPLOAD:
+                raise
             if self._call("head_object", upload.key)["ContentLength"] != size:
                 raise
 

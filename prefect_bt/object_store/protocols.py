@@ -20,21 +20,15 @@ CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """`size` in bytes, `modified` in epoch seconds."""
+    """`size` in bytes, `modified` in epoch seconds; those of an unfinished upload are of its parts.
+
+    `upload_id` distinguishes unfinished uploads of one key.
+    """
 
     key: str
     size: int
     modified: float
-
-
-@dataclass(frozen=True)
-class UnfinishedUpload:
-    """`id` distinguishes uploads of one key; `modified_at` is that of the last written bytes."""
-
-    key: str
-    id: str
-    modified_at: float
-    bytes: int
+    upload_id: str = ""
 
 
 class Store(Protocol):
@@ -84,11 +78,11 @@ class Store(Protocol):
         """Return a URL that answers GET, also with Range, for `seconds`; "" if there is none."""
         ...
 
-    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[UnfinishedUpload]:
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield the unfinished uploads under `prefix`, or below our keys, running ones included."""
         ...
 
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
+    def abort_upload(self, upload: ObjectInfo) -> None:
         """Abort an upload, if it still exists. A running upload of another process fails."""
 
 

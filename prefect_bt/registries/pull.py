@@ -17,9 +17,8 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.registries import credentials
-from prefect_bt.registries.engine import EngineClient
+from prefect_bt.registries.engine import EngineClient, LayerProgress
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
-from prefect_bt.registries.pull_progress import LayerProgress
 from prefect_bt.registries.reference import ImageReference, parse_reference
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import ProgressCallback

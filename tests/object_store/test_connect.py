@@ -18,7 +18,6 @@ import obstore
 import pytest
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store.address import parse_bucket_url
 from prefect_bt.object_store.connect import (
     Access,
     Limits,
@@ -26,6 +25,7 @@ from prefect_bt.object_store.connect import (
     create_bucket_store,
     create_http_store,
     find_machine_access,
+    parse_bucket_url,
 )
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault
 from tests.checkpoints.buckets import use

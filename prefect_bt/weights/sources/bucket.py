@@ -19,8 +19,7 @@ from obstore.exceptions import BaseError
 from prefect_bt.credentials import cloud_identity
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
 from prefect_bt.object_store import connect
-from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
-from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits
+from prefect_bt.object_store.connect import ANONYMOUS, Access, BucketUrl, Limits, parse_bucket_url
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import secret_fields

@@ -13,8 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from prefect_bt.errors import IdentityError
-from prefect_bt.object_store.address import parse_bucket_url
-from prefect_bt.object_store.connect import create_bucket_store
+from prefect_bt.object_store.connect import create_bucket_store, parse_bucket_url
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.sources.bucket import list_accesses
 
