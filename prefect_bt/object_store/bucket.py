@@ -110,13 +110,11 @@ class BucketStore:
                 if self._uploader:
                     return self._uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
                 return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
-            data = reader.read(size)
-            digest = hashlib.sha256(data).hexdigest()
-            if sha256 not in {"", digest}:
-                raise multipart.DigestMismatch
-            self._put(key, data)
+            digest = hashlib.sha256()
+            parts = multipart.read_parts(reader, size, multipart.MIN_PART_BYTES, digest, sha256)
+            self._put(key, b"".join(parts))
             on_bytes(size)
-            return digest
+            return digest.hexdigest()
 
     def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
         if not self._uploader:

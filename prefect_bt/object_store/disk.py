@@ -2,7 +2,7 @@
 
     <root>/                     created for its owner only, unless PREFECT_BT_SHARED_STORE is set
     <root>/<key>                an object
-    <root>/.prefect-bt-tmp/     temporary files: never listed, removed when a day old
+    <root>/.prefect-bt-tmp/     temporary files: never listed; gc removes what killed writers left
 
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
@@ -18,7 +18,6 @@ import errno
 import hashlib
 import os
 import stat
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -36,7 +35,6 @@ from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, valida
 T = TypeVar("T")
 
 _TEMP_FOLDER: Final = ".prefect-bt-tmp"
-_STALE_AFTER: Final = 24 * 3600.0
 _MAX_ATTEMPTS: Final = 20
 _STEP: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -56,7 +54,7 @@ class DiskStore:
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
         self.url = self._root.as_uri()
-        self._temporary, self._is_swept = self._root / _TEMP_FOLDER, False
+        self._temporary = self._root / _TEMP_FOLDER
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
@@ -175,7 +173,6 @@ class DiskStore:
         path, temporary = self._path(key), self._temporary / uuid.uuid4().hex
         with self._translate_errors(key):
             ensure_store_folder(self._root)
-            self._sweep()
             file = _retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
             try:
                 with file:
@@ -186,14 +183,6 @@ class DiskStore:
             finally:
                 temporary.unlink(missing_ok=True)
         return filled
-
-    def _sweep(self) -> None:
-        """Remove, once, the temporary files that killed processes left."""
-        for info in [] if self._is_swept else list(self._walk(self._temporary)):
-            if info.modified < time.time() - _STALE_AFTER:
-                with contextlib.suppress(OSError):
-                    (self._root / info.key).unlink()
-        self._is_swept = True
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)

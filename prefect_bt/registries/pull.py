@@ -156,9 +156,7 @@ class _ImagePull:
             self._check_platform({(p.get("os"), p.get("architecture")) for p in platforms})
             problem = "nothing arrived and nothing changed"
             self._retry_stalled(partial(self._pull, name), attempts=MAX_ATTEMPTS, problem=problem)
-            found = self.client.find_image(name)
-        if found is None:
-            raise PullError(PullErrorKind.FAILED, "it is not on the Engine after the pull")
+            found = self.client.call(lambda: self.client.api.inspect_image(name))
         is_tagged = f"{wanted.name}:{wanted.tag}" in (found.get("RepoTags") or ())
         if not wanted.digest and not is_tagged:
             self.client.call(lambda: self.client.api.tag(found["Id"], wanted.name, wanted.tag))
