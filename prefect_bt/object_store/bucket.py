@@ -137,17 +137,31 @@ class BucketStore:
             return str(obstore.sign(cast("Any", self._inner), "GET", key, duration))
 
     def download(self, key: str, target: Path) -> None:
+        def fetch(start: int) -> None:
+            length = min(_CHUNK_BYTES, size - start)
+            data = obstore.get_range(self._inner, key, start=start, length=length)
+            if len(data) != length:
+                raise exceptions.GenericError(f"{len(data)} of {length} bytes arrived")
+            os.pwrite(writer.fileno(), data, start)
+
         with self._translate_errors(key), open_replacement(target) as writer:
-            self._download_ranges(key, writer.fileno())
+            try:
+                size = obstore.head(self._inner, key)["size"]
+            except FileNotFoundError:
+                obstore.get(self._inner, key)  # its error distinguishes a missing bucket
+                raise
+            os.truncate(writer.fileno(), size)
+            with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:
+                # When one fails, `map` cancels those that have not begun.
+                list(pool.map(fetch, range(0, size, _CHUNK_BYTES)))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._translate_errors(prefix, is_key=bool(prefix)):
             batches = obstore.list(  # pyright: ignore[reportUnknownMemberType] (arrow is optional)
                 self._inner, prefix or None, chunk_size=1000
             )
-            for batch in batches:
-                for item in batch:
-                    yield ObjectInfo(item["path"], item["size"], item["last_modified"].timestamp())
+            for item in chain.from_iterable(batches):
+                yield ObjectInfo(item["path"], item["size"], item["last_modified"].timestamp())
 
     def delete(self, key: str) -> None:
         with self._translate_errors(key), suppress(FileNotFoundError):
@@ -193,26 +207,6 @@ class BucketStore:
 
         obstore.put(self._inner, path, chunks(), chunk_size=length, max_concurrency=concurrency)
         return digest.hexdigest()
-
-    def _download_ranges(self, path: str, descriptor: int) -> None:
-        """Write the object's bytes into a file, a few ranges at a time."""
-        try:
-            size = obstore.head(self._inner, path)["size"]
-        except FileNotFoundError:
-            obstore.get(self._inner, path)  # its error distinguishes a missing bucket
-            raise
-        os.truncate(descriptor, size)
-
-        def fetch(start: int) -> None:
-            length = min(_CHUNK_BYTES, size - start)
-            data = obstore.get_range(self._inner, path, start=start, length=length)
-            if len(data) != length:
-                raise exceptions.GenericError(f"{len(data)} of {length} bytes arrived")
-            os.pwrite(descriptor, data, start)
-
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:
-            # When one fails, `map` cancels those that have not begun.
-            list(pool.map(fetch, range(0, size, _CHUNK_BYTES)))
 
     @contextmanager
     def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _BUCKET: Final = r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?"
 _FORMS: Final = {
-    **dict.fromkeys(("s3", "cw", "gs"), (_BUCKET, "bucket/prefix")),
     "memory": ("(?P<bucket>)(?P<prefix>)", ""),
+    **dict.fromkeys(("s3", "cw", "gs"), (_BUCKET, "bucket/prefix")),
     "r2": (rf"(?P<account>[^./]+)(?P<place>\.eu)?\.{_BUCKET}", "account_id.bucket/prefix"),
     "azure": (rf"(?P<account>[^/]+)/{_BUCKET}", "account/container/prefix"),
 }
@@ -99,8 +99,12 @@ ANONYMOUS: Final = Access("no credentials", lambda: {"skip_signature": True})
 
 
 def parse_bucket_url(url: str) -> BucketUrl:
-    """Parse a bucket's URL. StoreError with an example for a URL without a bucket."""
+    """Parse a bucket's URL. StoreError for an unknown scheme, and for a URL without a bucket."""
     scheme = urlsplit(url).scheme
+    if scheme not in _FORMS:
+        known = ", ".join(f"{name}://" for name in ("file", *_FORMS))
+        what = f"No store has the scheme {scheme}:// ({url!r})."
+        raise StoreError(what, url=url, next_step=f"Use a folder or one of {known}.")
     pattern, example = _FORMS[scheme]
     match = re.fullmatch(f"{scheme}://{pattern}", url)
     if match is None:
@@ -118,11 +122,7 @@ def parse_bucket_url(url: str) -> BucketUrl:
 
 
 def create_bucket_store(
-    address: BucketUrl,
-    access: Access,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    is_store: bool = False,
+    address: BucketUrl, access: Access, *, limits: Limits = _DEFAULT_LIMITS, is_store: bool = False
 ) -> ObjectStore:
     """Create obstore's store for a bucket. No request is sent, except by `access`.
 

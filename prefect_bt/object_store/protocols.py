@@ -108,10 +108,7 @@ def validate_key(key: str, *, url: str, reserved: str = "") -> str:
     parts = key.split("/")
     bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key
     if bad or (reserved and parts[0] == reserved):
-        raise StoreError(
-            f"{key!r} is not a key of {url}.",
-            url=url,
-            key=key,
-            next_step="Keys are relative, separated by '/', without empty, '.' or '..' parts.",
-        )
+        what = f"{key!r} is not a key of {url}."
+        hint = "Keys are relative, separated by '/', without empty, '.' or '..' parts."
+        raise StoreError(what, url=url, key=key, next_step=hint)
     return key

@@ -77,9 +77,14 @@ def list_login_secrets(auth: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def resolve_login(
-    reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
+    reference: ImageReference, auth: Mapping[str, object] | None, secrets: Mapping[str, str]
 ) -> Login:
-    """Return the login, with a request to AWS or Google if needed. PullError, SecretError."""
+    """Return the login, with a request to AWS or Google if needed. PullError, SecretError.
+
+    Without `auth`, it is this user's `docker login`.
+    """
+    if auth is None:
+        return _find_docker_login(reference.host)
     try:
         given = DockerAuth.model_validate_json(json.dumps(auth))
     except ValidationError as error:
@@ -109,7 +114,7 @@ def docker_configuration(
     return json.dumps({"auths": {host: {"username": user, "password": password, "auth": pair}}})
 
 
-def find_docker_login(host: str) -> Login:
+def _find_docker_login(host: str) -> Login:
     """Return this user's `docker login` for a registry; ANONYMOUS if none can be read."""
     auth: Any = import_module("docker.auth")
     try:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.registries import credentials
+from prefect_bt.registries.credentials import ANONYMOUS, Login, resolve_login
 from prefect_bt.registries.engine import EngineClient, LayerProgress
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
 from prefect_bt.registries.reference import ImageReference, parse_reference
@@ -84,7 +84,7 @@ class _ImagePull:
     secrets: Mapping[str, str] = field(repr=False)
     on_progress: ProgressCallback | None
     stall_timeout: float = field(default_factory=lambda: Settings().stall_seconds)
-    login: credentials.Login = credentials.ANONYMOUS
+    login: Login = ANONYMOUS
     notes: list[str] = field(default_factory=list[str])
 
     def run(self) -> PulledImage:
@@ -119,11 +119,7 @@ class _ImagePull:
     def _inspect_distribution(self, *, is_local: bool) -> Mapping[str, Any]:
         """Log in, and return the registry's description of the image."""
         wanted, client = self.wanted, self.client
-        if self.auth is None:
-            log_in = partial(credentials.find_docker_login, wanted.host)
-        else:
-            log_in = partial(credentials.resolve_login, wanted, self.auth, self.secrets)
-        self.login = client.call(log_in)
+        self.login = client.call(lambda: resolve_login(wanted, self.auth, self.secrets))
         name, header = wanted.pull_name, self.login.header
         seconds = min(self.stall_timeout, DIGEST_TIMEOUT) if is_local else self.stall_timeout
         return self._retry_stalled(
@@ -157,8 +153,7 @@ class _ImagePull:
             problem = "nothing arrived and nothing changed"
             self._retry_stalled(partial(self._pull, name), attempts=MAX_ATTEMPTS, problem=problem)
             found = self.client.call(lambda: self.client.api.inspect_image(name))
-        is_tagged = f"{wanted.name}:{wanted.tag}" in (found.get("RepoTags") or ())
-        if not wanted.digest and not is_tagged:
+        if not wanted.digest:
             self.client.call(lambda: self.client.api.tag(found["Id"], wanted.name, wanted.tag))
         return self._result(found, digest)
 
