@@ -210,7 +210,6 @@ class BucketStore:
 
     @contextmanager
     def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:
-        """Turn errors of the libraries into a StoreError."""
         if is_key:
             validate_key(key, url=self.url)
         try:

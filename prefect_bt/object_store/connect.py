@@ -167,10 +167,7 @@ def create_http_store(
 
 
 def find_machine_access(address: BucketUrl) -> Access | None:
-    """Return the credentials that this machine has for the bucket; None when there are none.
-
-    StoreError for AWS settings that boto3 cannot use.
-    """
+    """Return this machine's credentials for the bucket, if any; StoreError for bad AWS settings."""
     name = "the credentials of this machine"
     if not address.is_s3_like:
         return Access(name, dict, has_credentials=False)

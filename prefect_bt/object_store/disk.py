@@ -107,9 +107,7 @@ class DiskStore:
         except FileExistsError:
             return path.is_file()
         except OSError:
-            # Another file system, too many links, no permission: a copy works, or fails with a
-            # message.
-            return False
+            return False  # another file system, too many links, no permission: a copy may work
         return True
 
     def find_local_path(self, key: str) -> Path | None:
@@ -200,7 +198,6 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _translate_errors(self, key: str) -> Generator[None]:
-        """Turn an OSError into a StoreError."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:

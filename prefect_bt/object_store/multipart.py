@@ -91,7 +91,7 @@ class MultipartUploader:
         """Yield every unfinished upload below `folder`."""
         for one in self._list_uploads(f"{folder}/"):
             key, id = one["Key"].removeprefix(self._prefix), one["UploadId"]
-            parts = self._list_parts(key, id)
+            parts = self._list_parts(key, id).values()
             last = max([one["Initiated"], *(part["LastModified"] for part in parts)])
             yield ObjectInfo(key, sum(part["Size"] for part in parts), last.timestamp(), id)
 
@@ -104,17 +104,16 @@ class MultipartUploader:
                 raise
 
     def _call(self, operation: str, key: str, **arguments: Any) -> Any:
-        """Return boto3's answer to an operation on one object."""
         return getattr(self._client, operation)(
             Bucket=self._address.bucket, Key=f"{self._prefix}{key}", **arguments
         )
 
     def _begin(self, key: str, part_bytes: int) -> _Upload:
         """Return the upload with most parts of this length, else a new one. Abort the others."""
-        found = [one for one in self._list_uploads(key) if one["Key"] == self._prefix + key]
         uploads = [
-            _Upload(key, id, {part["PartNumber"]: part for part in self._list_parts(key, id)})
-            for id in (one["UploadId"] for one in found)
+            _Upload(key, one["UploadId"], self._list_parts(key, one["UploadId"]))
+            for one in self._list_uploads(key)
+            if one["Key"] == f"{self._prefix}{key}"
         ]
         size = {"Size": part_bytes}
         usable = [one for one in uploads if one.stored_parts.get(1, size)["Size"] == part_bytes]
@@ -130,8 +129,9 @@ class MultipartUploader:
     def _list_uploads(self, prefix: str) -> list[dict[str, Any]]:
         return self._list("list_multipart_uploads", "Uploads", Prefix=f"{self._prefix}{prefix}")
 
-    def _list_parts(self, key: str, upload: str) -> list[dict[str, Any]]:
-        return self._list("list_parts", "Parts", Key=f"{self._prefix}{key}", UploadId=upload)
+    def _list_parts(self, key: str, upload: str) -> dict[int, dict[str, Any]]:
+        found = self._list("list_parts", "Parts", Key=f"{self._prefix}{key}", UploadId=upload)
+        return {part["PartNumber"]: part for part in found}
 
     def _list(self, operation: str, field: str, **arguments: Any) -> list[dict[str, Any]]:
         """Return the entries of all pages; none for an upload that does not exist any more."""

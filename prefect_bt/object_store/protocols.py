@@ -20,10 +20,7 @@ CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """`size` in bytes, `modified` in epoch seconds; those of an unfinished upload are of its parts.
-
-    `upload_id` distinguishes unfinished uploads of one key.
-    """
+    """`size` in bytes, `modified` in epoch seconds; `upload_id` if the object is unfinished."""
 
     key: str
     size: int

@@ -79,10 +79,7 @@ def list_login_secrets(auth: Mapping[str, Any] | None) -> tuple[str, ...]:
 def resolve_login(
     reference: ImageReference, auth: Mapping[str, object] | None, secrets: Mapping[str, str]
 ) -> Login:
-    """Return the login, with a request to AWS or Google if needed. PullError, SecretError.
-
-    Without `auth`, it is this user's `docker login`.
-    """
+    """Return the login; without `auth`, this user's `docker login`. PullError, SecretError."""
     if auth is None:
         return _find_docker_login(reference.host)
     try:
@@ -171,7 +168,7 @@ def _parse_google_key(reference: SecretReference, secrets: Mapping[str, str]) ->
 def _parse_aws_key(
     auth: AWSIAMDockerAuth, secrets: Mapping[str, str]
 ) -> tuple[tuple[str, ...], str]:
-    """Return an access key's id, secret and token, and its description."""
+    """Return an access key's id, secret and token, and a description of it."""
     references = (auth.access_key_secret_ref, auth.secret_access_key_secret_ref)
     keys, token = list[str](), ""
     for reference, (name, what) in zip(references, _AWS_KEYS.items(), strict=True):
