@@ -103,7 +103,6 @@ class BucketStore:
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
-        validate_key(key, url=self.url)
         with source.open("rb") as reader, self._translate_errors(key):
             size = os.fstat(reader.fileno()).st_size
             if size > multipart.MIN_PART_BYTES:

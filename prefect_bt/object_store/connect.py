@@ -199,12 +199,8 @@ def create_access(
     """
 
     def options() -> dict[str, Any]:
-        first = [request()]
-
-        def provide() -> Mapping[str, Any]:
-            return first.pop() if first else request()
-
-        return {"credential_provider": provide, "region": region}
+        kept = [request()]
+        return {"credential_provider": lambda: kept.pop() if kept else request(), "region": region}
 
     return Access(name, options)
 

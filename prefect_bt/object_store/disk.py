@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.confined import NotRegularFile, open_regular
@@ -61,10 +61,9 @@ class DiskStore:
         """Open a path, or `file://` and an absolute path."""
         if not url.startswith("file://"):
             return cls(Path(url))
-        parts = urlsplit(url)
-        if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+        if not url.startswith("file:///"):
             raise StoreError(f"{url!r} names no local folder.", url=url, next_step="file:///path")
-        return cls(Path(unquote(parts.path)))
+        return cls(Path(unquote(url.removeprefix("file://"))))
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key), self._opened(key) as stream:

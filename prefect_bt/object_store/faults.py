@@ -33,7 +33,6 @@ class FaultKind(Enum):
     INVALID_NAME = "InvalidPathError"
     # Other bytes arrived than were sent.
     CHECKSUM = "BadDigest InvalidDigest XAmzContentChecksumMismatch CorruptUpload"
-    THROTTLED = "SlowDown 429 503"
     # These have no names: texts of errors tell them.
     CERTIFICATE = 1
     INSECURE = 2  # no https where it is required

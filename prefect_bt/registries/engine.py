@@ -87,7 +87,7 @@ class EngineClient:
                     response.raw.shutdown()
 
     def _send(self, method: str, path: str, header: str, **options: Any) -> Any:
-        headers = {"X-Registry-Auth": header} if header else {}
+        headers = {"X-Registry-Auth": header or None}  # requests sends no header for None
         url = f"{self.api.base_url}/v{self.api.api_version}{path}"
         try:
             answer = self.api.request(method, url, headers=headers, **options)

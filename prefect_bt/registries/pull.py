@@ -67,7 +67,7 @@ def pull_image(  # noqa: PLR0913 (the image, its login, and callbacks)
     this thread once a second. A set `cancelled` ends the call within a second, fault `stopped`.
     """
     client, wanted = EngineClient(engine, cancelled), ImageReference(reference)
-    pull = _ImagePull(client, wanted, auth, secrets, on_progress)
+    pull = _ImagePull(client, wanted, auth, secrets, on_progress or (lambda _: None))
     try:
         return pull.run()
     except PullError as error:
@@ -82,7 +82,7 @@ class _ImagePull:
     wanted: ImageReference
     auth: Mapping[str, object] | None
     secrets: Mapping[str, str] = field(repr=False)
-    on_progress: ProgressCallback | None
+    on_progress: ProgressCallback
     stall_timeout: float = field(default_factory=lambda: Settings().stall_seconds)
     login: Login = ANONYMOUS
     notes: list[str] = field(default_factory=list[str])
@@ -162,7 +162,6 @@ class _ImagePull:
         if is_retry:
             layers.note = f"The pull of {self.wanted.text} stalled and was started again."
             self.notes.append(layers.note)
-        report: ProgressCallback = self.on_progress or (lambda _: None)
         changed = time.monotonic()
         with closing(self.client.pull(name, self.login.header)) as events:
             for event in events:
@@ -175,8 +174,8 @@ class _ImagePull:
                     raise PullError(PullErrorKind.STALLED)
                 if now - reported >= _REPORT_INTERVAL:
                     reported = now
-                    report(layers.snapshot(now))
-        report(layers.snapshot(time.monotonic()))
+                    self.on_progress(layers.snapshot(now))
+        self.on_progress(layers.snapshot(time.monotonic()))
 
     def _check_platform(self, platforms: set[tuple[Any, Any]]) -> None:
         """Raise PullError PLATFORM if the Engine runs none of `platforms`, pairs of (OS, CPU)."""

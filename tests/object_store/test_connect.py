@@ -185,7 +185,7 @@ def test_faults_of_http(served: Files) -> None:
     assert fault(url, path).kind is FaultKind.DENIED
     assert get(url, path, token="t") == DATA
     served.token, served.statuses = "", [429, 410]
-    assert fault(url, path) == Fault(FaultKind.THROTTLED, "the server answered 429")
+    assert fault(url, path) == Fault(FaultKind.OTHER, "the server answered 429")
     assert fault(url, path) == Fault(FaultKind.OTHER, "the server answered 410")
     served.truncate = 1
     assert fault(url, path).reason == "the body ended early"
