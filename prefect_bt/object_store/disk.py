@@ -7,8 +7,7 @@
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
 
-obstore's LocalStore does not sync and is not faster. It leaves `#1` files beside its objects after
-a kill, and needs 30 ms for its import.
+obstore's LocalStore does not sync, is not faster, and needs 30 ms for its import.
 """
 
 from __future__ import annotations
@@ -154,14 +153,7 @@ class DiskStore:
 
     def _opened(self, key: str) -> BinaryIO:
         """Open a regular file only: a pipe in its place would block the reader."""
-        path = self._path(key)
-        try:
-            return os.fdopen(open_regular(str(path), follow=True), "rb")
-        except NotRegularFile as error:
-            if path.is_dir():
-                raise IsADirectoryError from error
-            what = f"Not a regular file: {path}, for {key}."
-            raise StoreError(what, url=self.url, key=key, next_step="Remove it.") from error
+        return os.fdopen(open_regular(str(self._path(key)), follow=True), "rb")
 
     def _write(
         self, key: str, fill: Callable[[BinaryIO], T], publish: Callable[[Path, Path], None]
@@ -199,17 +191,19 @@ class DiskStore:
     def _translate_errors(self, key: str) -> Generator[None]:
         try:
             yield
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key) from error
         except OSError as error:
-            if isinstance(error, FileExistsError) and self._root.is_dir():
-                what = f"{key} is already in {self.url}."
-                raise ObjectExists(what, url=self.url, key=key) from error
-            number = error.errno or 0
-            place = error.filename2 or error.filename or self._root
-            what = "The disk is full" if number == errno.ENOSPC else os.strerror(number)
-            message, hint = f"{what}: {place}, for {key}.", _NEXT_STEPS.get(number, "")
-            raise StoreError(message, url=self.url, key=key, next_step=hint) from error
+            raise self._to_store_error(key, error) from error
+
+    def _to_store_error(self, key: str, error: OSError) -> StoreError:
+        is_folder = isinstance(error, NotRegularFile) and (self._root / key).is_dir()
+        if is_folder or isinstance(error, FileNotFoundError | IsADirectoryError):
+            return ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key)
+        if isinstance(error, FileExistsError) and self._root.is_dir():
+            return ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
+        number, place = error.errno or 0, error.filename2 or error.filename or self._root
+        what = "The disk is full" if number == errno.ENOSPC else str(error.strerror).capitalize()
+        hint = "Remove it." if isinstance(error, NotRegularFile) else _NEXT_STEPS.get(number, "")
+        return StoreError(f"{what}: {place}, for {key}.", url=self.url, key=key, next_step=hint)
 
 
 def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:

@@ -182,7 +182,7 @@ class MultipartUploader:
             given["ChecksumSHA256"] = digest
         for _ in range(MAX_SEND_ATTEMPTS):
             try:
-                stored = {**self._call("upload_part", upload.key, **given), "Size": len(data)}
+                stored = self._call("upload_part", upload.key, **given)
             except ClientError as error:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
@@ -232,8 +232,6 @@ def read_parts(
 
 def _is_intact(stored: dict[str, Any], data: bytes, digest: str) -> bool:
     """Return whether the store has the part's bytes, by their SHA-256, else by their MD5."""
-    if stored["Size"] != len(data):
-        return False
     checksum = stored.get("ChecksumSHA256")
     if checksum and digest:
         return checksum == digest
