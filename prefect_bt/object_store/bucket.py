@@ -3,8 +3,7 @@
 obstore reads, lists and writes small objects; multipart.py uploads large files to S3-like buckets,
 because its uploads can be resumed and aborted. The libraries retry transport errors within limits.
 
-Every write is verified: the server gets the SHA-256 of the bytes, and its answer is compared. A
-store or a proxy that loses bytes and answers 200 is noticed at once.
+Every write is verified: the server gets the SHA-256 of the bytes, and its answer is compared.
 """
 
 from __future__ import annotations

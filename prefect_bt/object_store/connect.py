@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from prefect_bt.errors import StoreError
@@ -44,8 +44,7 @@ _MAX_RETRY_TIME: Final = timedelta(seconds=60)
 _OBSTORE_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-@dataclass(frozen=True)
-class BucketUrl:
+class BucketUrl(NamedTuple):
     """A folder of a bucket: `prefix` has no slash at its ends."""
 
     scheme: str
@@ -83,8 +82,7 @@ class Limits:
     retries: int = 6
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Credentials for a bucket."""
 
     name: str

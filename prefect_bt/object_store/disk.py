@@ -201,7 +201,8 @@ class DiskStore:
         if isinstance(error, FileExistsError) and self._root.is_dir():
             return ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
         number, place = error.errno or 0, error.filename2 or error.filename or self._root
-        what = "The disk is full" if number == errno.ENOSPC else str(error.strerror).capitalize()
+        text = str(error.strerror or type(error).__name__).capitalize()
+        what = "The disk is full" if number == errno.ENOSPC else text
         hint = "Remove it." if isinstance(error, NotRegularFile) else _NEXT_STEPS.get(number, "")
         return StoreError(f"{what}: {place}, for {key}.", url=self.url, key=key, next_step=hint)
 

@@ -6,9 +6,8 @@ A result never contains the text of an error, which may hold a signed URL.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class FaultKind(Enum):
@@ -40,8 +39,7 @@ class FaultKind(Enum):
     OTHER = 4
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     kind: FaultKind
     reason: str = ""
     """The server's code, or a part of a sentence without URLs; empty if neither is known."""

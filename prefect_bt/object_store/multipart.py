@@ -13,9 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from botocore.exceptions import ClientError
 
@@ -43,8 +42,7 @@ class CorruptUpload(Exception):
     """The store acknowledged other bytes than were sent."""
 
 
-@dataclass(frozen=True)
-class _Upload:
+class _Upload(NamedTuple):
     """`has_checksums`: the store verifies and keeps the SHA-256 of parts, not only their MD5."""
 
     key: str

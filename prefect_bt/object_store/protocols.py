@@ -8,9 +8,8 @@ ObjectNotFound; a store that does not answer raises StoreError after its own ret
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from prefect_bt.errors import StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
@@ -18,8 +17,7 @@ from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones announced."
 
 
-@dataclass(frozen=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """`size` in bytes, `modified` in epoch seconds; `upload_id` if the object is unfinished."""
 
     key: str

@@ -24,7 +24,6 @@ from prefect_bt.errors import IdentityError, SecretError
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import DOCKER_HUB, ImageReference, normalize_registry_host
 
-_HUB_ADDRESS: Final = "https://index.docker.io/v1/"
 _NOT_SECRET: Final = {"username", "email", "serveraddress"}
 _Account = tuple[str, str, str]
 """User, password, and a description of the identity for messages."""
@@ -35,14 +34,6 @@ _AWS_KEYS: Final = {
 _ECR_HOST: Final = re.compile(
     r"(?:\d{12}|vpce-[a-z0-9-]+)\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
     r"(?:(?:vpce\.)?amazonaws\.com(?:\.cn)?|on\.aws)"
-)
-_ECR_FORM: Final = (
-    "Their hosts have the form <account>.dkr.ecr.<region>.amazonaws.com. Use REGISTRY_SECRET for "
-    "other registries."
-)
-_ECR_RIGHTS: Final = (
-    "Check the key or role, and that it may ecr:GetAuthorizationToken, ecr:BatchGetImage and "
-    "ecr:GetDownloadUrlForLayer."
 )
 
 
@@ -107,7 +98,7 @@ def docker_configuration(
     config = resolve_login(reference, auth, secrets).config
     user, password = config["username"], config["password"]
     pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-    host = _HUB_ADDRESS if reference.host == DOCKER_HUB else reference.host
+    host = "https://index.docker.io/v1/" if reference.host == DOCKER_HUB else reference.host
     return json.dumps({"auths": {host: {"username": user, "password": password, "auth": pair}}})
 
 
@@ -132,7 +123,10 @@ def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> _Account
         return "oauth2accesstoken", token, f"the service account {account}"
     ecr = _ECR_HOST.fullmatch(host)
     if ecr is None:
-        raise IdentityError(f"{host} is no registry of Amazon.", next_step=_ECR_FORM)
+        hint = (
+            "Amazon's are <account>.dkr.ecr.<region>.amazonaws.com; REGISTRY_SECRET is for others."
+        )
+        raise IdentityError(f"{host} is no registry of Amazon.", next_step=hint)
     region = ecr["region"]  # a password is valid only in the registry's own region
     if access_key := auth.aws_iam_docker_auth:
         keys, identity = _parse_aws_key(access_key, secrets)
@@ -194,8 +188,12 @@ def request_ecr_password(identity: str, region: str, *keys: str) -> _Account:
         user, _, password = base64.b64decode(token).decode().partition(":")
     except (errors.ClientError, errors.BotoCoreError, ValueError, LookupError) as error:
         code, refused = cloud_identity.aws_error_code(error), isinstance(error, errors.ClientError)
+        hint = (
+            "Check the key or role, and that it may ecr:GetAuthorizationToken, ecr:BatchGetImage "
+            "and ecr:GetDownloadUrlForLayer."
+        )
         what = f"Amazon's registry in {region} gave no password to {identity} ({code})."
-        raise IdentityError(what, next_step=_ECR_RIGHTS, refused=refused) from None
+        raise IdentityError(what, next_step=hint, refused=refused) from None
     return user, password, identity
 
 

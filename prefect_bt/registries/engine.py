@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -133,17 +132,13 @@ class EngineClient:
         raise PullError(PullErrorKind.STOPPED)
 
 
-@dataclass
 class LayerProgress:
     """Layers of one pull. Bytes are compressed; the total grows while layers become known."""
 
-    reference: str
-    note: str = ""
-    _layers: dict[str, tuple[str, int, int]] = field(
-        default_factory=dict[str, tuple[str, int, int]]
-    )
-    """Id -> state, downloaded bytes, size."""
-    _rates: RateWindow = field(default_factory=RateWindow)
+    def __init__(self, reference: str) -> None:
+        self.reference, self.note = reference, ""
+        self._layers, self._rates = dict[str, tuple[str, int, int]](), RateWindow()
+        """Layers: id -> state, downloaded bytes, size."""
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply one event. Events that are not about a layer are ignored."""

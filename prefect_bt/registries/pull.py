@@ -112,8 +112,7 @@ class _ImagePull:
         """
         if local.get("RepoDigests") or self.wanted.has_explicit_host or self.auth is not None:
             return False
-        note = f"{self.wanted.text} was built on this Docker Engine; no registry is asked for it."
-        self.notes.append(note)
+        self.notes.append(f"{self.wanted.text} was built on this Engine: no registry is asked.")
         return True
 
     def _inspect_distribution(self, *, is_local: bool) -> Mapping[str, Any]:

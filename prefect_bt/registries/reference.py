@@ -6,8 +6,7 @@ The grammar is the Docker Engine's. The parser of its SDK accepts more.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 
@@ -26,8 +25,7 @@ _REPOSITORY: Final = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ImageReference:
+class ImageReference(NamedTuple):
     """A parsed reference. For an image's id, `path` is empty and `digest` is the id."""
 
     text: str
