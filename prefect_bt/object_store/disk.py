@@ -137,7 +137,7 @@ class DiskStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
         with self._translate_errors(prefix):
-            return iter(sorted(self._walk(base), key=lambda info: info.key))
+            return iter(sorted(self._walk(base)))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
