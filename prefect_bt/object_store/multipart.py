@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
 
 from prefect_bt.filesystem.rehash import ByteCallback
 from prefect_bt.object_store.connect import BucketUrl, Limits, create_s3_client
