@@ -71,7 +71,6 @@ class BucketStore:
         """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
     def _connect(self) -> None:
-        """Create the clients with the credentials that the machine has now."""
         is_s3_like = self._address.is_s3_like
         self._inner = _create_store(self._address)
         self._uploader = multipart.MultipartUploader(self._address, _LIMITS) if is_s3_like else None

@@ -131,8 +131,7 @@ class DiskStore:
             self._opened(key) as reader,
             open_replacement(target) as writer,
         ):
-            for _ in _copy(reader.fileno(), writer.fileno()):
-                pass
+            list(_copy(reader.fileno(), writer.fileno()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
@@ -224,8 +223,6 @@ def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:
     While the next step is copied, another thread hashes the last one from memory and starts its
     writeback, so that the sync at the end has little left to do.
     """
-    from concurrent.futures import ThreadPoolExecutor  # slow to import
-
     digest = hashlib.sha256()
 
     def copy() -> Iterator[tuple[int, int]]:
@@ -239,6 +236,11 @@ def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:
             digest.update(data)
             at += len(data)
         start_writeback(target, step[0], end - step[0])
+
+    if os.fstat(source).st_size <= _STEP:  # a thread would cost more than it saves
+        list(map(hash_step, copy()))
+        return digest.hexdigest()
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
         list(pool.map(hash_step, copy()))

@@ -117,14 +117,13 @@ class _ImagePull:
 
     def _inspect_distribution(self, *, is_local: bool) -> Mapping[str, Any]:
         """Log in, and return the registry's description of the image."""
-        wanted, client = self.wanted, self.client
-        self.login = client.call(lambda: resolve_login(wanted, self.auth, self.secrets))
-        name, header = wanted.pull_name, self.login.header
+        self.login = self.client.call(lambda: resolve_login(self.wanted, self.auth, self.secrets))
+        name, header = self.wanted.pull_name, self.login.header
         seconds = min(self.stall_timeout, DIGEST_TIMEOUT) if is_local else self.stall_timeout
         return self._retry_stalled(
-            lambda _: client.inspect_distribution(name, header, seconds=seconds),
+            lambda _: self.client.inspect_distribution(name, header, seconds=seconds),
             attempts=1 if is_local else MAX_ATTEMPTS,
-            problem=f"{wanted.host} did not answer",
+            problem=f"{self.wanted.host} did not answer",
         )
 
     def _retry_stalled(self, call: Callable[[bool], T], *, attempts: int, problem: str) -> T:
