@@ -20,8 +20,13 @@ from prefect_bt.credentials.cloud_identity import (
     exchange_google_token,
 )
 from prefect_bt.errors import WeightsError
-from prefect_bt.object_store.address import BucketUrl
-from prefect_bt.object_store.connect import ANONYMOUS, Access, create_access, find_machine_access
+from prefect_bt.object_store.connect import (
+    ANONYMOUS,
+    Access,
+    BucketUrl,
+    create_access,
+    find_machine_access,
+)
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 
 _DEFAULT_REGION: Final = "us-east-1"

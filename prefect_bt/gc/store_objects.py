@@ -11,7 +11,7 @@ from typing import Final
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import JobStores
-from prefect_bt.object_store.protocols import Store, UnfinishedUpload
+from prefect_bt.object_store.protocols import ObjectInfo, Store
 
 _JOB: Final = re.compile(r"training_projects/[^/]+/jobs/([^/]+)/")
 _UPLOAD_GRACE: Final = 600.0
@@ -37,17 +37,17 @@ class UploadScanner:
                     why,
                     lambda one=one: self._abort_upload(store, one),
                     job=job_id,
-                    bytes=one.bytes,
-                    since=one.modified_at,
+                    bytes=one.size,
+                    since=one.modified,
                 )
 
-    def _abort_upload(self, store: Store, one: UnfinishedUpload) -> None:
+    def _abort_upload(self, store: Store, one: ObjectInfo) -> None:
         """Its job may have been taken up again since it was listed, and go on with it."""
         if not self._orphan_reason(one)[0]:
             raise OSError(f"{one.key} was taken up again")
         store.abort_upload(one)
 
-    def _orphan_reason(self, one: UnfinishedUpload) -> tuple[str, str]:
+    def _orphan_reason(self, one: ObjectInfo) -> tuple[str, str]:
         """ "" while somebody may be at it, or come back to it; and the job, if it is one's."""
         found = _JOB.match(one.key)
         job_id = found[1] if found else ""
@@ -57,9 +57,9 @@ class UploadScanner:
                 return "", job_id
             # A job that is not known yet may be on its way here: its workspace comes first.
             known = verdict.since is not None
-            if known and self.clock() - max(verdict.since or 0.0, one.modified_at) > _UPLOAD_GRACE:
+            if known and self.clock() - max(verdict.since or 0.0, one.modified) > _UPLOAD_GRACE:
                 return verdict.reason, job_id
-        if self.clock() - one.modified_at > self.older_than:
+        if self.clock() - one.modified > self.older_than:
             return "nothing was written to it for a long time", job_id
         return "", job_id
 

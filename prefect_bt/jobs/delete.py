@@ -220,7 +220,8 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
     store.delete(f"{prefix}/job.json")
     for info in store.list(manifests_prefix(project_id, job_id)):
         store.delete(info.key)
-    store.abort_uploads(job_objects_prefix(project_id, job_id))
+    for upload in store.list_unfinished_uploads(job_objects_prefix(project_id, job_id)):
+        store.abort_upload(upload)
     delete_calls(store, project_id, job_id)
     for info in store.list(f"{INDEX_REOPENED}/{job_id}"):
         store.delete(info.key)

@@ -12,7 +12,7 @@ from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.logs.job_reader import read_archived_sizes
 from prefect_bt.logs.line_format import LogLine, parse_lines
 from prefect_bt.object_keys import attempt_prefix, log_key
-from prefect_bt.object_store.protocols import SupportsGet
+from prefect_bt.object_store.protocols import Store
 
 LINES: Final = 50
 READ_BYTES: Final = 64 * 1024
@@ -53,7 +53,7 @@ def read_first_failure(
     return FirstFailure(outcome, tuple(lines or kept)[-LINES:])
 
 
-def read_last_lines(store: SupportsGet, key: str, *, size: int, rank: int = 0) -> list[LogLine]:
+def read_last_lines(store: Store, key: str, *, size: int, rank: int = 0) -> list[LogLine]:
     """At most `LINES` of a log of `size` bytes, read from its end; ObjectNotFound."""
     data = b""
     start = size

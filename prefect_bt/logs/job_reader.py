@@ -35,7 +35,7 @@ from prefect_bt.logs.rank_reader import (
     filter_lines,
 )
 from prefect_bt.object_keys import attempt_prefix, log_key
-from prefect_bt.object_store.protocols import ObjectInfo, SupportsList
+from prefect_bt.object_store.protocols import ObjectInfo, Store
 
 MAX_READ_AHEAD_BYTES: Final = 8 << 20
 """Of all ranks together: what is read ahead stays small however many there are."""
@@ -243,7 +243,7 @@ def _accepts_platform_line(query: LineFilter, one: JobLine) -> bool:
     )
 
 
-def read_archived_sizes(store: SupportsList, prefix: str) -> dict[int, int]:
+def read_archived_sizes(store: Store, prefix: str) -> dict[int, int]:
     """Rank -> bytes of the sealed logs of the attempt whose folder is `prefix`."""
     return dict(_iter_sizes(store.list(f"{prefix}/logs")))
 

@@ -21,7 +21,7 @@ from prefect_bt.ledger.records import ArchivedLog
 from prefect_bt.logs.last_lines import TimedLine, find_line_end, iter_backwards, probe_size
 from prefect_bt.logs.levels import LevelDetector, LogLevel
 from prefect_bt.logs.line_format import LogLine, parse_lines
-from prefect_bt.object_store.protocols import SupportsGet
+from prefect_bt.object_store.protocols import Store
 
 CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 4 << 20
@@ -86,7 +86,7 @@ class LineFilter:
 class LogCursor:
     """How far one rank's log of one attempt has been read."""
 
-    store: SupportsGet
+    store: Store
     key: str
     rank: int
     offset: int = 0

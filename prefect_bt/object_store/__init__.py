@@ -6,19 +6,9 @@ of buckets and HTTP servers, for stores and for weights sources; `faults` classi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Final, cast
-from urllib.parse import urlsplit
+from pkgutil import resolve_name
 
-from prefect_bt.errors import StoreError
 from prefect_bt.object_store.protocols import Store
-
-_BUCKET_STORE: Final = "prefect_bt.object_store.bucket:BucketStore"
-SCHEMES: Final = {
-    "file": "prefect_bt.object_store.disk:DiskStore",
-    **dict.fromkeys(("memory", "s3", "r2", "cw", "gs", "azure"), _BUCKET_STORE),
-}
-"""Scheme -> `module:class`, imported on use. The class has `open(url) -> Store`."""
 
 
 def is_local_url(url: str) -> bool:
@@ -28,18 +18,10 @@ def is_local_url(url: str) -> bool:
 
 def open_store(url: str) -> Store:
     """Open the store at `url`: a folder (`/data`, `~/data`, `file:///data`), a bucket
-    (`s3://bucket/prefix`; object_store.address lists the forms), or `memory://`, a new, empty store
+    (`s3://bucket/prefix`; object_store.connect lists the forms), or `memory://`, a new, empty store
     of this process for tests.
 
-    No request is sent. StoreError for an unknown scheme.
+    No request is sent. StoreError for an unknown scheme. The adapter is imported on use.
     """
-    scheme = urlsplit(url).scheme if "://" in url else "file"
-    target = SCHEMES.get(scheme)
-    if target is None:
-        raise StoreError(
-            f"No store has the scheme {scheme}:// ({url!r}).",
-            url=url,
-            next_step=f"Use a folder or one of {', '.join(f'{name}://' for name in SCHEMES)}.",
-        )
-    module, _, name = target.partition(":")
-    return cast("Store", getattr(import_module(module), name).open(url))
+    adapter = "disk:DiskStore.open" if is_local_url(url) else "bucket:BucketStore"
+    return resolve_name(f"{__name__}.{adapter}")(url)

@@ -3,19 +3,18 @@
 obstore reads, lists and writes small objects; multipart.py uploads large files to S3-like buckets,
 because its uploads can be resumed and aborted. The libraries retry transport errors within limits.
 
-Every write is verified: the server gets the SHA-256 of the bytes, and its answer is compared. A
-store or a proxy that loses bytes and answers 200 is noticed at once.
+Every write is verified: the server gets the SHA-256 of the bytes, and its answer is compared.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
@@ -26,35 +25,15 @@ from obstore.store import MemoryStore
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
-from prefect_bt.object_store.address import BucketUrl, parse_bucket_url
-from prefect_bt.object_store.connect import (
-    Limits,
-    create_bucket_store,
-    create_s3_client,
-    find_machine_access,
-)
+from prefect_bt.object_store import connect, multipart
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault, is_transfer_error
-from prefect_bt.object_store.multipart import (
-    MAX_SEND_ATTEMPTS,
-    MIN_PART_BYTES,
-    CorruptUpload,
-    DigestMismatch,
-    MultipartUploader,
-    read_parts,
-)
-from prefect_bt.object_store.protocols import (
-    CHANGED_SOURCE,
-    ObjectInfo,
-    UnfinishedUpload,
-    validate_key,
-)
+from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, validate_key
 
 if TYPE_CHECKING:
     from obstore import PutResult
     from obstore.store import ObjectStore
 
-_LIMITS: Final = Limits()
-_IN_FLIGHT: Final = 24 * 1024 * 1024
+_LIMITS: Final = connect.Limits()
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _READERS: Final = 4
 _OWN_PREFIXES: Final = ("training_projects", "weights")
@@ -77,24 +56,24 @@ _ERRORS: Final = {
         "Something between here and the store changes or loses bytes: a proxy, a disk.",
     ),
 }
+_OTHER: Final = ("{url} failed for {key}: {reason}.", "")
 _CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}
 
 
 class BucketStore:
     """Implements Store on one bucket (and a prefix in it)."""
 
-    def __init__(self, url: str, address: BucketUrl) -> None:
-        self.url, self._address, self._inner = url, address, _connect(address)
-        self._lock = threading.Lock()
-        self._parts: MultipartUploader | None = None
+    def __init__(self, url: str) -> None:
+        """Open a bucket without a request: a wrong name fails at the first operation."""
+        self.url, self._address = url, connect.parse_bucket_url(url)
+        self._connect()
         self._tags_are_md5: bool | None = None
         """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
-    @classmethod
-    def open(cls, url: str) -> BucketStore:
-        """Open a bucket without a request: a wrong name fails at the first operation."""
-        is_memory = url.startswith("memory:")
-        return cls(url, BucketUrl("memory", "") if is_memory else parse_bucket_url(url))
+    def _connect(self) -> None:
+        is_s3_like = self._address.is_s3_like
+        self._inner = _create_store(self._address)
+        self._uploader = multipart.MultipartUploader(self._address, _LIMITS) if is_s3_like else None
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key):
@@ -122,40 +101,30 @@ class BucketStore:
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
-        validate_key(key, url=self.url)
         with source.open("rb") as reader, self._translate_errors(key):
             size = os.fstat(reader.fileno()).st_size
-            if size > MIN_PART_BYTES:
-                if multipart := self._multipart():
-                    return multipart.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
+            if size > multipart.MIN_PART_BYTES:
+                if self._uploader:
+                    return self._uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
                 return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
-            data = reader.read(size)
-            digest = hashlib.sha256(data).hexdigest()
-            if sha256 not in {"", digest}:
-                raise DigestMismatch
-            self._put(key, data)
+            digest = hashlib.sha256()
+            parts = multipart.read_parts(reader, size, multipart.MIN_PART_BYTES, digest, sha256)
+            self._put(key, b"".join(parts))
             on_bytes(size)
-            return digest
+            return digest.hexdigest()
 
-    def abort_uploads(self, prefix: str) -> int:
-        found = self._list_uploads(prefix)
-        for one in found:
-            self.abort_upload(one)
-        return len(found)
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        if not self._uploader:
+            return iter(())
+        folders = (prefix,) if prefix else _OWN_PREFIXES
+        with self._translate_errors(prefix, is_key=bool(prefix)):
+            found = map(self._uploader.list_unfinished_uploads, folders)
+            return iter(list(chain.from_iterable(found)))
 
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        for folder in _OWN_PREFIXES:
-            yield from self._list_uploads(folder)
-
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
+    def abort_upload(self, upload: ObjectInfo) -> None:
         with self._translate_errors(upload.key):
-            if multipart := self._multipart():
-                multipart.abort(upload.key, upload.id)
-
-    def _list_uploads(self, folder: str) -> tuple[UnfinishedUpload, ...]:
-        with self._translate_errors(folder):
-            multipart = self._multipart()
-            return tuple(multipart.list_unfinished_uploads(folder)) if multipart else ()
+            if self._uploader:
+                self._uploader.abort(upload.key, upload.upload_id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         duration = timedelta(seconds=min(seconds, _MAX_PRESIGN_SECONDS))
@@ -165,26 +134,40 @@ class BucketStore:
             return str(obstore.sign(cast("Any", self._inner), "GET", key, duration))
 
     def download(self, key: str, target: Path) -> None:
+        def fetch(start: int) -> None:
+            length = min(_CHUNK_BYTES, size - start)
+            data = obstore.get_range(self._inner, key, start=start, length=length)
+            if len(data) != length:
+                raise exceptions.GenericError(f"{len(data)} of {length} bytes arrived")
+            os.pwrite(writer.fileno(), data, start)
+
         with self._translate_errors(key), open_replacement(target) as writer:
-            self._download_ranges(key, writer.fileno())
+            try:
+                size = obstore.head(self._inner, key)["size"]
+            except FileNotFoundError:
+                obstore.get(self._inner, key)  # its error distinguishes a missing bucket
+                raise
+            os.truncate(writer.fileno(), size)
+            with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:
+                # When one fails, `map` cancels those that have not begun.
+                list(pool.map(fetch, range(0, size, _CHUNK_BYTES)))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._translate_errors(prefix, is_key=bool(prefix)):
             batches = obstore.list(  # pyright: ignore[reportUnknownMemberType] (arrow is optional)
                 self._inner, prefix or None, chunk_size=1000
             )
-            for batch in batches:
-                for item in batch:
-                    yield ObjectInfo(item["path"], item["size"], item["last_modified"].timestamp())
+            for item in chain.from_iterable(batches):
+                yield ObjectInfo(item["path"], item["size"], item["last_modified"].timestamp())
 
     def delete(self, key: str) -> None:
-        with self._translate_errors(key), contextlib.suppress(FileNotFoundError):
+        with self._translate_errors(key), suppress(FileNotFoundError):
             obstore.delete(self._inner, key)
 
     def _put(
         self, path: str, data: bytes, mode: Literal["create", "overwrite"] = "overwrite"
     ) -> None:
-        for _ in range(MAX_SEND_ATTEMPTS):
+        for _ in range(multipart.MAX_SEND_ATTEMPTS):
             try:
                 put = obstore.put(self._inner, path, data, use_multipart=False, mode=mode)
             except exceptions.BaseError as error:
@@ -194,7 +177,7 @@ class BucketStore:
             if self._is_stored_intact(path, data, put):
                 return
             obstore.delete(self._inner, path)
-        raise CorruptUpload
+        raise multipart.CorruptUpload
 
     def _is_stored_intact(self, path: str, data: bytes, put: PutResult) -> bool:
         """Return whether the store has these bytes: by its ETag if that is an MD5 digest."""
@@ -211,51 +194,19 @@ class BucketStore:
 
     def _stream(self, path: str, reader: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
         """Upload in parts through obstore, for gs and azure; it aborts them after an error."""
-        size = os.fstat(reader.fileno()).st_size
-        digest, part = hashlib.sha256(), max(MIN_PART_BYTES, -(-size // 9000))
+        size, digest = os.fstat(reader.fileno()).st_size, hashlib.sha256()
+        length, concurrency = multipart.plan_parts(size)
 
         def chunks() -> Iterator[bytes]:
-            for chunk in read_parts(reader, size, _CHUNK_BYTES, digest, sha256):
+            for chunk in multipart.read_parts(reader, size, _CHUNK_BYTES, digest, sha256):
                 yield chunk
                 on_bytes(len(chunk))
 
-        concurrency = max(1, _IN_FLIGHT // part)
-        obstore.put(self._inner, path, chunks(), chunk_size=part, max_concurrency=concurrency)
+        obstore.put(self._inner, path, chunks(), chunk_size=length, max_concurrency=concurrency)
         return digest.hexdigest()
 
-    def _multipart(self) -> MultipartUploader | None:
-        if not self._address.is_s3_like:
-            return None
-        with self._lock:
-            if self._parts is None:
-                prefix = f"{self._address.prefix}/" if self._address.prefix else ""
-                client = create_s3_client(self._address, _LIMITS)
-                self._parts = MultipartUploader(client, bucket=self._address.bucket, prefix=prefix)
-            return self._parts
-
-    def _download_ranges(self, path: str, descriptor: int) -> None:
-        """Write the object's bytes into a file, a few ranges at a time."""
-        try:
-            size = obstore.head(self._inner, path)["size"]
-        except FileNotFoundError:
-            obstore.get(self._inner, path)  # its error distinguishes a missing bucket
-            raise
-        os.truncate(descriptor, size)
-
-        def fetch(start: int) -> None:
-            length = min(_CHUNK_BYTES, size - start)
-            data = obstore.get_range(self._inner, path, start=start, length=length)
-            if len(data) != length:
-                raise exceptions.GenericError(f"{len(data)} of {length} bytes arrived")
-            os.pwrite(descriptor, data, start)
-
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:
-            # When one fails, `map` cancels those that have not begun.
-            list(pool.map(fetch, range(0, size, _CHUNK_BYTES)))
-
-    @contextlib.contextmanager
+    @contextmanager
     def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:
-        """Turn errors of the libraries into a StoreError."""
         if is_key:
             validate_key(key, url=self.url)
         try:
@@ -267,23 +218,18 @@ class BucketStore:
 
     def _to_store_error(self, key: str, fault: Fault) -> StoreError:
         if fault.kind is FaultKind.DENIED:
-            with self._lock:
-                # The next operation uses the credentials that the machine has then.
-                self._parts = None
-                self._inner = _connect(self._address)
-        other = (f"{{url}} failed for {{key}}: {fault.reason or 'no usable answer'}.", "")
-        message, next_step = _ERRORS.get(fault.kind, other)
-        text = message.format(url=self.url, key=key)
-        error = _CLASSES.get(fault.kind, StoreError)
-        return error(text, url=self.url, key=key, next_step=next_step)
+            self._connect()  # credentials may have been renewed
+        message, hint = _ERRORS.get(fault.kind, _OTHER)
+        text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
+        return _CLASSES.get(fault.kind, StoreError)(text, url=self.url, key=key, next_step=hint)
 
 
-def _connect(address: BucketUrl) -> ObjectStore:
+def _create_store(address: connect.BucketUrl) -> ObjectStore:
     if address.scheme == "memory":
         return MemoryStore()
-    access = find_machine_access(address)
+    access = connect.find_machine_access(address)
     if access is None:
         what = f"No credentials for {address.url} were found."
         hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
         raise StoreError(what, url=address.url, next_step=hint)
-    return create_bucket_store(address, access, limits=_LIMITS, is_store=True)
+    return connect.create_bucket_store(address, access, limits=_LIMITS, is_store=True)

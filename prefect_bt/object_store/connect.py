@@ -1,5 +1,13 @@
 """Create clients of buckets and of HTTP servers, with their credentials and time limits.
 
+    s3://bucket/prefix                    Amazon, or the server at AWS_ENDPOINT_URL (MinIO, …)
+    r2://account.bucket/prefix            Cloudflare; r2://account.eu.bucket/… is its EU part
+    cw://bucket/prefix                    CoreWeave
+    gs://bucket/prefix                    Google Cloud Storage
+    azure://account/container/prefix      Azure Blob Storage
+
+PREFECT_BT_R2_ENDPOINT and PREFECT_BT_CW_ENDPOINT replace the endpoints of r2 and cw.
+
 Machine credentials: boto3's chain for s3, r2 and cw (variables, profiles, SSO, roles), Google's for
 gs (GOOGLE_APPLICATION_CREDENTIALS), the AZURE_STORAGE_… variables for azure. Proxies are those of
 HTTP_PROXY, HTTPS_PROXY and NO_PROXY; SSL_CERT_FILE replaces the system's certificate authorities,
@@ -9,22 +17,57 @@ AWS_CA_BUNDLE adds some for S3-like buckets.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store.address import BucketUrl
 
 if TYPE_CHECKING:
     from obstore.store import HTTPStore, ObjectStore
 
+_BUCKET: Final = r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?"
+_FORMS: Final = {
+    "memory": ("(?P<bucket>)(?P<prefix>)", ""),
+    **dict.fromkeys(("s3", "cw", "gs"), (_BUCKET, "bucket/prefix")),
+    "r2": (rf"(?P<account>[^./]+)(?P<place>\.eu)?\.{_BUCKET}", "account_id.bucket/prefix"),
+    "azure": (rf"(?P<account>[^/]+)/{_BUCKET}", "account/container/prefix"),
+}
+"""Scheme -> pattern and example of the part after `://`."""
+_REGIONS: Final = {"r2": "auto", "cw": "us-east-1"}
 _MAX_RETRY_TIME: Final = timedelta(seconds=60)
 _OBSTORE_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+class BucketUrl(NamedTuple):
+    """A folder of a bucket: `prefix` has no slash at its ends."""
+
+    scheme: str
+    bucket: str
+    prefix: str = ""
+    account: str = ""
+    endpoint: str = ""
+    region: str = ""
+    """`endpoint` and `region` are empty for s3, gs and azure: the client library knows them."""
+
+    @property
+    def url(self) -> str:
+        """Return the address of the bucket for messages."""
+        return f"{self.scheme}://{self.bucket}"
+
+    @property
+    def is_s3_like(self) -> bool:
+        return self.scheme in {"s3", "r2", "cw"}
+
+    @property
+    def virtual_hosted(self) -> bool:
+        """Return whether the bucket is part of the host name, as CoreWeave requires."""
+        return self.scheme == "cw" and bool(re.search(r"[a-z]", urlsplit(self.endpoint).netloc))
 
 
 @dataclass(frozen=True)
@@ -39,8 +82,7 @@ class Limits:
     retries: int = 6
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Credentials for a bucket."""
 
     name: str
@@ -54,12 +96,31 @@ _DEFAULT_LIMITS: Final = Limits()
 ANONYMOUS: Final = Access("no credentials", lambda: {"skip_signature": True})
 
 
+def parse_bucket_url(url: str) -> BucketUrl:
+    """Parse a bucket's URL. StoreError for an unknown scheme, and for a URL without a bucket."""
+    scheme = urlsplit(url).scheme
+    if scheme not in _FORMS:
+        known = ", ".join(f"{name}://" for name in ("file", *_FORMS))
+        what = f"No store has the scheme {scheme}:// ({url!r})."
+        raise StoreError(what, url=url, next_step=f"Use a folder or one of {known}.")
+    pattern, example = _FORMS[scheme]
+    match = re.fullmatch(f"{scheme}://{pattern}", url)
+    if match is None:
+        hint = f"It reads: {scheme}://{example}"
+        raise StoreError(f"{url!r} names no bucket.", url=url, next_step=hint)
+    found = match.groupdict(default="")
+    account, prefix = found.get("account", ""), found["prefix"].strip("/")
+    endpoint, region = "", _REGIONS.get(scheme, "")
+    if region:
+        from prefect_bt.settings import Settings
+
+        usual = f"https://{account}{found.get('place', '')}.r2.cloudflarestorage.com"
+        endpoint = Settings().cw_endpoint if scheme == "cw" else Settings().r2_endpoint or usual
+    return BucketUrl(scheme, found["bucket"], prefix, account, endpoint, region)
+
+
 def create_bucket_store(
-    address: BucketUrl,
-    access: Access,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    is_store: bool = False,
+    address: BucketUrl, access: Access, *, limits: Limits = _DEFAULT_LIMITS, is_store: bool = False
 ) -> ObjectStore:
     """Create obstore's store for a bucket. No request is sent, except by `access`.
 
@@ -104,10 +165,7 @@ def create_http_store(
 
 
 def find_machine_access(address: BucketUrl) -> Access | None:
-    """Return the credentials that this machine has for the bucket; None when there are none.
-
-    StoreError for AWS settings that boto3 cannot use.
-    """
+    """Return this machine's credentials for the bucket, if any; StoreError for bad AWS settings."""
     name = "the credentials of this machine"
     if not address.is_s3_like:
         return Access(name, dict, has_credentials=False)
@@ -139,14 +197,8 @@ def create_access(
     """
 
     def options() -> dict[str, Any]:
-        first = [request()]
-
-        def provide() -> Mapping[str, Any]:
-            with suppress(IndexError):
-                return first.pop()
-            return request()
-
-        return {"credential_provider": provide, "region": region}
+        kept = [request()]
+        return {"credential_provider": lambda: kept.pop() if kept else request(), "region": region}
 
     return Access(name, options)
 

@@ -2,46 +2,41 @@
 
     <root>/                     created for its owner only, unless PREFECT_BT_SHARED_STORE is set
     <root>/<key>                an object
-    <root>/.prefect-bt-tmp/     temporary files: never listed, removed when a day old
+    <root>/.prefect-bt-tmp/     temporary files: never listed; gc removes what killed writers left
 
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
 
-obstore's LocalStore does not sync and is not faster. It leaves `#1` files beside its objects after
-a kill, and needs 30 ms for its import.
+obstore's LocalStore does not sync, is not faster, and needs 30 ms for its import.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.confined import NotRegularFile, open_regular
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
-from prefect_bt.object_store.disk_copy import copy_and_hash, copy_bytes
-from prefect_bt.object_store.protocols import (
-    CHANGED_SOURCE,
-    ObjectInfo,
-    UnfinishedUpload,
-    validate_key,
-)
+from prefect_bt.host.writeback import start_writeback
+from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, validate_key
 
 T = TypeVar("T")
 
 _TEMP_FOLDER: Final = ".prefect-bt-tmp"
-_STALE_AFTER: Final = 24 * 3600.0
 _MAX_ATTEMPTS: Final = 20
+_STEP: Final = 16 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _NEXT_STEPS: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
@@ -58,17 +53,16 @@ class DiskStore:
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
         self.url = self._root.as_uri()
-        self._temporary, self._is_swept = self._root / _TEMP_FOLDER, False
+        self._temporary = self._root / _TEMP_FOLDER
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
         """Open a path, or `file://` and an absolute path."""
         if not url.startswith("file://"):
             return cls(Path(url))
-        parts = urlsplit(url)
-        if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+        if not url.startswith("file:///"):
             raise StoreError(f"{url!r} names no local folder.", url=url, next_step="file:///path")
-        return cls(Path(unquote(parts.path)))
+        return cls(Path(unquote(url.removeprefix("file://"))))
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key), self._opened(key) as stream:
@@ -80,36 +74,25 @@ class DiskStore:
             return stream.read(length)
 
     def put(self, key: str, data: bytes) -> None:
-        self._write(key, lambda fd: _write_all(fd, data), os.replace)
+        self._write(key, lambda file: file.write(data), os.replace)
 
     def create(self, key: str, data: bytes) -> None:
-        exists = ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
         with self._translate_errors(key):
             if self._path(key).exists():
-                raise exists
-
-        def link(temporary: Path, path: Path) -> None:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                raise exists from None
-
-        self._write(key, lambda fd: _write_all(fd, data), link)
+                raise FileExistsError
+        self._write(key, lambda file: file.write(data), os.link)
 
     def upload_verified(
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
-        digest = ""
-
-        def copy(fd: int) -> None:
-            nonlocal digest
-            digest = copy_and_hash(reader.fileno(), fd, on_bytes=on_bytes)
+        def copy(file: BinaryIO) -> str:
+            digest = _copy_and_hash(reader.fileno(), file.fileno(), on_bytes)
             if sha256 not in {"", digest}:
                 raise StoreError(CHANGED_SOURCE.format(key=key), url=self.url, key=key)
+            return digest
 
         with source.open("rb") as reader:
-            self._write(key, copy, os.replace)
-        return digest
+            return self._write(key, copy, os.replace)
 
     def link_file(self, key: str, source: Path) -> bool:
         path = self._path(key)
@@ -122,9 +105,7 @@ class DiskStore:
         except FileExistsError:
             return path.is_file()
         except OSError:
-            # Another file system, too many links, no permission: a copy works, or fails with a
-            # message.
-            return False
+            return False  # another file system, too many links, no permission: a copy may work
         return True
 
     def find_local_path(self, key: str) -> Path | None:
@@ -132,20 +113,14 @@ class DiskStore:
         with self._translate_errors(key):
             return path if path.is_file() else None
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Return 0: temporary files are removed by age."""
-        return 0
-
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield the temporary files of running and killed writers."""
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Return the temporary files of running and killed writers; they belong to no prefix."""
         with self._translate_errors(_TEMP_FOLDER):
-            found = list(self._walk(self._temporary))
-        for info in found:
-            yield UnfinishedUpload(info.key, Path(info.key).name, info.modified, info.size)
+            return iter([] if prefix else list(self._walk(self._temporary)))
 
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
+    def abort_upload(self, upload: ObjectInfo) -> None:
         with self._translate_errors(upload.key):
-            (self._temporary / upload.id).unlink(missing_ok=True)
+            (self._root / upload.key).unlink(missing_ok=True)
 
     def presign(self, key: str, *, seconds: int) -> str:
         return ""
@@ -156,13 +131,12 @@ class DiskStore:
             self._opened(key) as reader,
             open_replacement(target) as writer,
         ):
-            copy_bytes(reader.fileno(), writer.fileno())
+            list(_copy(reader.fileno(), writer.fileno()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
         with self._translate_errors(prefix):
-            found = sorted(self._walk(base), key=lambda info: info.key)
-        yield from found
+            return iter(sorted(self._walk(base)))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -178,40 +152,25 @@ class DiskStore:
 
     def _opened(self, key: str) -> BinaryIO:
         """Open a regular file only: a pipe in its place would block the reader."""
-        path = self._path(key)
-        try:
-            return os.fdopen(open_regular(str(path), follow=True), "rb")
-        except NotRegularFile as error:
-            if path.is_dir():
-                raise IsADirectoryError from error
-            what = f"Not a regular file: {path}, for {key}."
-            raise StoreError(what, url=self.url, key=key, next_step="Remove it.") from error
+        return os.fdopen(open_regular(str(self._path(key)), follow=True), "rb")
 
     def _write(
-        self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]
-    ) -> None:
+        self, key: str, fill: Callable[[BinaryIO], T], publish: Callable[[Path, Path], None]
+    ) -> T:
         """Fill and sync a temporary file, and publish it at the object's path."""
         path, temporary = self._path(key), self._temporary / uuid.uuid4().hex
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with self._translate_errors(key):
             ensure_store_folder(self._root)
-            self._sweep()
-            fd = _retry_with_parent_folder(temporary, lambda: os.open(temporary, flags, 0o666))
+            file = _retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
             try:
-                fill(fd)
-                os.fsync(fd)
+                with file:
+                    filled = fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 _retry_with_parent_folder(path, lambda: publish(temporary, path))
             finally:
-                os.close(fd)
                 temporary.unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        """Remove, once, the temporary files that killed processes left."""
-        for info in [] if self._is_swept else list(self._walk(self._temporary)):
-            if info.modified < time.time() - _STALE_AFTER:
-                with contextlib.suppress(OSError):
-                    (self._root / info.key).unlink()
-        self._is_swept = True
+        return filled
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
@@ -229,22 +188,22 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _translate_errors(self, key: str) -> Generator[None]:
-        """Turn an OSError into a StoreError."""
         try:
             yield
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key) from error
         except OSError as error:
-            number = error.errno or 0
-            place = error.filename2 or error.filename or self._root
-            what = "The disk is full" if number == errno.ENOSPC else os.strerror(number)
-            message, hint = f"{what}: {place}, for {key}.", _NEXT_STEPS.get(number, "")
-            raise StoreError(message, url=self.url, key=key, next_step=hint) from error
+            raise self._to_store_error(key, error) from error
 
-
-def _write_all(fd: int, data: bytes) -> None:
-    with open(fd, "wb", closefd=False) as writer:
-        writer.write(data)
+    def _to_store_error(self, key: str, error: OSError) -> StoreError:
+        is_folder = isinstance(error, NotRegularFile) and (self._root / key).is_dir()
+        if is_folder or isinstance(error, FileNotFoundError | IsADirectoryError):
+            return ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key)
+        if isinstance(error, FileExistsError) and self._root.is_dir():
+            return ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
+        number, place = error.errno or 0, error.filename2 or error.filename or self._root
+        text = str(error.strerror or type(error).__name__).capitalize()
+        what = "The disk is full" if number == errno.ENOSPC else text
+        hint = "Remove it." if isinstance(error, NotRegularFile) else _NEXT_STEPS.get(number, "")
+        return StoreError(f"{what}: {place}, for {key}.", url=self.url, key=key, next_step=hint)
 
 
 def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
@@ -256,3 +215,58 @@ def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             target.parent.mkdir(parents=True, exist_ok=True)
     return operation()
+
+
+def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:
+    """Copy an open file into an empty one. Return the SHA-256 of the copy.
+
+    While the next step is copied, another thread hashes the last one from memory and starts its
+    writeback, so that the sync at the end has little left to do.
+    """
+    digest = hashlib.sha256()
+
+    def copy() -> Iterator[tuple[int, int]]:
+        for start, end in _copy(source, target):
+            on_bytes(end - start)
+            yield start, end
+
+    def hash_step(step: tuple[int, int]) -> None:
+        at, end = step
+        while data := os.pread(target, min(_READ_BYTES, end - at), at):
+            digest.update(data)
+            at += len(data)
+        start_writeback(target, step[0], end - step[0])
+
+    if os.fstat(source).st_size <= _STEP:  # a thread would cost more than it saves
+        list(map(hash_step, copy()))
+        return digest.hexdigest()
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
+        list(pool.map(hash_step, copy()))
+    return digest.hexdigest()
+
+
+def _copy(source: int, target: int) -> Iterator[tuple[int, int]]:
+    """Copy an open file into an empty one. Yield the start and the end of each step."""
+    at = 0
+    for copy_step in (_copy_in_kernel, _copy_in_user_space):
+        while copied := copy_step(source, target, at):
+            yield at, at + copied
+            at += copied
+
+
+def _copy_in_kernel(source: int, target: int, at: int) -> int:
+    """Return the number of copied bytes; 0 at the end, and for bytes that the kernel cannot copy.
+
+    It shares them (a reflink) if the file system can. It copies nothing between some file systems,
+    and reports an end at once for files of /proc.
+    """
+    try:
+        return os.copy_file_range(source, target, _STEP, at, at)
+    except (OSError, AttributeError):  # some builds of Python do not have the function
+        return 0
+
+
+def _copy_in_user_space(source: int, target: int, at: int) -> int:
+    return os.pwrite(target, os.pread(source, _READ_BYTES, at), at)

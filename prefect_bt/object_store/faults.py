@@ -6,66 +6,52 @@ A result never contains the text of an error, which may hold a signed URL.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import StrEnum, auto
-from typing import Any, Final
+from enum import Enum
+from typing import Any, Final, NamedTuple
 
 
-class FaultKind(StrEnum):
-    DENIED = auto()
-    NOT_FOUND = auto()  # for HTTP servers, and some that speak S3, the bucket as well
-    NO_BUCKET = auto()
-    EXISTS = auto()
-    WRONG_REGION = auto()
-    CHANGED = auto()  # not the version that was asked for
-    NO_RANGES = auto()  # the whole object instead of a range
-    PAST_END = auto()
-    INVALID_NAME = auto()
-    CHECKSUM = auto()  # other bytes arrived than were sent
-    THROTTLED = auto()
-    CERTIFICATE = auto()
-    INSECURE = auto()  # no https where it is required
-    UNREACHABLE = auto()
-    OTHER = auto()
+class FaultKind(Enum):
+    """Kinds of errors. A value lists codes and statuses of servers, and classes of errors."""
+
+    DENIED = (
+        "AccessDenied ExpiredToken Forbidden InvalidAccessKeyId InvalidToken SignatureDoesNotMatch"
+        " TokenRefreshRequired AuthenticationFailed AuthorizationFailure InvalidAuthenticationInfo"
+        " AuthorizationPermissionMismatch NoAuthenticationInformation PublicAccessNotPermitted"
+        " 401 403 PermissionDeniedError UnauthenticatedError PermissionError NoCredentialsError"
+        " PartialCredentialsError CredentialRetrievalError"
+    )
+    NOT_FOUND = "NoSuchKey 404 FileNotFoundError"  # of HTTP servers, the bucket as well
+    NO_BUCKET = "NoSuchBucket ContainerNotFound"
+    EXISTS = "AlreadyExistsError"
+    WRONG_REGION = (
+        "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException"
+    )
+    CHANGED = "PreconditionError DigestMismatch"  # not the version that was asked for
+    NO_RANGES = "NotSupportedError"  # the whole object instead of a range
+    PAST_END = "InvalidRange 416"
+    INVALID_NAME = "InvalidPathError"
+    # Other bytes arrived than were sent.
+    CHECKSUM = "BadDigest InvalidDigest XAmzContentChecksumMismatch CorruptUpload"
+    # These have no names: texts of errors tell them.
+    CERTIFICATE = 1
+    INSECURE = 2  # no https where it is required
+    UNREACHABLE = 3
+    OTHER = 4
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     kind: FaultKind
     reason: str = ""
     """The server's code, or a part of a sentence without URLs; empty if neither is known."""
 
 
-_NAMES: Final = {
-    FaultKind.DENIED: "AccessDenied ExpiredToken Forbidden InvalidAccessKeyId InvalidToken"
-    " SignatureDoesNotMatch TokenRefreshRequired AuthenticationFailed AuthorizationFailure"
-    " InvalidAuthenticationInfo AuthorizationPermissionMismatch NoAuthenticationInformation"
-    " PublicAccessNotPermitted 401 403 PermissionDeniedError UnauthenticatedError PermissionError"
-    " NoCredentialsError PartialCredentialsError CredentialRetrievalError",
-    FaultKind.NOT_FOUND: "NoSuchKey 404 FileNotFoundError",
-    FaultKind.NO_BUCKET: "NoSuchBucket ContainerNotFound",
-    FaultKind.EXISTS: "AlreadyExistsError",
-    FaultKind.WRONG_REGION: "PermanentRedirect AuthorizationHeaderMalformed"
-    " IllegalLocationConstraintException",
-    FaultKind.CHANGED: "PreconditionError DigestMismatch",
-    FaultKind.NO_RANGES: "NotSupportedError",
-    FaultKind.PAST_END: "InvalidRange 416",
-    FaultKind.INVALID_NAME: "InvalidPathError",
-    FaultKind.CHECKSUM: "BadDigest InvalidDigest XAmzContentChecksumMismatch CorruptUpload",
-    FaultKind.THROTTLED: "SlowDown 429 503",
-}
-"""Codes and statuses of servers, and classes of errors."""
-_KINDS: Final = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_KINDS: Final = {name: kind for kind in FaultKind for name in str(kind.value).split()}
 _KINDS_BY_TEXT: Final = (
     ("redirect without LOCATION", FaultKind.WRONG_REGION, ""),
     # Also for headers that obstore cannot use, such as those without a length.
     ("non-partial response|source: (Header|(Parse|No)ContentRange)", FaultKind.NO_RANGES, ""),
     ("StartTooLarge", FaultKind.PAST_END, ""),
-    (
-        "InvalidCertificate|CERTIFICATE_VERIFY_FAILED",
-        FaultKind.CERTIFICATE,
-        "its certificate is not trusted",
-    ),
+    ("InvalidCert|CERTIFICATE_VERIFY", FaultKind.CERTIFICATE, "its certificate is not trusted"),
     ("BadScheme", FaultKind.INSECURE, "it leads to an address without https"),
     ("TooManyRedirects", FaultKind.OTHER, "it redirects too often"),
     (r"dns error|\[Errno -", FaultKind.UNREACHABLE, "no address is known for its host"),

@@ -13,13 +13,15 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from functools import cached_property
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
 
 from prefect_bt.filesystem.rehash import ByteCallback
+from prefect_bt.object_store.connect import BucketUrl, Limits, create_s3_client
 from prefect_bt.object_store.faults import FaultKind, classify_fault
-from prefect_bt.object_store.protocols import UnfinishedUpload
+from prefect_bt.object_store.protocols import ObjectInfo
 
 MIN_PART_BYTES: Final = 8 * 1024 * 1024
 MAX_SEND_ATTEMPTS: Final = 3
@@ -28,7 +30,8 @@ _MAX_PARTS: Final = 9_000
 _MAX_SENDERS: Final = 3
 _MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 """Bytes of parts larger than usual, which files above 70 GB have, that are sent at a time."""
-_LIST_UNSUPPORTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
+_NO_UPLOAD: Final = "NoSuchUpload"
+_UNLISTED_CODES: Final = frozenset({_NO_UPLOAD, "NotImplemented", "MethodNotAllowed"})
 
 
 class DigestMismatch(Exception):
@@ -39,8 +42,7 @@ class CorruptUpload(Exception):
     """The store acknowledged other bytes than were sent."""
 
 
-@dataclass(frozen=True)
-class _Upload:
+class _Upload(NamedTuple):
     """`has_checksums`: the store verifies and keeps the SHA-256 of parts, not only their MD5."""
 
     key: str
@@ -51,13 +53,17 @@ class _Upload:
 
 
 class MultipartUploader:
-    """The uploads to one bucket. `client` is boto3's; `prefix` ends with / or is empty."""
+    """The uploads to one bucket."""
 
-    def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
-        self._client, self._bucket, self._prefix = client, bucket, prefix
-        self._exceptions: Any = client.exceptions
+    def __init__(self, address: BucketUrl, limits: Limits) -> None:
+        self._address, self._limits = address, limits
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._locks = dict[str, threading.Lock]()
         """One thread per key: it must not continue a running upload of another."""
+
+    @cached_property
+    def _client(self) -> Any:
+        return create_s3_client(self._address, self._limits)  # slow
 
     def upload(self, key: str, stream: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
         """Upload a file. Return its digest; the object appears with the last part.
@@ -68,42 +74,44 @@ class MultipartUploader:
         with self._locks.setdefault(key, threading.Lock()):
             size = stream.seek(0, io.SEEK_END)
             on_bytes(0)  # raises if the caller sees that the file has grown since
-            length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
+            length, senders = plan_parts(size)
             upload, digest = self._begin(key, min(length, size)), hashlib.sha256()
             data = read_parts(stream, size, length, digest, sha256)
             try:
-                parts = self._send_parts(upload, data, length, on_bytes)
+                parts = self._send_parts(upload, data, senders, on_bytes)
             except (DigestMismatch, CorruptUpload):
                 self.abort(key, upload.id)
                 raise
             self._complete(upload, parts, size)
         return digest.hexdigest()
 
-    def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
+    def list_unfinished_uploads(self, folder: str) -> Iterator[ObjectInfo]:
         """Yield every unfinished upload below `folder`."""
-        for key, one in self._iter_uploads(f"{folder}/"):
-            parts = self._list_parts(key, one["UploadId"])
+        for one in self._list_uploads(f"{folder}/"):
+            key, id = one["Key"].removeprefix(self._prefix), one["UploadId"]
+            parts = self._list_parts(key, id).values()
             last = max([one["Initiated"], *(part["LastModified"] for part in parts)])
-            size = sum(part["Size"] for part in parts)
-            yield UnfinishedUpload(key, one["UploadId"], last.timestamp(), size)
+            yield ObjectInfo(key, sum(part["Size"] for part in parts), last.timestamp(), id)
 
     def abort(self, key: str, upload: str) -> None:
         """Abort an upload, if it still exists."""
-        with suppress(self._exceptions.NoSuchUpload):
+        try:
             self._call("abort_multipart_upload", key, UploadId=upload)
+        except ClientError as error:
+            if classify_fault(error).reason != _NO_UPLOAD:
+                raise
 
     def _call(self, operation: str, key: str, **arguments: Any) -> Any:
-        """Return boto3's answer to an operation on one object."""
         return getattr(self._client, operation)(
-            Bucket=self._bucket, Key=f"{self._prefix}{key}", **arguments
+            Bucket=self._address.bucket, Key=f"{self._prefix}{key}", **arguments
         )
 
     def _begin(self, key: str, part_bytes: int) -> _Upload:
         """Return the upload with most parts of this length, else a new one. Abort the others."""
-        ids = [one["UploadId"] for found, one in self._iter_uploads(key) if found == key]
         uploads = [
-            _Upload(key, id, {part["PartNumber"]: part for part in self._list_parts(key, id)})
-            for id in ids
+            _Upload(key, one["UploadId"], self._list_parts(key, one["UploadId"]))
+            for one in self._list_uploads(key)
+            if one["Key"] == f"{self._prefix}{key}"
         ]
         size = {"Size": part_bytes}
         usable = [one for one in uploads if one.stored_parts.get(1, size)["Size"] == part_bytes]
@@ -116,35 +124,29 @@ class MultipartUploader:
         made = self._call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
         return _Upload(key, made["UploadId"], {}, has_checksums="ChecksumAlgorithm" in made)
 
-    def _iter_uploads(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the key and the description of every unfinished upload."""
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}"
-        )
-        try:
-            for page in pages:
-                for one in page.get("Uploads", []):
-                    yield one["Key"].removeprefix(self._prefix), one
-        except self._exceptions.ClientError as error:
-            # Some servers cannot list uploads, some answer so when there are none.
-            if error.response.get("Error", {}).get("Code") not in _LIST_UNSUPPORTED_CODES:
-                raise
+    def _list_uploads(self, prefix: str) -> list[dict[str, Any]]:
+        return self._list("list_multipart_uploads", "Uploads", Prefix=f"{self._prefix}{prefix}")
 
-    def _list_parts(self, key: str, upload: str) -> list[dict[str, Any]]:
-        """Return the server's list of parts; empty for an upload that does not exist any more."""
-        pages = self._client.get_paginator("list_parts").paginate(
-            Bucket=self._bucket, Key=f"{self._prefix}{key}", UploadId=upload
-        )
+    def _list_parts(self, key: str, upload: str) -> dict[int, dict[str, Any]]:
+        found = self._list("list_parts", "Parts", Key=f"{self._prefix}{key}", UploadId=upload)
+        return {part["PartNumber"]: part for part in found}
+
+    def _list(self, operation: str, field: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Return the entries of all pages; none for an upload that does not exist any more."""
+        paginator = self._client.get_paginator(operation)
         try:
-            return [part for page in pages for part in page.get("Parts", [])]
-        except self._exceptions.NoSuchUpload:
+            pages = paginator.paginate(Bucket=self._address.bucket, **arguments)
+            return pages.build_full_result().get(field, [])
+        except ClientError as error:
+            # Some servers cannot list uploads, some answer so when there are none.
+            if classify_fault(error).reason not in _UNLISTED_CODES:
+                raise
             return []
 
     def _send_parts(
-        self, upload: _Upload, parts: Iterator[bytes], part_bytes: int, on_bytes: ByteCallback
+        self, upload: _Upload, parts: Iterator[bytes], senders: int, on_bytes: ByteCallback
     ) -> list[dict[str, Any]]:
         """Send parts in a few threads. Return their descriptions for `_complete`."""
-        senders = max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // part_bytes))
         done, sent = list[dict[str, Any]](), deque[Future[dict[str, Any]]]()
         with ThreadPoolExecutor(senders, thread_name_prefix="part") as pool:
             try:
@@ -160,7 +162,7 @@ class MultipartUploader:
     def _send(
         self, upload: _Upload, number: int, data: bytes, on_bytes: ByteCallback
     ) -> dict[str, Any]:
-        """Send a part unless the store has it."""
+        """Send a part unless the store has it. Return its description for `_complete`."""
         digest = ""
         if upload.has_checksums:
             digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
@@ -168,9 +170,8 @@ class MultipartUploader:
         if stored is None or not _is_intact(stored, data, digest):
             stored = self._put(upload, number, data, digest)
         on_bytes(len(data))
-        part = {"PartNumber": number, "ETag": f'"{_tag(stored)}"'}
-        checksum = stored.get("ChecksumSHA256")
-        return {**part, "ChecksumSHA256": checksum} if checksum else part
+        names = ("ETag", "ChecksumSHA256")
+        return {"PartNumber": number, **{name: stored[name] for name in names if name in stored}}
 
     def _put(self, upload: _Upload, number: int, data: bytes, digest: str) -> dict[str, Any]:
         """Send a part, and again if other bytes arrived."""
@@ -179,8 +180,8 @@ class MultipartUploader:
             given["ChecksumSHA256"] = digest
         for _ in range(MAX_SEND_ATTEMPTS):
             try:
-                stored = {**self._call("upload_part", upload.key, **given), "Size": len(data)}
-            except self._exceptions.ClientError as error:
+                stored = self._call("upload_part", upload.key, **given)
+            except ClientError as error:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
                 continue
@@ -193,10 +194,18 @@ class MultipartUploader:
         try:
             given = {"UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
             self._call("complete_multipart_upload", upload.key, **given)
-        except self._exceptions.NoSuchUpload:
+        except ClientError as error:
             # A retry after a lost answer: the upload may be complete.
+            if classify_fault(error).reason != _NO_UPLOAD:
+                raise
             if self._call("head_object", upload.key)["ContentLength"] != size:
                 raise
+
+
+def plan_parts(size: int) -> tuple[int, int]:
+    """Return the bytes of a file's parts, and the number of parts to send at a time."""
+    length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
+    return length, max(1, min(_MAX_SENDERS, _MAX_BYTES_IN_FLIGHT // length))
 
 
 def read_parts(
@@ -221,13 +230,8 @@ def read_parts(
 
 def _is_intact(stored: dict[str, Any], data: bytes, digest: str) -> bool:
     """Return whether the store has the part's bytes, by their SHA-256, else by their MD5."""
-    if stored["Size"] != len(data):
-        return False
     checksum = stored.get("ChecksumSHA256")
     if checksum and digest:
         return checksum == digest
-    return _tag(stored) == hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def _tag(stored: dict[str, Any]) -> str:
-    return str(stored["ETag"]).strip('"')
+    tag = stored["ETag"].strip('"')
+    return tag == hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""The protocol of a store, and smaller ones for readers and for stores on a disk.
+"""The protocol of a store, and of a store on a disk.
 
 Keys are relative and `/`-separated, without empty, `.` or `..` components. Every operation blocks.
 An implementation is safe to use from several threads and processes at once. A missing object raises
@@ -8,9 +8,8 @@ ObjectNotFound; a store that does not answer raises StoreError after its own ret
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from prefect_bt.errors import StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
@@ -18,29 +17,21 @@ from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones announced."
 
 
-@dataclass(frozen=True)
-class ObjectInfo:
-    """`size` in bytes, `modified` in epoch seconds."""
+class ObjectInfo(NamedTuple):
+    """`size` in bytes, `modified` in epoch seconds; `upload_id` if the object is unfinished."""
 
     key: str
     size: int
     modified: float
+    upload_id: str = ""
 
 
-@dataclass(frozen=True)
-class UnfinishedUpload:
-    """An unfinished upload. `id` distinguishes two uploads of one key.
+class Store(Protocol):
+    """A place for objects. `url` names it in messages and reopens it in another process."""
 
-    `modified_at` is the time of the last write, in epoch seconds.
-    """
+    @property
+    def url(self) -> str: ...
 
-    key: str
-    id: str
-    modified_at: float
-    bytes: int
-
-
-class SupportsGet(Protocol):
     def get(self, key: str) -> bytes:
         """Return the whole object: for records and manifests, not for weights."""
         ...
@@ -49,18 +40,9 @@ class SupportsGet(Protocol):
         """Return `length` bytes from `start`, or fewer at the end of the object."""
         ...
 
-
-class SupportsList(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object under the folder `prefix`, sorted by key; nothing if it is missing."""
         ...
-
-
-class Store(SupportsGet, SupportsList, Protocol):
-    """A place for objects. `url` names it in messages and reopens it in another process."""
-
-    @property
-    def url(self) -> str: ...
 
     def put(self, key: str, data: bytes) -> None:
         """Write or replace an object atomically: readers see the old bytes or the new ones."""
@@ -91,15 +73,11 @@ class Store(SupportsGet, SupportsList, Protocol):
         """Return a URL that answers GET, also with Range, for `seconds`; "" if there is none."""
         ...
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Abort unfinished uploads under `prefix`, running ones too. Return their number."""
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the unfinished uploads under `prefix`, or below our keys, running ones included."""
         ...
 
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield every unfinished upload below our keys, running ones included."""
-        ...
-
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
+    def abort_upload(self, upload: ObjectInfo) -> None:
         """Abort an upload, if it still exists. A running upload of another process fails."""
 
 
@@ -125,10 +103,7 @@ def validate_key(key: str, *, url: str, reserved: str = "") -> str:
     parts = key.split("/")
     bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key
     if bad or (reserved and parts[0] == reserved):
-        raise StoreError(
-            f"{key!r} is not a key of {url}.",
-            url=url,
-            key=key,
-            next_step="Keys are relative, separated by '/', without empty, '.' or '..' parts.",
-        )
+        what = f"{key!r} is not a key of {url}."
+        hint = "Keys are relative, separated by '/', without empty, '.' or '..' parts."
+        raise StoreError(what, url=url, key=key, next_step=hint)
     return key

@@ -17,20 +17,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from prefect_bt.credentials.cloud_identity import (
-    assume_role,
-    assume_role_with_web_identity,
-    aws_error_code,
-    exchange_google_token,
-    make_aws_config,
-)
+from prefect_bt.credentials import cloud_identity
 from prefect_bt.definitions.image import AWSIAMDockerAuth, DockerAuth
 from prefect_bt.definitions.variables import SecretReference
 from prefect_bt.errors import IdentityError, SecretError
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import DOCKER_HUB, ImageReference, normalize_registry_host
 
-_HUB_ADDRESS: Final = "https://index.docker.io/v1/"
 _NOT_SECRET: Final = {"username", "email", "serveraddress"}
 _Account = tuple[str, str, str]
 """User, password, and a description of the identity for messages."""
@@ -41,14 +34,6 @@ _AWS_KEYS: Final = {
 _ECR_HOST: Final = re.compile(
     r"(?:\d{12}|vpce-[a-z0-9-]+)\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
     r"(?:(?:vpce\.)?amazonaws\.com(?:\.cn)?|on\.aws)"
-)
-_ECR_FORM: Final = (
-    "Their hosts have the form <account>.dkr.ecr.<region>.amazonaws.com. Use REGISTRY_SECRET for "
-    "other registries."
-)
-_ECR_RIGHTS: Final = (
-    "Check the key or role, and that it may ecr:GetAuthorizationToken, ecr:BatchGetImage and "
-    "ecr:GetDownloadUrlForLayer."
 )
 
 
@@ -83,10 +68,15 @@ def list_login_secrets(auth: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def resolve_login(
-    reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
+    reference: ImageReference, auth: Mapping[str, object] | None, secrets: Mapping[str, str]
 ) -> Login:
-    """Return the login, with a request to AWS or Google if needed. PullError, SecretError."""
-    given = _parse_auth(auth)
+    """Return the login; without `auth`, this user's `docker login`. PullError, SecretError."""
+    if auth is None:
+        return _find_docker_login(reference.host)
+    try:
+        given = DockerAuth.model_validate_json(json.dumps(auth))
+    except ValidationError as error:
+        raise PullError(PullErrorKind.CREDENTIALS, error.errors()[0]["msg"]) from None
     host = normalize_registry_host(given.registry)
     if host and host != reference.host.lower():
         message = f"it is for {host}, and the image is at {reference.host}"
@@ -108,11 +98,11 @@ def docker_configuration(
     config = resolve_login(reference, auth, secrets).config
     user, password = config["username"], config["password"]
     pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-    host = _HUB_ADDRESS if reference.host == DOCKER_HUB else reference.host
+    host = "https://index.docker.io/v1/" if reference.host == DOCKER_HUB else reference.host
     return json.dumps({"auths": {host: {"username": user, "password": password, "auth": pair}}})
 
 
-def find_docker_login(host: str) -> Login:
+def _find_docker_login(host: str) -> Login:
     """Return this user's `docker login` for a registry; ANONYMOUS if none can be read."""
     auth: Any = import_module("docker.auth")
     try:
@@ -122,24 +112,33 @@ def find_docker_login(host: str) -> Login:
     return Login(f"this machine's docker login for {host}", config) if config else ANONYMOUS
 
 
-def _parse_auth(auth: Mapping[str, object]) -> DockerAuth:
-    try:
-        return DockerAuth.model_validate_json(json.dumps(auth))
-    except ValidationError as error:
-        raise PullError(PullErrorKind.CREDENTIALS, error.errors()[0]["msg"]) from None
-
-
 def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> _Account:
     if login := auth.registry_secret_docker_auth:
         return _parse_login(login.secret_ref, secrets)
     if key := auth.gcp_service_account_json_docker_auth:
         return _parse_google_key(key.service_account_json_secret_ref, secrets)
     if google := auth.gcp_oidc_docker_auth:
-        token = exchange_google_token(google.service_account, google.workload_identity_provider)
-        return "oauth2accesstoken", token.token, f"the service account {google.service_account}"
-    if keys := auth.aws_iam_docker_auth:
-        return _log_in_with_aws_key(host, keys, secrets)
-    return _log_in_with_aws_role(host, auth)
+        account, provider = google.service_account, google.workload_identity_provider
+        token = cloud_identity.exchange_google_token(account, provider).token
+        return "oauth2accesstoken", token, f"the service account {account}"
+    ecr = _ECR_HOST.fullmatch(host)
+    if ecr is None:
+        hint = (
+            "Amazon's are <account>.dkr.ecr.<region>.amazonaws.com; REGISTRY_SECRET is for others."
+        )
+        raise IdentityError(f"{host} is no registry of Amazon.", next_step=hint)
+    region = ecr["region"]  # a password is valid only in the registry's own region
+    if access_key := auth.aws_iam_docker_auth:
+        keys, identity = _parse_aws_key(access_key, secrets)
+        return request_ecr_password(identity, region, *keys)
+    if role := auth.aws_oidc_docker_auth:
+        found = cloud_identity.assume_role_with_web_identity(role.role_arn, region)
+    else:
+        role = auth.aws_assume_role_docker_auth
+        assert role
+        found = cloud_identity.assume_role(role.role_arn, region)
+    keys = (found.access_key_id, found.secret_access_key, found.token)
+    return request_ecr_password(f"the role {role.role_arn}", region, *keys)
 
 
 def _parse_login(reference: SecretReference, secrets: Mapping[str, str]) -> _Account:
@@ -160,30 +159,22 @@ def _parse_google_key(reference: SecretReference, secrets: Mapping[str, str]) ->
     return "_json_key", text, f"the service account in the secret {reference.name!r}"
 
 
-def _log_in_with_aws_key(host: str, auth: AWSIAMDockerAuth, secrets: Mapping[str, str]) -> _Account:
+def _parse_aws_key(
+    auth: AWSIAMDockerAuth, secrets: Mapping[str, str]
+) -> tuple[tuple[str, ...], str]:
+    """Return an access key's id, secret and token, and a description of it."""
     references = (auth.access_key_secret_ref, auth.secret_access_key_secret_ref)
     keys, token = list[str](), ""
     for reference, (name, what) in zip(references, _AWS_KEYS.items(), strict=True):
         text = _get_secret(reference, secrets)
         fields = _parse_json_texts(text) if text.startswith("{") else {name: text}
-        value = fields.get(name, "")
+        value, token = fields.get(name, ""), fields.get("aws_session_token", "")
         if not value or not value.isprintable() or " " in value:
             raise _secret_error(reference, f"is not {what}", f"{what} alone, on one line")
         keys.append(value)
-        token = fields.get("aws_session_token", "")
     names = " and ".join(dict.fromkeys(repr(reference.name) for reference in references))
-    identity = f"the access key in the secret{'s' * (references[0] != references[1])} {names}"
-    return request_ecr_password(identity, _parse_ecr_region(host), *keys, token)
-
-
-def _log_in_with_aws_role(host: str, auth: DockerAuth) -> _Account:
-    role = auth.aws_assume_role_docker_auth or auth.aws_oidc_docker_auth
-    assert role
-    region = _parse_ecr_region(host)  # a password is valid only in the registry's own region
-    assume = assume_role_with_web_identity if auth.aws_oidc_docker_auth else assume_role
-    found = assume(role.role_arn, region)
-    keys = (found.access_key_id, found.secret_access_key, found.token)
-    return request_ecr_password(f"the role {role.role_arn}", region, *keys)
+    plural = "s" * (references[0] != references[1])
+    return (*keys, token), f"the access key in the secret{plural} {names}"
 
 
 def request_ecr_password(identity: str, region: str, *keys: str) -> _Account:
@@ -192,21 +183,18 @@ def request_ecr_password(identity: str, region: str, *keys: str) -> _Account:
     errors: Any = import_module("botocore.exceptions")
     try:
         session = boto3.Session(*(key or None for key in keys), region_name=region)
-        client = session.client("ecr", config=make_aws_config())
+        client = session.client("ecr", config=cloud_identity.make_aws_config())
         token = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
         user, _, password = base64.b64decode(token).decode().partition(":")
     except (errors.ClientError, errors.BotoCoreError, ValueError, LookupError) as error:
-        code, refused = aws_error_code(error), isinstance(error, errors.ClientError)
+        code, refused = cloud_identity.aws_error_code(error), isinstance(error, errors.ClientError)
+        hint = (
+            "Check the key or role, and that it may ecr:GetAuthorizationToken, ecr:BatchGetImage "
+            "and ecr:GetDownloadUrlForLayer."
+        )
         what = f"Amazon's registry in {region} gave no password to {identity} ({code})."
-        raise IdentityError(what, next_step=_ECR_RIGHTS, refused=refused) from None
+        raise IdentityError(what, next_step=hint, refused=refused) from None
     return user, password, identity
-
-
-def _parse_ecr_region(host: str) -> str:
-    found = _ECR_HOST.fullmatch(host)
-    if found is None:
-        raise IdentityError(f"{host} is no registry of Amazon.", next_step=_ECR_FORM)
-    return found["region"]
 
 
 def _parse_json_texts(text: str) -> dict[str, str]:

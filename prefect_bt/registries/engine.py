@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from queue import Empty, SimpleQueue
@@ -17,14 +16,16 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, classify_response
-from prefect_bt.registries.pull_progress import LayerProgress
+from prefect_bt.text.progress import Progress, RateWindow
 
 T = TypeVar("T")
 
 _POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a stop."""
-_LOCAL_STALL_FACTOR: Final = 10
-"""More patience while the Engine verifies and extracts layers, which it does without events."""
+_DOWNLOADED: Final = {"Verifying Checksum", "Download complete", "Extracting", "Pull complete"}
+_DONE: Final = {"Already exists", "Pull complete"}
+_STATES: Final = {"Pulling fs layer", "Waiting", "Downloading", *_DOWNLOADED, *_DONE}
+"""The Engine's states of a layer, beside `Retrying in 5 seconds` (Engine 20.10 to 28)."""
 
 
 class EngineClient:
@@ -53,53 +54,42 @@ class EngineClient:
 
         UNREACHABLE if the Engine gets no answer. The SDK's method has no time limit.
         """
-        path = f"/distribution/{name}/json"
+        options, path = {"timeout": seconds}, f"/distribution/{name}/json"
         try:
-            return self.call(lambda: self._send("GET", path, header, seconds).json())
+            return self.call(lambda: self._send("GET", path, header, **options).json())
         except PullError as error:
             if error.kind is PullErrorKind.FAILED:
                 error.kind = PullErrorKind.UNREACHABLE
             raise
 
-    def pull(
-        self, name: str, header: str, stall_timeout: float, layers: LayerProgress
-    ) -> Generator[None]:
-        """Pull an image and record the events in `layers`; STALLED after a time without events.
+    def pull(self, name: str, header: str) -> Generator[dict[str, Any] | None]:
+        """Pull an image. Yield its events, and None after a _POLL_INTERVAL without one.
 
-        Yield at least every _POLL_INTERVAL. Closing the generator makes the Engine abort the pull.
+        Closing the generator makes the Engine abort the pull.
         """
         responses, closed = list[Any](), threading.Event()
 
         def read_events() -> Iterator[dict[str, Any]]:
-            seconds = 2 * _LOCAL_STALL_FACTOR * stall_timeout  # only ends an abandoned thread
             options = {"params": {"fromImage": name}, "stream": True}
-            with self._send("POST", "/images/create", header, seconds, **options) as response:
+            with self._send("POST", "/images/create", header, **options) as response:
                 responses.append(response)
                 for line in () if closed.is_set() else response.iter_lines():
                     if line:
                         yield _parse_event(line)
 
-        changed = time.monotonic()
         try:
-            for event in self._iterate(read_events):
-                patience = stall_timeout * (_LOCAL_STALL_FACTOR if layers.is_local_work else 1)
-                if event:
-                    changed = time.monotonic()
-                    layers.update(event)
-                elif time.monotonic() - changed > patience:
-                    raise PullError(PullErrorKind.STALLED)
-                yield
+            yield from self._iterate(read_events)
         finally:
             closed.set()
             for response in responses:
                 with suppress(OSError, ValueError, RuntimeError):  # it has ended already
                     response.raw.shutdown()
 
-    def _send(self, method: str, path: str, header: str, seconds: float, **options: Any) -> Any:
-        headers = {"X-Registry-Auth": header} if header else {}
+    def _send(self, method: str, path: str, header: str, **options: Any) -> Any:
+        headers = {"X-Registry-Auth": header or None}  # requests sends no header for None
         url = f"{self.api.base_url}/v{self.api.api_version}{path}"
         try:
-            answer = self.api.request(method, url, headers=headers, timeout=seconds, **options)
+            answer = self.api.request(method, url, headers=headers, **options)
             answer.raise_for_status()
         except self._requests.ReadTimeout:
             raise PullError(PullErrorKind.STALLED) from None
@@ -108,7 +98,7 @@ class EngineClient:
         else:
             return answer
 
-    def _iterate(self, produce: Callable[[], Iterator[T]]) -> Iterator[T | None]:
+    def _iterate(self, produce: Callable[[], Iterator[T]]) -> Generator[T | None]:
         """Yield what `produce` yields in a daemon thread; None after a _POLL_INTERVAL without."""
         items: SimpleQueue[T | Exception | None] = SimpleQueue()
 
@@ -140,6 +130,52 @@ class EngineClient:
                 raise item
             yield item
         raise PullError(PullErrorKind.STOPPED)
+
+
+class LayerProgress:
+    """Layers of one pull. Bytes are compressed; the total grows while layers become known."""
+
+    def __init__(self, reference: str) -> None:
+        self.reference, self.note = reference, ""
+        self._layers, self._rates = dict[str, tuple[str, int, int]](), RateWindow()
+        """Layers: id -> state, downloaded bytes, size."""
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Apply one event. Events that are not about a layer are ignored."""
+        layer, state = str(event.get("id", "")), str(event.get("status", ""))
+        is_retry = state.startswith("Retrying in")
+        if not layer or not (state in _STATES or is_retry):
+            return
+        _, done, size = self._layers.get(layer, ("", 0, 0))
+        if state == "Downloading":
+            detail: Mapping[str, Any] = event.get("progressDetail") or {}
+            done, size = int(detail.get("current") or 0), max(size, int(detail.get("total") or 0))
+        elif is_retry:
+            done = 0
+        elif state in _DOWNLOADED:
+            done = size
+        self._layers[layer] = state, done, size
+
+    def snapshot(self, now: float) -> Progress:
+        """Return the progress at `now`, in seconds of a monotonic clock."""
+        layers = self._layers.values()
+        bytes_done = sum(done for _, done, _ in layers)
+        return Progress(
+            self.reference,
+            items_done=sum(state in _DONE for state, _, _ in layers),
+            items_total=len(layers),
+            bytes_done=bytes_done,
+            bytes_total=sum(size for _, _, size in layers),
+            rate=self._rates.add(now, bytes_done),
+            note=self.note,
+            unit="layer",
+        )
+
+    @property
+    def is_local_work(self) -> bool:
+        """Whether only local work is left: verifying and extracting."""
+        states = {state for state, _, _ in self._layers.values()} - _DONE
+        return bool(states) and states <= _DOWNLOADED
 
 
 def _find_reason(error: BaseException) -> str:

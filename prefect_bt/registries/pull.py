@@ -16,10 +16,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.registries import credentials
-from prefect_bt.registries.engine import EngineClient
+from prefect_bt.registries.credentials import ANONYMOUS, Login, resolve_login
+from prefect_bt.registries.engine import EngineClient, LayerProgress
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
-from prefect_bt.registries.pull_progress import LayerProgress
 from prefect_bt.registries.reference import ImageReference, parse_reference
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import ProgressCallback
@@ -32,6 +31,8 @@ DIGEST_TIMEOUT: Final = 10.0
 """Seconds for a registry to answer when the Engine has an image of that tag."""
 MAX_MESSAGE_CHARS: Final = 300
 _REPORT_INTERVAL: Final = 1.0
+_LOCAL_STALL_FACTOR: Final = 10
+"""More patience while the Engine verifies and extracts layers, which it does without events."""
 _REFUSALS: Final = {PullErrorKind.NOT_FOUND, PullErrorKind.REFUSED}
 _NO_ANSWERS: Final = {PullErrorKind.UNREACHABLE, PullErrorKind.STALLED}
 _EMULATED: Final = {("linux", "arm64"): ("linux", "amd64")}
@@ -66,7 +67,7 @@ def pull_image(  # noqa: PLR0913 (the image, its login, and callbacks)
     this thread once a second. A set `cancelled` ends the call within a second, fault `stopped`.
     """
     client, wanted = EngineClient(engine, cancelled), ImageReference(reference)
-    pull = _ImagePull(client, wanted, auth, secrets, on_progress)
+    pull = _ImagePull(client, wanted, auth, secrets, on_progress or (lambda _: None))
     try:
         return pull.run()
     except PullError as error:
@@ -81,9 +82,9 @@ class _ImagePull:
     wanted: ImageReference
     auth: Mapping[str, object] | None
     secrets: Mapping[str, str] = field(repr=False)
-    on_progress: ProgressCallback | None
+    on_progress: ProgressCallback
     stall_timeout: float = field(default_factory=lambda: Settings().stall_seconds)
-    login: credentials.Login = credentials.ANONYMOUS
+    login: Login = ANONYMOUS
     notes: list[str] = field(default_factory=list[str])
 
     def run(self) -> PulledImage:
@@ -99,7 +100,7 @@ class _ImagePull:
             accepted = _NO_ANSWERS if self.auth else _NO_ANSWERS | _REFUSALS
             if local is None or error.kind not in accepted:
                 raise
-            what = f"{self.wanted.host} did not provide {self.wanted.text} ({error.kind.value})"
+            what = f"{self.wanted.host} did not provide {self.wanted.text} ({error.kind.fault})"
             self.notes.append(f"{what}: the image on this Docker Engine is used.")
             return self._result(local)
         return self._ensure_pulled(description)
@@ -111,24 +112,18 @@ class _ImagePull:
         """
         if local.get("RepoDigests") or self.wanted.has_explicit_host or self.auth is not None:
             return False
-        note = f"{self.wanted.text} was built on this Docker Engine; no registry is asked for it."
-        self.notes.append(note)
+        self.notes.append(f"{self.wanted.text} was built on this Engine: no registry is asked.")
         return True
 
     def _inspect_distribution(self, *, is_local: bool) -> Mapping[str, Any]:
         """Log in, and return the registry's description of the image."""
-        wanted, client = self.wanted, self.client
-        if self.auth is None:
-            log_in = partial(credentials.find_docker_login, wanted.host)
-        else:
-            log_in = partial(credentials.resolve_login, wanted, self.auth, self.secrets)
-        self.login = client.call(log_in)
-        name, header = wanted.pull_name, self.login.header
+        self.login = self.client.call(lambda: resolve_login(self.wanted, self.auth, self.secrets))
+        name, header = self.wanted.pull_name, self.login.header
         seconds = min(self.stall_timeout, DIGEST_TIMEOUT) if is_local else self.stall_timeout
         return self._retry_stalled(
-            lambda _: client.inspect_distribution(name, header, seconds=seconds),
+            lambda _: self.client.inspect_distribution(name, header, seconds=seconds),
             attempts=1 if is_local else MAX_ATTEMPTS,
-            problem=f"{wanted.host} did not answer",
+            problem=f"{self.wanted.host} did not answer",
         )
 
     def _retry_stalled(self, call: Callable[[bool], T], *, attempts: int, problem: str) -> T:
@@ -155,11 +150,8 @@ class _ImagePull:
             self._check_platform({(p.get("os"), p.get("architecture")) for p in platforms})
             problem = "nothing arrived and nothing changed"
             self._retry_stalled(partial(self._pull, name), attempts=MAX_ATTEMPTS, problem=problem)
-            found = self.client.find_image(name)
-        if found is None:
-            raise PullError(PullErrorKind.FAILED, "it is not on the Engine after the pull")
-        is_tagged = f"{wanted.name}:{wanted.tag}" in (found.get("RepoTags") or ())
-        if not wanted.digest and not is_tagged:
+            found = self.client.call(lambda: self.client.api.inspect_image(name))
+        if not wanted.digest:
             self.client.call(lambda: self.client.api.tag(found["Id"], wanted.name, wanted.tag))
         return self._result(found, digest)
 
@@ -168,13 +160,20 @@ class _ImagePull:
         if is_retry:
             layers.note = f"The pull of {self.wanted.text} stalled and was started again."
             self.notes.append(layers.note)
-        report: ProgressCallback = self.on_progress or (lambda _: None)
-        with closing(self.client.pull(name, self.login.header, self.stall_timeout, layers)) as run:
-            for _ in run:
-                if time.monotonic() - reported >= _REPORT_INTERVAL:
-                    reported = time.monotonic()
-                    report(layers.snapshot(reported))
-        report(layers.snapshot(time.monotonic()))
+        changed = time.monotonic()
+        with closing(self.client.pull(name, self.login.header)) as events:
+            for event in events:
+                now = time.monotonic()
+                if event:
+                    changed = now
+                    layers.update(event)
+                patience = self.stall_timeout * (_LOCAL_STALL_FACTOR if layers.is_local_work else 1)
+                if now - changed > patience:
+                    raise PullError(PullErrorKind.STALLED)
+                if now - reported >= _REPORT_INTERVAL:
+                    reported = now
+                    self.on_progress(layers.snapshot(now))
+        self.on_progress(layers.snapshot(time.monotonic()))
 
     def _check_platform(self, platforms: set[tuple[Any, Any]]) -> None:
         """Raise PullError PLATFORM if the Engine runs none of `platforms`, pairs of (OS, CPU)."""

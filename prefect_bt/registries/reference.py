@@ -6,19 +6,12 @@ The grammar is the Docker Engine's. The parser of its SDK accepts more.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 
 DOCKER_HUB: Final = "docker.io"
-_HUB_NAMES: Final = {
-    DOCKER_HUB,
-    "index.docker.io",
-    "registry-1.docker.io",
-    "registry.hub.docker.com",
-    "hub.docker.com",
-}
+_HUB_HOST: Final = re.compile(r"((index|registry-1)\.)?docker\.io|(registry\.)?hub\.docker\.com")
 MAX_NAME_CHARS: Final = 255
 
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
@@ -32,8 +25,7 @@ _REPOSITORY: Final = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ImageReference:
+class ImageReference(NamedTuple):
     """A parsed reference. For an image's id, `path` is empty and `digest` is the id."""
 
     text: str
@@ -77,7 +69,7 @@ def parse_reference(text: str) -> ImageReference:
     if not found or not _HOST.fullmatch(host) or len(f"{host}/{path}") > MAX_NAME_CHARS:
         problem = "it is not [host[:port]/]repository[:tag][@digest], in lower case"
         raise PullError(PullErrorKind.REFERENCE, f"{text!r}: {problem}")
-    if host in _HUB_NAMES:
+    if _HUB_HOST.fullmatch(host):
         host, path = DOCKER_HUB, path if "/" in path else f"library/{path}"
     if re.fullmatch(r"library/[0-9a-f]{64}", path):
         problem = "64 hex digits are an image's id: write sha256: before them"
@@ -90,4 +82,4 @@ def parse_reference(text: str) -> ImageReference:
 def normalize_registry_host(registry: str) -> str:
     """Return the host of docker_auth's `registry`, without scheme and path."""
     host = re.sub("^.*?://", "", registry.strip()).partition("/")[0].lower()
-    return DOCKER_HUB if host in _HUB_NAMES else host
+    return DOCKER_HUB if _HUB_HOST.fullmatch(host) else host

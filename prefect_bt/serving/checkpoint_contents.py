@@ -16,7 +16,7 @@ from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
 from prefect_bt.checkpoints.layout import LORA, CheckpointMetadata, read_metadata
 from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry
 from prefect_bt.definitions import ModelWeightsFormat
-from prefect_bt.object_store.protocols import SupportsGet
+from prefect_bt.object_store.protocols import Store
 from prefect_bt.serving.served_model import CheckpointContents
 
 CHAT_TEMPLATE: Final = "chat_template.jinja"
@@ -40,7 +40,7 @@ _SHARD_PATTERNS: Final = (
 """What is saved a process and not a model; after it is gathered, servers can read it."""
 
 
-def read_contents(store: SupportsGet, checkpoint: CommittedCheckpoint) -> CheckpointContents:
+def read_contents(store: Store, checkpoint: CommittedCheckpoint) -> CheckpointContents:
     """Of the part that is served, the lowest rank's. Raises StoreError."""
     first, *others = checkpoint.manifests
     kind = _kind(store, first)
@@ -62,7 +62,7 @@ def read_contents(store: SupportsGet, checkpoint: CommittedCheckpoint) -> Checkp
     )
 
 
-def _kind(store: SupportsGet, manifest: Manifest) -> CheckpointMetadata:
+def _kind(store: Store, manifest: Manifest) -> CheckpointMetadata:
     """As recorded; looked at again where nothing was recognised, perhaps by an older release."""
     if manifest.type:
         adapter = manifest.lora_adapter_config
@@ -71,7 +71,7 @@ def _kind(store: SupportsGet, manifest: Manifest) -> CheckpointMetadata:
     return read_metadata(manifest.name, entries, lambda path: _read_json(store, entries.get(path)))
 
 
-def _read_json(store: SupportsGet, entry: ManifestEntry | None) -> Any:
+def _read_json(store: Store, entry: ManifestEntry | None) -> Any:
     if entry is None or entry.size > _MAX_CONFIG_BYTES:
         return None
     try:

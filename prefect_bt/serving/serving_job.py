@@ -32,7 +32,7 @@ from prefect_bt.definitions import (
 from prefect_bt.definitions.variables import EnvironmentVariables
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.object_store.protocols import SupportsGet
+from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.serving.base_model import TRAINING_STATE
@@ -172,7 +172,7 @@ def resolve_compute(compute: Compute | None, capacity: Capacity) -> Compute:
 # -- pins -----------------------------------------------------------------------------------
 
 
-def resolve_pins(store: SupportsGet, serving: ServingJob) -> tuple[RevisionPin, ...]:
+def resolve_pins(store: Store, serving: ServingJob) -> tuple[RevisionPin, ...]:
     """Which bytes were chosen: for every checkpoint its manifest, which never changes.
 
     Without them a checkpoint that is written anew before it is mirrored would be served in the
@@ -197,7 +197,7 @@ def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
         ledger.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
 
 
-def _pin_checkpoint(store: SupportsGet, plan: WeightsPlan, key: str) -> RevisionPin:
+def _pin_checkpoint(store: Store, plan: WeightsPlan, key: str) -> RevisionPin:
     sizes = {entry.path: entry.size for entry in load_manifest(store.get(key), key=key).entries}
     wanted = filter_paths(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     size = sum(sizes[path] for path in wanted)

@@ -16,8 +16,7 @@ from prefect_bt.credentials.weights_access import (
 )
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import PlanError, WeightsError
-from prefect_bt.object_store.address import parse_bucket_url
-from prefect_bt.object_store.connect import create_bucket_store
+from prefect_bt.object_store.connect import create_bucket_store, parse_bucket_url
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.planning.planner import plan_gang, plan_weights

@@ -14,7 +14,7 @@ from prefect_bt.gc.store_objects import UploadScanner
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.object_store.protocols import UnfinishedUpload
+from prefect_bt.object_store.protocols import ObjectInfo
 from tests.gc.conftest import DAY, Site
 
 
@@ -59,9 +59,9 @@ def test_what_was_being_written_into_a_folder_store(site: Site) -> None:
 class Begins(DiskStore):
     """A folder in which uploads seem to have been begun."""
 
-    begun: tuple[UnfinishedUpload, ...] = ()
+    begun: tuple[ObjectInfo, ...] = ()
 
-    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+    def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
         yield from self.begun
 
 
@@ -71,8 +71,8 @@ def test_an_upload_belongs_to_its_job_for_as_long_as_that_may_need_it(site: Site
     ended = Ledger(site.ledger.store, clock=lambda: time.time() - 3600)
     long_over = site.job(JobState.COMPLETED, ledger=ended)
 
-    def begun(key: str, age: float) -> UnfinishedUpload:
-        return UnfinishedUpload(key, key, time.time() - age, 5)
+    def begun(key: str, age: float) -> ObjectInfo:
+        return ObjectInfo(key, 5, time.time() - age, key)
 
     prefix = "training_projects/p/jobs"
     store.begun = (

@@ -68,9 +68,8 @@ class Seen:
 
 @pytest.fixture(params=["disk", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    kind = CountingDisk if request.param == "disk" else CountingBucket
-    url = str(tmp_path / "store") if request.param == "disk" else "memory://"
-    made = kind.open(url)
+    is_disk = request.param == "disk"
+    made = CountingDisk(tmp_path / "store") if is_disk else CountingBucket("memory://")
     made.reads = Counter()
     return made
 

@@ -17,7 +17,6 @@ def use_small_parts(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     patch = monkeypatch or pytest.MonkeyPatch()
     for module, name in (
         (multipart, "MIN_PART_BYTES"),
-        (bucket, "MIN_PART_BYTES"),
         (bucket, "_CHUNK_BYTES"),
     ):
         patch.setattr(module, name, PART)

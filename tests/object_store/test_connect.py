@@ -16,7 +16,6 @@ import obstore
 import pytest
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store.address import parse_bucket_url
 from prefect_bt.object_store.connect import (
     Access,
     Limits,
@@ -24,6 +23,7 @@ from prefect_bt.object_store.connect import (
     create_bucket_store,
     create_http_store,
     find_machine_access,
+    parse_bucket_url,
 )
 from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault
 from tests.checkpoints.buckets import use
@@ -140,7 +140,7 @@ def test_faults_of_http(served: Files) -> None:
     assert fault(url, path).kind is FaultKind.DENIED
     assert get(url, path, token="t") == DATA
     served.token, served.statuses = "", [429, 410]
-    assert fault(url, path) == Fault(FaultKind.THROTTLED, "the server answered 429")
+    assert fault(url, path) == Fault(FaultKind.OTHER, "the server answered 429")
     assert fault(url, path) == Fault(FaultKind.OTHER, "the server answered 410")
     served.truncate = 1
     assert fault(url, path).reason == "the body ended early"

@@ -16,4 +16,4 @@ def test_a_code_that_is_none_is_not_shown(code: str) -> None:
 
 def test_a_code_is_shown() -> None:
     error = ClientError({"Error": {"Code": "SlowDown"}}, "UploadPart")
-    assert classify_fault(error) == Fault(FaultKind.THROTTLED, "SlowDown")
+    assert classify_fault(error) == Fault(FaultKind.OTHER, "SlowDown")

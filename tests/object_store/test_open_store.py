@@ -65,8 +65,7 @@ def test_who_answers_for_a_bucket(monkeypatch, url, start):
     """Both libraries agree on it. CoreWeave refuses buckets that are part of the path."""
     use(monkeypatch, "http://nobody")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    from prefect_bt.object_store.address import parse_bucket_url
-    from prefect_bt.object_store.connect import create_s3_client
+    from prefect_bt.object_store.connect import create_s3_client, parse_bucket_url
 
     assert open_store(url).presign("x", seconds=60).startswith(start)
     address = parse_bucket_url(url)

@@ -52,7 +52,7 @@ def test_classified(status: int, message: str, kind: PullErrorKind) -> None:
 @pytest.mark.parametrize("kind", list(PullErrorKind))
 def test_every_kind_has_a_message_a_cause_and_a_remedy(kind: PullErrorKind) -> None:
     error = to_image_error(PullError(kind), "host/x:1", "host", "the login in the secret 's'")
-    assert error.fault == kind
+    assert error.fault == kind.fault
     assert Cause(error.cause) in CAUSES
     assert "{" not in str(error)
     assert error.message.endswith(".")

@@ -26,7 +26,7 @@ from prefect_bt.checkpoints.volume_links import Volumes, descriptor_path
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.filesystem import confined, trees
 from prefect_bt.filesystem.rehash import cancellable, ignore_progress
-from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsGet
+from prefect_bt.object_store.protocols import ByteCallback, Store
 
 STAGING: Final = ".prefect-bt-restore.tmp"
 _CHUNK: Final = 4 * 1024 * 1024
@@ -42,7 +42,7 @@ DesiredFiles = Mapping[str, ManifestEntry]
 """Path relative to the root -> what shall lie there."""
 
 
-def iter_chunks(store: SupportsGet, key: str, *, size: int) -> Iterator[bytes]:
+def iter_chunks(store: Store, key: str, *, size: int) -> Iterator[bytes]:
     """The first `size` bytes of an object, in order; fewer where it is shorter. Reads ahead."""
     if size <= _CHUNK:
         yield store.get_range(key, start=0, length=size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from prefect_bt.errors import CheckpointError
-from prefect_bt.object_store.protocols import SupportsGet
+from prefect_bt.object_store.protocols import Store
 
 MAX_HEADER_BYTES: Final = 10_000_000
 """Maximum header length in bytes."""
@@ -51,7 +51,7 @@ class TensorTable:
         return sum(tensor.size for tensor in self.tensors)
 
 
-def read_tensors(store: SupportsGet, key: str, *, path: str, size: int) -> TensorTable:
+def read_tensors(store: Store, key: str, *, path: str, size: int) -> TensorTable:
     """The table of the object `key` of `size` bytes, which people know as `path`.
 
     Two reads. Raises CheckpointError for what is no safetensors file or has too long a header, and

@@ -26,7 +26,7 @@ from prefect_bt.checkpoints.manifest import (
     is_own_object,
     rank_objects_prefix,
 )
-from prefect_bt.object_store.protocols import ObjectInfo, SupportsList
+from prefect_bt.object_store.protocols import ObjectInfo, Store
 
 _SMALL: Final = re.compile(r"[0-9a-f]{64}")
 _LARGE: Final = re.compile(r"([0-9a-f]{64})(?:-\d+)?\.(bytes|[0-9a-f]{64})")
@@ -44,7 +44,7 @@ class StoredObjects:
 
     def __init__(
         self,
-        store: SupportsList,
+        store: Store,
         origin: UploadOrigin,
         manifests: Iterable[Manifest],
         *,

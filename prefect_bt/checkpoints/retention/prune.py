@@ -231,11 +231,13 @@ def delete_unreferenced(
     unnamed = inventory.unreferenced_objects()
     _delete_objects(store, unnamed, fence)
     fence()
-    aborted = store.abort_uploads(job_objects_prefix(project_id, job_id))
+    unfinished = list(store.list_unfinished_uploads(job_objects_prefix(project_id, job_id)))
+    for upload in unfinished:
+        store.abort_upload(upload)
     return PruneResult(
         deleted_keys=tuple(sorted(unnamed)),
         freed_bytes=sum(unnamed.values()),
-        aborted_uploads=aborted,
+        aborted_uploads=len(unfinished),
         unreadable_manifests=inventory.unreadable_manifests,
     )
 

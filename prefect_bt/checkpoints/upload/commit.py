@@ -157,7 +157,9 @@ class CheckpointCommitter:
         # Tidying: no reason to keep a job from its end.
         with contextlib.suppress(StoreError):
             for attempt in attempts:
-                self._store.abort_uploads(rank_objects_prefix(self._origin, attempt))
+                prefix = rank_objects_prefix(self._origin, attempt)
+                for upload in self._store.list_unfinished_uploads(prefix):
+                    self._store.abort_upload(upload)
 
     def _transfer_context(self, committed: CommitIndex) -> TransferContext:
         return TransferContext(

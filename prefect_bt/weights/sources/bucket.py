@@ -17,8 +17,13 @@ from obstore.exceptions import BaseError
 
 from prefect_bt.credentials.weights_access import list_accesses
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
-from prefect_bt.object_store.address import parse_bucket_url
-from prefect_bt.object_store.connect import ANONYMOUS, Access, Limits, create_bucket_store
+from prefect_bt.object_store.connect import (
+    ANONYMOUS,
+    Access,
+    Limits,
+    create_bucket_store,
+    parse_bucket_url,
+)
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths

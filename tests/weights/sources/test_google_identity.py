@@ -11,8 +11,7 @@ import pytest
 
 from prefect_bt.credentials.weights_access import list_accesses
 from prefect_bt.errors import IdentityError
-from prefect_bt.object_store.address import parse_bucket_url
-from prefect_bt.object_store.connect import create_bucket_store
+from prefect_bt.object_store.connect import create_bucket_store, parse_bucket_url
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from tests.google_identity import Google, serving_google
 
