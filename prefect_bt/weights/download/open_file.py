@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,7 +76,12 @@ class SequentialFile:
     """A file on the disk whose bytes arrive in order. A kill loses it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._writer = path, path.open("xb")
+        self._path = path
+
+    @cached_property
+    def _writer(self) -> BufferedWriter:
+        """Create the file, which other threads need not wait for."""
+        return self._path.open("xb")
 
     def write(self, _at: int, view: memoryview) -> None:
         self._writer.write(view)
