@@ -294,6 +294,7 @@ class Download:
             # Before the blob: after a kill nothing else would find it.
             self._staging.record_digests({entry.path: entry.sha256})
         self._staging.add(file.kept.finalize(), entry, is_synced=is_synced)
-        file.kept.remove()
+        if file.part:
+            file.part.remove()
         self._meter.add_items()
         self._on_finished(entry.path, entry.sha256)

@@ -97,9 +97,9 @@ class SequentialFile:
         return self._path
 
     def remove(self) -> None:
-        """Delete and close the file, unless it was moved."""
-        self._path.unlink(missing_ok=True)
+        """Close and delete the file, unless it was moved."""
         self._writer.close()
+        self._path.unlink(missing_ok=True)
 
 
 @dataclass

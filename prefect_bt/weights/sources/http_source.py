@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -86,6 +86,15 @@ class HttpFault(Exception):
         elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
             seconds = float(reset[1])
         return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
+
+
+@lru_cache(1)
+def _tls_context(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
+    """Load the certificate authorities, which takes tens of milliseconds, once for these paths."""
+    context = ssl.create_default_context()
+    # Python 3.13 refuses private authorities without a key identifier; obstore accepts them.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 class HttpSource(RemoteSource):
@@ -172,9 +181,7 @@ class HttpSource(RemoteSource):
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         timeout = httpx.Timeout(self._limits.read, connect=self._limits.connect)
-        context = ssl.create_default_context()
-        # Python 3.13 refuses private authorities without a key identifier; obstore accepts them.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context = _tls_context(ssl.get_default_verify_paths())
         return httpx.Client(verify=context, timeout=timeout, headers=headers)
 
     @contextmanager
