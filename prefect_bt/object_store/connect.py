@@ -106,7 +106,7 @@ def parse_bucket_url(url: str) -> BucketUrl:
     pattern, example = _FORMS[scheme]
     match = re.fullmatch(f"{scheme}://{pattern}", url)
     if match is None:
-        hint = f"It reads: {scheme}://{example}"
+        hint = f"Write it as {scheme}://{example}."
         raise StoreError(f"{url!r} names no bucket.", url=url, next_step=hint)
     found = match.groupdict(default="")
     account, prefix = found.get("account", ""), found["prefix"].strip("/")

@@ -61,7 +61,9 @@ class DiskStore:
         if not url.startswith("file://"):
             return cls(Path(url))
         if not url.startswith("file:///"):
-            raise StoreError(f"{url!r} names no local folder.", url=url, next_step="file:///path")
+            raise StoreError(
+                f"{url!r} names no local folder.", url=url, next_step="Write it as file:///path."
+            )
         return cls(Path(unquote(url.removeprefix("file://"))))
 
     def get(self, key: str) -> bytes:

@@ -113,8 +113,8 @@ class MultipartUploader:
             for one in self._list_uploads(key)
             if one["Key"] == f"{self._prefix}{key}"
         ]
-        size = {"Size": part_bytes}
-        usable = [one for one in uploads if one.stored_parts.get(1, size)["Size"] == part_bytes]
+        first = {one.id: one.stored_parts.get(1, {}) for one in uploads}
+        usable = [one for one in uploads if first[one.id].get("Size") == part_bytes]
         best = max(usable, key=lambda one: len(one.stored_parts), default=None)
         for one in uploads:
             if one is not best:

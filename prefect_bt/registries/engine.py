@@ -20,6 +20,8 @@ from prefect_bt.text.progress import Progress, RateWindow
 
 T = TypeVar("T")
 
+_ABANDONED_SECONDS: Final = 3600.0
+"""Seconds without a byte from the Engine that end a pull that nobody waits for any more."""
 _POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a stop."""
 _DOWNLOADED: Final = {"Verifying Checksum", "Download complete", "Extracting", "Pull complete"}
@@ -70,7 +72,7 @@ class EngineClient:
         responses, closed = list[Any](), threading.Event()
 
         def read_events() -> Iterator[dict[str, Any]]:
-            options = {"params": {"fromImage": name}, "stream": True}
+            options = {"params": {"fromImage": name}, "stream": True, "timeout": _ABANDONED_SECONDS}
             with self._send("POST", "/images/create", header, **options) as response:
                 responses.append(response)
                 for line in () if closed.is_set() else response.iter_lines():

@@ -84,10 +84,12 @@ _STATUSES: Final = {
     401: PullErrorKind.REFUSED,
     403: PullErrorKind.REFUSED,
     404: PullErrorKind.NOT_FOUND,
+    429: PullErrorKind.UNREACHABLE,
 }
 _CODES: Final = {
     PullErrorKind.REFUSED: "unauthorized|no basic auth credentials|denied",
     PullErrorKind.NOT_FOUND: "manifest unknown|name unknown",
+    PullErrorKind.UNREACHABLE: "toomanyrequests",
 }
 """Codes of the OCI distribution specification, as the Engine quotes them. Its own status is often
 500, and 404 for a pull that was denied (Engine 20.10)."""

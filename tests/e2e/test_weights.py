@@ -146,7 +146,7 @@ def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
     ("source", "words"),
     [
         ("hf://o/base", ["hf://o/base is gated", "Give auth with a token"]),
-        ("file:///no/such/folder", ["'/no/such/folder' is not a folder"]),
+        ("file:///no/such/folder", ["file:///no/such/folder is not a folder"]),
     ],
 )
 def test_a_mirror_that_fails_launches_nothing(

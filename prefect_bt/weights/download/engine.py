@@ -220,6 +220,8 @@ class Download:
         try:
             self._receive(block, length)
         except RangesUnsupported as error:
+            if block.end is None:  # no other way to read it is left
+                raise
             self._meter.set_note(error.message)
             self._has_ranges, file.lacks_ranges = False, True
         except TransientError as error:

@@ -80,15 +80,16 @@ class SequentialFile:
 
     @cached_property
     def _writer(self) -> BufferedWriter:
-        """Create the file, which other threads need not wait for."""
+        """Create the file at the first write, outside of the queue's lock."""
         return self._path.open("xb")
 
     def write(self, _at: int, view: memoryview) -> None:
         self._writer.write(view)
 
     def clear(self) -> None:
-        self._writer.seek(0)
-        self._writer.truncate()
+        if "_writer" in vars(self):
+            self._writer.seek(0)
+            self._writer.truncate()
 
     def finalize(self) -> Path:
         """Close the verified file and return its path."""

@@ -98,7 +98,7 @@ class RemoteSource(Source):
         # A block has minutes at most, however slowly its bytes arrive.
         self._limits = Limits(connect, stall, max(_MAX_BLOCK_SECONDS, 10 * stall), retries=0)
         limits = f"no connection in {connect:g} s, or no byte for {stall:g} s"
-        self._no_answer = f"no usable answer, {limits}"
+        self._no_answer = f"no usable answer: {limits}"
         """The reason of a fault that shows no other."""
 
     def _iter_block(

@@ -123,7 +123,7 @@ class SharedDownload:
     def add_finished(self, path: str, sha256: str) -> None:
         """Record a file that is complete on this machine. Upload its batch if all of it is."""
         with self._lock:
-            batch = next((one for one in self._held if path in one.digests), None)
+            batch = next((one for one in list(self._held) if path in one.digests), None)
             if batch is None:
                 return
             batch.digests[path] = sha256
