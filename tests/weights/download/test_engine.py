@@ -18,7 +18,7 @@ from prefect_bt.weights.download import engine
 from prefect_bt.weights.download.engine import BLOCK_BYTES
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.sources.protocol import TransientError
+from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
 from tests.weights import arranged
 from tests.weights.arranged import LARGE, Arranged, ArrangedSource, mirrored
 from tests.weights.conftest import tree
@@ -143,3 +143,12 @@ def test_a_stream_that_arrived_corrupt_leaves_nothing(
     assert len(source_here.asked) == 2
     assert tree(done.folder) == {"large.bin": LARGE}
     assert not [*done.folder.parent.glob("stream-*")]
+
+
+def test_a_file_that_no_request_can_read_is_an_error(source_here: Arranged, tmp_path: Path) -> None:
+    def refuse(_path: str, _at: int) -> None:
+        raise RangesUnsupported("The server sends no lengths.", source=arranged.URL)
+
+    source_here.files, source_here.before = {"a.bin": LARGE}, refuse
+    with pytest.raises(RangesUnsupported, match="sends no lengths"):
+        mirrored(tmp_path)
