@@ -1,4 +1,4 @@
-"""What was left in the store: holds, claims, and uploads that were begun."""
+"""What was left in the store: holds, claims and unfinished uploads."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_what_was_being_written_into_a_folder_store(site: Site) -> None:
 
 
 class Begins(DiskStore):
-    """A folder in which uploads seem to have been begun."""
+    """A folder store with unfinished uploads."""
 
-    begun: tuple[ObjectInfo, ...] = ()
+    unfinished: tuple[ObjectInfo, ...] = ()
 
     def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        yield from self.begun
+        yield from self.unfinished
 
 
 def test_an_upload_belongs_to_its_job_for_as_long_as_that_may_need_it(site: Site) -> None:
@@ -71,21 +71,21 @@ def test_an_upload_belongs_to_its_job_for_as_long_as_that_may_need_it(site: Site
     ended = Ledger(site.ledger.store, clock=lambda: time.time() - 3600)
     long_over = site.job(JobState.COMPLETED, ledger=ended)
 
-    def begun(key: str, age: float) -> ObjectInfo:
+    def unfinished(key: str, age: float) -> ObjectInfo:
         return ObjectInfo(key, 5, time.time() - age, key)
 
     prefix = "training_projects/p/jobs"
-    store.begun = (
-        begun(f"{prefix}/{running}/objects/x", 30 * DAY),
-        begun(f"{prefix}/{over}/objects/x", 3600),
-        begun(f"{prefix}/{long_over}/objects/late", 5),
-        begun(f"{prefix}/{long_over}/objects/x", 3600),
-        begun(f"{prefix}/unknown/workspace.tar", 3600),
-        begun(f"{prefix}/unknown/old.tar", 30 * DAY),
-        begun("weights/blobs/ab/new", 3600),
-        begun("weights/blobs/ab/old", 30 * DAY),
+    store.unfinished = (
+        unfinished(f"{prefix}/{running}/objects/x", 30 * DAY),
+        unfinished(f"{prefix}/{over}/objects/x", 3600),
+        unfinished(f"{prefix}/{long_over}/objects/late", 5),
+        unfinished(f"{prefix}/{long_over}/objects/x", 3600),
+        unfinished(f"{prefix}/unknown/workspace.tar", 3600),
+        unfinished(f"{prefix}/unknown/old.tar", 30 * DAY),
+        unfinished("weights/blobs/ab/new", 3600),
+        unfinished("weights/blobs/ab/old", 30 * DAY),
     )
     stores = JobStores(lambda url: Ledger(store), site.settings.store)
     found = {one.location: one.reason for one in UploadScanner(stores, 7 * DAY).scan()}
-    assert list(found) == [store.begun[n].key for n in (3, 5, 7)]
-    assert found[store.begun[3].key] == "the job is completed"
+    assert list(found) == [store.unfinished[n].key for n in (3, 5, 7)]
+    assert found[store.unfinished[3].key] == "the job is completed"

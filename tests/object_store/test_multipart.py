@@ -142,9 +142,9 @@ def test_parts_of_other_bytes_are_sent_again(server, bucket, store, source):
 
 def test_parts_of_another_length_are_given_up(bucket, store, source):
     key = "some/prefix/x"
-    begun = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
+    unfinished = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
     bucket.client.upload_part(
-        Bucket=bucket.name, Key=key, UploadId=begun, PartNumber=1, Body=b"z" * (PART - 1000)
+        Bucket=bucket.name, Key=key, UploadId=unfinished, PartNumber=1, Body=b"z" * (PART - 1000)
     )
     store.upload_verified("x", source, sha256=digest_of(source))
     assert body(bucket) == source.read_bytes()
@@ -152,11 +152,11 @@ def test_parts_of_another_length_are_given_up(bucket, store, source):
 
 
 def test_of_several_the_one_with_most_parts_goes_on(server, bucket, store, source):
-    key, begun = "some/prefix/x", []
+    key, unfinished = "some/prefix/x", []
     data = source.read_bytes()
     for count in (1, 3, 2):
         upload = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
-        begun.append(upload)
+        unfinished.append(upload)
         for number in range(1, count + 1):
             bucket.client.upload_part(
                 Bucket=bucket.name,
@@ -193,9 +193,9 @@ def test_after_a_fault_the_next_try_sends_only_the_rest(server, bucket, store, s
 def test_unfinished_uploads_are_given_up_by_folder(bucket, store):
     for key in ("a/x", "a/b/y", "ab/z", "a"):
         bucket.client.create_multipart_upload(Bucket=bucket.name, Key=f"some/prefix/{key}")
-    begun = list(store.list_unfinished_uploads("a"))
-    assert len(begun) == 2
-    for one in begun:
+    unfinished = list(store.list_unfinished_uploads("a"))
+    assert len(unfinished) == 2
+    for one in unfinished:
         store.abort_upload(one)
     assert sorted(bucket.unfinished()) == ["some/prefix/a", "some/prefix/ab/z"]
     assert list(store.list_unfinished_uploads("a")) == []
@@ -221,17 +221,17 @@ def test_an_upload_needs_little_memory(upstream, server, tmp_path):
 
 
 def test_what_was_begun_is_told_and_given_up(bucket, store):
-    begun = []
+    unfinished = []
     for key in ("some/prefix/weights/blobs/ab/cd", "some/prefix/training_projects/p/jobs/j/x", "y"):
         made = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)
         part = {"Bucket": bucket.name, "Key": key, "UploadId": made["UploadId"], "PartNumber": 1}
         bucket.client.upload_part(**part, Body=b"12345")
-        begun.append(made["UploadId"])
+        unfinished.append(made["UploadId"])
     found = {one.upload_id: one for one in store.list_unfinished_uploads()}
-    assert set(found) == set(begun[:2]), "what others keep in the bucket is theirs"
-    one = found[begun[1]]
+    assert set(found) == set(unfinished[:2]), "what others keep in the bucket is theirs"
+    one = found[unfinished[1]]
     assert (one.key, one.size) == ("training_projects/p/jobs/j/x", 5)
     assert abs(one.modified - time.time()) < 120
     store.abort_upload(one)
     store.abort_upload(one)
-    assert {one.upload_id for one in store.list_unfinished_uploads()} == {begun[0]}
+    assert {one.upload_id for one in store.list_unfinished_uploads()} == {unfinished[0]}

@@ -163,7 +163,7 @@ def test_the_region_is_that_of_the_registry() -> None:
     assert_logged_in(opened(auth("AWS_ASSUME_ROLE", "us-east-1")))
 
 
-def test_a_role_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_needs_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)

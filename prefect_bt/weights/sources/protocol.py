@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
@@ -57,7 +58,7 @@ class SourceRequest:
     stall_timeout: float = STALL_TIMEOUT
 
 
-class Source:
+class Source(ABC):
     """One source. Its methods block; several threads call them."""
 
     detects_changes = True
@@ -71,16 +72,16 @@ class Source:
         """Return the current revision, or "" if only a listing shows it. Errors: `list_files`."""
         return ""
 
+    @abstractmethod
     def list_files(self) -> Listing:
         """Return the files of the current revision. Raise WeightsError or TransientError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         """Yield `length` bytes from `start` (-1: to the end), once the revision is known.
 
         Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
         """
-        raise NotImplementedError
 
     def _error(
         self, text: str, next_step: str, kind: type[WeightsError] = WeightsError

@@ -47,7 +47,7 @@ def recording(source_here: Arranged, monkeypatch: pytest.MonkeyPatch) -> Arrange
     return source_here
 
 
-def test_each_byte_is_requested_once_in_whole_blocks(recording: Arranged, tmp_path: Path) -> None:
+def test_a_file_is_requested_once_in_blocks(recording: Arranged, tmp_path: Path) -> None:
     recording.files["large.bin"] = data = LARGE * 3
     assert tree(mirrored(tmp_path).folder) == recording.files
     asked = sorted(REQUESTS)
