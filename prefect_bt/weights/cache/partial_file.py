@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import uuid
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -123,8 +124,10 @@ class PartialFile:
         return self.folder / "data"
 
     def remove(self) -> None:
-        """Delete what is left of it while it is locked, then close it."""
-        remove_tree(self.folder)
+        """Delete what is left of it, then close it."""
+        # One rename first: another process may open the file while the folder is emptied.
+        removed = self.folder.with_name(f"{self.folder.name}.{uuid.uuid4().hex[:8]}")
+        remove_tree(self.folder.rename(removed))
         self.close()
 
     def close(self) -> None:

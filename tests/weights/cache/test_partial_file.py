@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +150,29 @@ def test_one_process_at_a_time(folder: Path) -> None:
     part.close()
     part.close()
     assert is_free(folder / "lock")
+
+
+def test_a_process_that_removes_its_file_leaves_those_of_the_next_one(folder: Path) -> None:
+    faults: list[BaseException] = []
+
+    def download_often() -> None:
+        try:
+            for _ in range(200):
+                with suppress(PartialFileLocked):
+                    part = opened(folder, 10)
+                    part.write(0, b"0123456789")
+                    assert part.finalize().read_bytes() == b"0123456789"
+                    part.remove()
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=download_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert [*folder.parent.iterdir()] == []
 
 
 def test_another_length_restarts_the_download(folder: Path) -> None:
