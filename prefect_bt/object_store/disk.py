@@ -102,8 +102,7 @@ class DiskStore:
         if not stat.S_ISREG(source.lstat().st_mode):
             return False
         try:
-            ensure_store_folder(self._root)
-            _retry_with_parent_folder(path, lambda: os.link(source, path))
+            self._retry_with_parent_folder(path, lambda: os.link(source, path))
         except FileExistsError:
             return path.is_file()
         except OSError:
@@ -162,28 +161,38 @@ class DiskStore:
         """Fill and sync a temporary file, and publish it at the object's path."""
         path, temporary = self._path(key), self._temporary / uuid.uuid4().hex
         with self._translate_errors(key):
-            ensure_store_folder(self._root)
-            file = _retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
+            file = self._retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
             try:
                 with file:
                     filled = fill(file)
                     file.flush()
                     os.fsync(file.fileno())
-                _retry_with_parent_folder(path, lambda: publish(temporary, path))
+                self._retry_with_parent_folder(path, lambda: publish(temporary, path))
             finally:
                 temporary.unlink(missing_ok=True)
         return filled
 
+    def _retry_with_parent_folder(self, target: Path, operation: Callable[[], T]) -> T:
+        """Run `operation`, and again after creating the parent folder of `target` if missing."""
+        for _ in range(_MAX_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                return operation()
+            ensure_store_folder(self._root)
+            # A concurrent delete can remove the folder while it is empty, at any moment.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                target.parent.mkdir(parents=True, exist_ok=True)
+        return operation()
+
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
-        pending = [str(folder)]
+        pending, start = [str(folder)], len(str(self._root / "x")) - 1
         while pending:
             with missing, os.scandir(pending.pop()) as entries:
                 for entry in entries:
                     if not entry.is_dir():
                         with missing:
                             facts = entry.stat()
-                            key = os.path.relpath(entry.path, self._root)
+                            key = entry.path[start:]
                             yield ObjectInfo(key, facts.st_size, facts.st_mtime)
                     elif entry.name != _TEMP_FOLDER:
                         pending.append(entry.path)
@@ -206,17 +215,6 @@ class DiskStore:
         what = "The disk is full" if number == errno.ENOSPC else text
         hint = "Remove it." if isinstance(error, NotRegularFile) else _NEXT_STEPS.get(number, "")
         return StoreError(f"{what}: {place}, for {key}.", url=self.url, key=key, next_step=hint)
-
-
-def _retry_with_parent_folder(target: Path, operation: Callable[[], T]) -> T:
-    """Run `operation`, and again after creating the parent folder of `target` if it is missing."""
-    for _ in range(_MAX_ATTEMPTS):
-        with contextlib.suppress(FileNotFoundError):
-            return operation()
-        # A concurrent delete can remove the folder while it is empty, at any moment.
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            target.parent.mkdir(parents=True, exist_ok=True)
-    return operation()
 
 
 def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -37,10 +40,12 @@ def file_identity(source: str, file: ListedFile) -> str:
 
 
 class DigestIndex:
-    """The remembered digests of one source or tree. Safe with several processes."""
+    """The remembered digests of one source or tree. Safe with several processes and threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
         self.reload()
 
     def reload(self) -> None:
@@ -55,6 +60,9 @@ class DigestIndex:
                         found[str(row["id"])] = row["sha256"]
         self._known = found
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def get(self, identity: str) -> str:
         """Return the SHA-256 of the file; "" when it is unknown."""
         return self._known.get(identity, "")
@@ -65,8 +73,16 @@ class DigestIndex:
         if not new:
             return
         rows = (json.dumps({"id": key, "sha256": sha256}) for key, sha256 in new.items())
-        ensure_private_folder(self._path.parent)
-        with self._path.open("ab", buffering=0) as writer:  # one write for all lines
-            # The first newline ends a line that a crash cut off.
-            writer.write("\n".join(("", *rows, "")).encode())
+        # One write for all lines. The first newline ends a line that a crash cut off.
+        os.write(self._open(), "\n".join(("", *rows, "")).encode())
         self._known.update(new)
+
+    def _open(self) -> int:
+        """Return a descriptor that appends, and that is closed with this object."""
+        with self._lock:
+            if self._descriptor is None:
+                ensure_private_folder(self._path.parent)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o644)
+                weakref.finalize(self, os.close, self._descriptor)
+            return self._descriptor

@@ -109,7 +109,7 @@ class NodeCache:
         """Raise ValueError for text that is not a SHA-256."""
         if not SHA256.fullmatch(sha256):
             raise ValueError(f"not a SHA-256: {quote(sha256)}")
-        return self.root / "blobs" / sha256[:2] / sha256
+        return Path(f"{self.root}/blobs/{sha256[:2]}/{sha256}")
 
     def _entry_path(self, folder: str, name: str) -> Path:
         """Raise ValueError for a name of more than one component."""

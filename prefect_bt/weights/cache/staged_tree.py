@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-from prefect_bt.weights.cache.partial_file import count_received, partial_file_id
+from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, count_received, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.threads import Closed
@@ -46,17 +46,18 @@ class StagingTree:
         self.files = self.path / "files"
         self.index = DigestIndex(cache.index_path(source_id(source)))
         self._journal = DigestIndex(self.path / "journal")
-        self._made: set[Path] = set()
-        self._lock, self._closed = threading.Lock(), False
+        self._changed = threading.Condition()
+        self._adding_threads, self._is_closed = 0, False
         ensure_private_folder(self.path)
         self.files.mkdir(exist_ok=True)
         self._done: dict[str, FileEntry] = {}
         self._resume()
 
     def close(self) -> None:
-        """Close the tree. A thread that adds a file later gets Closed."""
-        with self._lock:
-            self._closed = True
+        """Close the tree once no thread adds a file. A thread that adds one later gets Closed."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._adding_threads)
 
     def has(self, file: ListedFile) -> bool:
         return file.path in self._done
@@ -68,12 +69,15 @@ class StagingTree:
 
     def missing_bytes(self, files: Sequence[ListedFile]) -> int:
         """Return the bytes of the files less those that partial downloads already have."""
-        parts = {self.partial_folder(file): file.size for file in files if file.size}
-        return sum(size - count_received(part) for part, size in parts.items())
+        total = sum(file.size or 0 for file in files)
+        large = [file for file in files if (file.size or 0) > GRANULE_BYTES]
+        return total - sum(map(count_received, {self.partial_folder(file) for file in large}))
 
     def find_sha256(self, file: ListedFile) -> str:
         """Return the digest from the listing or from an earlier download; "" if unknown."""
-        return file.sha256 or self.index.get(file_identity(self.source, file))
+        if file.sha256 or not self.index:
+            return file.sha256
+        return self.index.get(file_identity(self.source, file))
 
     def link_cached(self, file: ListedFile) -> bool:
         """Add the file if its blob is in the cache. Return whether it is."""
@@ -91,9 +95,7 @@ class StagingTree:
         place = self.files / entry.path
         try:
             with self._adding():
-                self._ensure_folder(place.parent)
-                place.unlink(missing_ok=True)  # a killed process left it
-                os.link(path, place)
+                _create(place, lambda: os.link(path, place))
             has_size = place.stat().st_size == entry.size
             is_intact = is_trusted or (has_size and hash_file(place) == entry.sha256)
         except OSError:  # evicted meanwhile, or it has too many links
@@ -103,14 +105,14 @@ class StagingTree:
                 self._record(entry)
         return is_intact
 
-    def add(self, path: Path, entry: FileEntry, *, is_synced: bool) -> None:
+    def add(self, move_to: Callable[[Path], object], entry: FileEntry, *, is_synced: bool) -> None:
         """Move a verified file into the tree, and name its blob if it is synced to the disk."""
         with self._adding():
             place = self.files / entry.path
-            self._ensure_folder(place.parent)
-            path.replace(place)
+            _create(place, lambda: move_to(place))
             if is_synced:
-                self._share_content(self.path, entry)
+                with self._changed:  # one at a time has the name `link`
+                    self._share_content(self.path, entry)
             self._record(entry)
 
     def publish(self, *, holder: str = "") -> CachedTree:
@@ -139,16 +141,14 @@ class StagingTree:
         listed = (file for file in self.listing.files if file.path in found and not file.sha256)
         known = {file_identity(self.source, file): found[file.path] for file in listed}
         known.pop("", None)
-        with self._lock:
-            self.index.add(known)
+        self.index.add(known)
 
     def _share_content(self, tree: Path, entry: FileEntry) -> None:
         """Make a file of the tree and its blob hard links of one file; create a missing blob."""
-        place, blob = tree / "files" / entry.path, self.cache.blob_path(entry.sha256)
+        place, blob = Path(f"{tree}/files/{entry.path}"), self.cache.blob_path(entry.sha256)
         while True:
-            self._ensure_folder(blob.parent)
             with suppress(FileExistsError):
-                os.link(place, blob)
+                _ensure_parent(blob, lambda: os.link(place, blob))
                 return
             with suppress(FileNotFoundError):  # the blob was evicted meanwhile
                 ours, theirs = place.stat(), blob.stat()
@@ -162,16 +162,18 @@ class StagingTree:
 
     @contextmanager
     def _adding(self) -> Generator[None]:
-        """Hold the lock while a file is added. Closed when the tree is closed."""
-        with self._lock:
-            if self._closed:
+        """Keep the tree open while a file is added. Closed when it is closed."""
+        with self._changed:
+            if self._is_closed:
                 raise Closed
+            self._adding_threads += 1
+        try:
             yield
-
-    def _ensure_folder(self, folder: Path) -> None:
-        if folder not in self._made:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._made.add(folder)
+        finally:
+            with self._changed:
+                self._adding_threads -= 1
+                if self._is_closed:
+                    self._changed.notify_all()
 
     def _record(self, entry: FileEntry) -> None:
         self._done[entry.path] = entry
@@ -192,3 +194,21 @@ class StagingTree:
         """Return whether the file is a link to its blob, which was synced to the disk."""
         blob = self.cache.blob_path(sha256)
         return blob.exists() and blob.samefile(place)
+
+
+def _create(path: Path, operation: Callable[[], object]) -> None:
+    """Run `operation`, which creates a file, in place of a file that a killed process left."""
+    try:
+        _ensure_parent(path, operation)
+    except FileExistsError:
+        path.unlink()
+        operation()
+
+
+def _ensure_parent(path: Path, operation: Callable[[], object]) -> None:
+    """Run `operation`, and once more after creating the parent folder of `path`."""
+    try:
+        operation()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        operation()

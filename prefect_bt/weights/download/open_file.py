@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from io import BufferedWriter
+from io import BufferedWriter, BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 from prefect_bt.text.progress import ProgressMeter
-from prefect_bt.weights.cache.partial_file import PartialFile
+from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile
 from prefect_bt.weights.sources.file_listing import ListedFile, create_digests
 
 MAX_KEPT_BYTES: Final = 16 << 20
@@ -73,34 +73,48 @@ class OrderedDigest:
 
 
 class SequentialFile:
-    """A file on the disk whose bytes arrive in order. A kill loses it."""
+    """A file whose bytes arrive in order. It is in memory while it is small. A kill loses it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @cached_property
-    def _writer(self) -> BufferedWriter:
-        """Create the file at the first write, outside of the queue's lock."""
-        return self._path.open("xb")
+    def __init__(self, folder: Path) -> None:
+        """`folder` has the file once it is large."""
+        self._folder = folder
+        self._writer: BytesIO | BufferedWriter = BytesIO()
 
     def write(self, _at: int, view: memoryview) -> None:
         self._writer.write(view)
+        if isinstance(self._writer, BytesIO) and self._writer.tell() > GRANULE_BYTES:
+            small, self._path = self._writer, self._folder / f"stream-{uuid.uuid4().hex}"
+            self._writer = self._path.open("xb")
+            self._writer.write(small.getbuffer())
 
     def clear(self) -> None:
-        if "_writer" in vars(self):
-            self._writer.seek(0)
-            self._writer.truncate()
+        self._writer.seek(0)
+        self._writer.truncate()
 
-    def finalize(self) -> Path:
-        """Close the verified file and return its path."""
+    def move_to(self, place: Path) -> None:
+        """Write the verified file to its place, or move it there. FileExistsError or OSError."""
+        if isinstance(self._writer, BytesIO):
+            _write_read_only(place, self._writer.getbuffer())
+            return
         os.fchmod(self._writer.fileno(), 0o444)
         self._writer.close()
-        return self._path
+        self._path.replace(place)
 
     def remove(self) -> None:
         """Close and delete the file, unless it was moved."""
         self._writer.close()
-        self._path.unlink(missing_ok=True)
+        if not isinstance(self._writer, BytesIO):
+            self._path.unlink(missing_ok=True)
+
+
+def _write_read_only(path: Path, view: memoryview) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    try:
+        os.fchmod(descriptor, 0o444)  # whatever the umask is
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)
 
 
 @dataclass

@@ -35,6 +35,12 @@ class ListedFile:
     sequential_only: bool = False
     """The server supports no ranges, so the file is read from the beginning to the end."""
 
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether another content would have other facts."""
+        has_version = self.sha256 or self.git_sha1 or self.version_tag
+        return self.size is not None and bool(has_version)
+
 
 @dataclass(frozen=True)
 class Listing:

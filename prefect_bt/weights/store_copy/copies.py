@@ -101,7 +101,8 @@ class StoreMirror:
     def list_sizes(self, digests: Collection[str]) -> dict[str, int]:
         """Return the sizes of the blobs that are stored, with one request for many of them."""
         folders = {blob_key(digest).rpartition("/")[0] for digest in digests}
-        found = _map(lambda folder: [*self.store.list(folder)], sorted(folders))
+        threads = 1 if isinstance(self.store, SupportsLinks) else _THREADS
+        found = _map(lambda folder: [*self.store.list(folder)], sorted(folders), threads)
         sizes = {_last_part(info.key): info.size for infos in found for info in infos}
         return {digest: sizes[digest] for digest in digests if digest in sizes}
 
@@ -259,7 +260,8 @@ class _Upload:
     on_bytes: ByteCallback
 
     def run(self, blobs: Iterable[_Blob]) -> None:
-        waiting = [blob for blob in blobs if not self._try_link(blob)]
+        links = self.store if isinstance(self.store, SupportsLinks) else None
+        waiting = [blob for blob in blobs if not self._try_link(blob, links)]
         # The threads share these iterators.
         large = iter([blob for blob in waiting if blob.size > LARGE_BLOB_BYTES])
         small = iter([blob for blob in waiting if blob.size <= LARGE_BLOB_BYTES])
@@ -280,7 +282,7 @@ class _Upload:
         if self.stop.is_set():
             raise UploadStopped
 
-    def _try_link(self, blob: _Blob) -> bool:
+    def _try_link(self, blob: _Blob, links: SupportsLinks | None) -> bool:
         """Check the file's size, and link it if the store can. Return whether it is linked."""
         self._raise_if_stopped()
         key, size = blob_key(blob.sha256), blob.path.stat().st_size
@@ -288,7 +290,7 @@ class _Upload:
             text = f"{blob.path} has {size} bytes, not {blob.size}: another program changed it."
             hint = "Run prefect-bt weights verify and push again."
             raise StoreError(text, url=self.store.url, key=key, next_step=hint)
-        is_linked = isinstance(self.store, SupportsLinks) and self.store.link_file(key, blob.path)
+        is_linked = links is not None and links.link_file(key, blob.path)
         if is_linked:
             self.on_bytes(size)
         return is_linked
@@ -314,7 +316,7 @@ def _last_part(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _map(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def _map(call: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> list[R]:
     """Call `call` for each item, in several threads because most of the time is a wait."""
-    with ThreadPoolExecutor(_THREADS, "weights-store") as pool:
+    with ThreadPoolExecutor(threads, "weights-store") as pool:
         return list(pool.map(call, items))

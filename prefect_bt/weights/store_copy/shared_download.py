@@ -44,7 +44,7 @@ class _Batch:
     key: str
     files: list[ListedFile]
     digests: dict[str, str] = field(default_factory=dict[str, str])
-    """Digests by path of the files that are complete, while this host downloads the batch."""
+    """Digests by path of the files that this host has downloaded."""
     modified: float = -1.0
     seen_at: float = 0.0
     """Since when the object has this modification time, by this machine's clock."""
@@ -74,6 +74,8 @@ class SharedDownload:
     """Digests of blobs that the store has."""
     _held: list[_Batch] = field(default_factory=list[_Batch])
     """Batches that this host downloads."""
+    _incomplete: dict[str, _Batch] = field(default_factory=dict[str, _Batch])
+    """Batches that this host downloads, by the path of each file that is not complete."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _renewal: threading.Lock = field(default_factory=threading.Lock)
     _uploading: threading.Lock = field(default_factory=threading.Lock)
@@ -123,11 +125,11 @@ class SharedDownload:
     def add_finished(self, path: str, sha256: str) -> None:
         """Record a file that is complete on this machine. Upload its batch if all of it is."""
         with self._lock:
-            batch = next((one for one in list(self._held) if path in one.digests), None)
+            batch = self._incomplete.pop(path, None)
             if batch is None:
                 return
             batch.digests[path] = sha256
-            if not all(batch.digests.values()):
+            if len(batch.digests) < len(batch.files):
                 return
         try:
             with self._uploading:
@@ -158,8 +160,9 @@ class SharedDownload:
         return None
 
     def _hold(self, batch: _Batch) -> _Batch:
-        batch.digests = {file.path: "" for file in batch.files}
         self._held.append(batch)
+        with self._lock:
+            self._incomplete.update((file.path, batch) for file in batch.files)
         return batch
 
     def _find_stored(self, batch: _Batch) -> bool:

@@ -145,6 +145,42 @@ def test_a_stream_that_arrived_corrupt_leaves_nothing(
     assert not [*done.folder.parent.glob("stream-*")]
 
 
+def test_small_files_that_arrived_before_an_error_are_kept(
+    source_here: Arranged, tmp_path: Path
+) -> None:
+    def refuse(path: str, _at: int) -> None:
+        if path == "500":
+            raise WeightsError("500 is not for you.", source=arranged.URL)
+
+    source_here.files = {f"{n:03}": bytes(1000 + n) for n in range(600)}
+    source_here.before = refuse
+    with pytest.raises(WeightsError, match="not for you"):
+        mirrored(tmp_path)
+    arrived = {path for path, _ in source_here.asked} - {"500"}
+    assert len(arrived) >= 400
+    source_here.asked.clear()
+    source_here.before = lambda _path, _at: None
+    assert tree(mirrored(tmp_path).folder) == source_here.files
+    again = arrived & {path for path, _ in source_here.asked}
+    assert len(again) <= 16  # one on its way on each connection
+
+
+def test_files_of_a_slow_source_are_written_one_by_one(
+    source_here: Arranged, tmp_path: Path
+) -> None:
+    written: list[int] = []
+
+    def pause(_path: str, _at: int) -> None:
+        time.sleep(0.02)
+        written.append(len([*tmp_path.glob("weights/fills/*/files/*")]))
+
+    source_here.files = {f"{n:03}": bytes(1000 + n) for n in range(600)}
+    source_here.before = pause
+    mirrored(tmp_path)
+    late = [n - written[n] for n in range(300, 600)]
+    assert max(late) <= 16
+
+
 def test_a_file_that_no_request_can_read_is_an_error(source_here: Arranged, tmp_path: Path) -> None:
     def refuse(_path: str, _at: int) -> None:
         raise RangesUnsupported("The server sends no lengths.", source=arranged.URL)
