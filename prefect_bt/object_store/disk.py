@@ -149,7 +149,7 @@ class DiskStore:
                     folder.rmdir()
 
     def _path(self, key: str) -> Path:
-        return self._root / validate_key(key, url=self.url, reserved=_TEMP_FOLDER)
+        return Path(f"{self._root}/{validate_key(key, url=self.url, reserved=_TEMP_FOLDER)}")
 
     def _opened(self, key: str) -> BinaryIO:
         """Open a regular file only: a pipe in its place would block the reader."""
