@@ -40,8 +40,8 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.planning.validation import validate_weights, validate_weights_source
 from prefect_bt.text.quantities import format_size
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights import MirrorResult
-from prefect_bt.weights.url_redaction import redact_url
 
 ARTIFACT = "mirrored-weights"
 

@@ -27,9 +27,9 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import Progress
 from prefect_bt.text.quantities import format_size
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
 from prefect_bt.weights.mirror import format_result
-from prefect_bt.weights.url_redaction import redact_url
 
 KEPT: Final = "Stopped; downloaded data is kept."
 """Message of a cancelled mirror."""

@@ -28,6 +28,7 @@ from prefect_bt.object_store.connect import (
     find_machine_access,
 )
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
+from prefect_bt.text.url_redaction import redact_url
 
 _DEFAULT_REGION: Final = "us-east-1"
 _Form = TypeVar("_Form", bound=BaseModel)
@@ -135,5 +136,5 @@ def _parse(plan: WeightsPlan, form: type[_Form], text: str, expected: str) -> _F
 
 
 def _secret_error(plan: WeightsPlan, expected: str) -> WeightsError:
-    what = f"The secret {plan.secret!r} of {plan.source} is malformed."
+    what = f"The secret {plan.secret!r} of {redact_url(plan.source)} is malformed."
     return WeightsError(what, source=plan.source, next_step=f"It must hold {expected}.")

@@ -162,7 +162,7 @@ class JobHistory:
         """Return (source as it may be shown, key) of each."""
         from prefect_bt.ledger.opening import load_definition
         from prefect_bt.planning.planner import plan_weights
-        from prefect_bt.weights.url_redaction import redact_url
+        from prefect_bt.text.url_redaction import redact_url
 
         plans = plan_weights(load_definition(self._record).job)
         return [(redact_url(key_of.source), key_of.key) for key_of in plans]

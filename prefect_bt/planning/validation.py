@@ -31,6 +31,7 @@ from prefect_bt.planning.translation import (
     normalize_path,
 )
 from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.text.url_redaction import redact_url
 
 FORBIDDEN_ROOTS: Final = ("/proc", "/sys", "/dev")
 SYSTEM_ROOTS: Final = frozenset(
@@ -93,7 +94,7 @@ def validate_weights_source(document: Mapping[str, object]) -> None:
     try:
         source = WeightsSource.model_validate({"mount_location": "/weights", **document})
     except ValidationError as error:
-        where = _redact_url(str(document.get("source")))
+        where = redact_url(str(document.get("source")))
         raise definition_error(error, WeightsSource, where=where) from None
     for problem in _validate_source(source, ""):
         raise DefinitionError(problem)
@@ -241,19 +242,10 @@ def _validate_source(source: WeightsSource, within: str) -> Iterator[str]:
         yield f"{within}source {source.source!r}: this version mirrors {known}."
         return
     if why := _source_error(scheme, rest):
-        yield f"{within}source {_redact_url(source.source)!r} {why}"
+        yield f"{within}source {redact_url(source.source)!r} {why}"
     if source.allow_patterns == []:
         yield f"{within}allow_patterns is [], which no file matches; leave it out for all."
     yield from _validate_weights_auth(source, scheme, within)
-
-
-def _redact_url(source: str) -> str:
-    """Without what may be one in a URL: a password before the host, a signature after the ?."""
-    scheme, _, rest = source.partition("?")[0].partition("://")
-    host, slash, path = rest.partition("/")
-    if scheme == "https":
-        host = host.rpartition("@")[2]
-    return f"{scheme}://{host}{slash}{path}"
 
 
 def _source_error(scheme: str, rest: str) -> str:

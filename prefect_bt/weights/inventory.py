@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prefect_bt.object_keys import weights_tree_name
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.manifest import ManifestSummary, summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.url_redaction import redact_url
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.text.progress import Phase, ProgressCallback, ProgressMeter, format_items
 from prefect_bt.text.quantities import format_size
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.eviction import enforce_budget, ensure_disk_space
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
@@ -39,7 +40,6 @@ from prefect_bt.weights.sources.protocol import (
 from prefect_bt.weights.store_copy.copies import StoreMirror
 from prefect_bt.weights.store_copy.shared_download import SharedDownload
 from prefect_bt.weights.threads import RETRY_DELAYS, StopSignal, call_with_retries, run_workers
-from prefect_bt.weights.url_redaction import redact_url
 
 T = TypeVar("T")
 _POLL_INTERVAL: Final = 0.1

@@ -20,6 +20,8 @@ RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
 _STOP_TIMEOUT: Final = 2.0
 """Seconds that threads have to end after `stop` was set."""
 _POLL_INTERVAL: Final = 0.1
+_JOIN_SECONDS: Final = 0.2
+"""Seconds after which more threads are started, if they are wanted."""
 
 
 class StopSignal:
@@ -71,11 +73,12 @@ def call_with_retries(
     return call()
 
 
-def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None:
-    """Call `step` in `workers` threads until it returns False in each. Raise the first error.
+def run_workers(count: int | Callable[[], int], step: Callable[[], bool], stop: EventLike) -> None:
+    """Call `step` in `count` threads until it returns False in each. Raise the first error.
 
-    An error or an interrupt of the caller sets `stop`. Return within seconds after `stop` was set,
-    even while threads are still blocked in a read.
+    If `count` is a function, threads are added when its result grows. An error or an interrupt of
+    the caller sets `stop`. Return within seconds after `stop` was set, even while threads are still
+    blocked in a read.
     """
     errors: list[BaseException] = []
 
@@ -87,15 +90,17 @@ def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None
             errors.append(error)
             stop.set()
 
-    threads = [
-        threading.Thread(target=run, name=f"weights-{n}", daemon=True) for n in range(workers)
-    ]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            while thread.is_alive() and not stop.is_set():
-                thread.join(0.2)
+        while not stop.is_set():
+            for number in range(len(threads), count() if callable(count) else count):
+                thread = threading.Thread(target=run, name=f"weights-{number}", daemon=True)
+                thread.start()
+                threads.append(thread)
+            alive = [thread for thread in threads if thread.is_alive()]
+            if not alive:
+                break
+            alive[0].join(_JOIN_SECONDS)
     finally:
         if errors or any(thread.is_alive() for thread in threads):
             stop.set()

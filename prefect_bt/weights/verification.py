@@ -6,13 +6,14 @@ its intact contents stay, so that the next mirror downloads only the corrupt fil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from prefect_bt.errors import ObjectNotFound, StoreError
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.rehash import HashTask, ignore_progress, read_file, rehash
 from prefect_bt.filesystem.trees import find_files
@@ -56,6 +57,8 @@ class Verification:
         self.trees, self.files, self.unlinked = trees, 0, 0
         self.failures: list[WeightsFailure] = []
         self.corrupt_blobs: set[str] = set()
+        self.unreadable: set[str] = set()
+        """Locations of the store's blobs that may be intact: only the store failed."""
         self._tasks: dict[_Key, HashTask] = {}
         self._files: list[tuple[_Key, str, WeightsFailure]] = []
         """Files with their expected SHA-256, and the failure without its problem."""
@@ -71,7 +74,8 @@ class Verification:
 
     @property
     def corrupt_trees(self) -> list[str]:
-        return sorted({failure.tree for failure in self.failures if failure.tree})
+        known = (failure for failure in self.failures if failure.location not in self.unreadable)
+        return sorted({failure.tree for failure in known if failure.tree})
 
     def verify(self, *, on_bytes: ByteCallback = ignore_progress) -> Self:
         """Hash each content once, several at a time."""
@@ -81,7 +85,10 @@ class Verification:
                 self.failures.append(replace(failure, problem=problems[key]))
             elif self._blobs.get(sha256) != key:
                 self.unlinked += 1
-        self.corrupt_blobs = {sha256 for sha256, key in self._blobs.items() if key in problems}
+        corrupt = (sha256 for sha256, key in self._blobs.items() if key in problems)
+        self.corrupt_blobs = {
+            sha256 for sha256 in corrupt if blob_key(sha256) not in self.unreadable
+        }
         return self
 
 
@@ -164,12 +171,20 @@ class ExpectedBlobs(Verification):
     def _add_manifest(self, mirror: StoreMirror, manifest: WeightsManifest) -> None:
         for entry in manifest.entries:
             sha256, size = entry.sha256, entry.size
-            read = partial(mirror.read, sha256, start=0, length=size + 1)
-            self._tasks[sha256] = HashTask(sha256, size, read)
+            self._tasks[sha256] = HashTask(sha256, size, partial(self._read, mirror, sha256, size))
             self._blobs[sha256] = sha256
             key = blob_key(sha256)
             failure = WeightsFailure(key, "", manifest.name, manifest.source, entry.path)
             self._files.append((sha256, sha256, failure))
+
+    def _read(self, mirror: StoreMirror, sha256: str, size: int) -> Iterator[bytes]:
+        try:
+            yield from mirror.read(sha256, start=0, length=size + 1)
+        except ObjectNotFound:
+            raise
+        except StoreError:
+            self.unreadable.add(blob_key(sha256))
+            raise
 
 
 def repair(cache: NodeCache, report: Verification) -> dict[str, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,21 @@ def test_the_stores_copy(shelf: Shelf, source: str) -> None:
     shelf.mirror(source)
     assert ExpectedBlobs(shelf.store).verify().failures == []
     assert StoreMirror(shelf.store).list_names() == [done.name]
+
+
+def test_a_blob_that_the_store_cannot_read_is_not_deleted(shelf: Shelf, source: str) -> None:
+    done = shelf.mirror(source)
+    key = blob_key(blob_of(shelf, done, "large.bin"))
+    blob = shelf.root / "store" / key
+    blob.unlink()
+    os.mkfifo(blob)
+    report = ExpectedBlobs(shelf.store).verify()
+    [failure] = report.failures
+    assert (failure.location, failure.problem.partition(":")[0]) == (key, "cannot be read")
+    assert (report.corrupt_trees, report.corrupt_blobs) == ([], set())
+    delete_copies(shelf.store, shelf.cache, report)
+    assert StoreMirror(shelf.store).list_names() == [done.name]
+    assert blob.is_fifo()
 
 
 def test_names_that_are_not_meant_are_not_read(shelf: Shelf, source: str) -> None:

@@ -69,7 +69,7 @@ def _document(cache: NodeCache, protected: list[WeightsEntry]) -> dict[str, Any]
 
 def _row(one: WeightsEntry) -> dict[str, Any]:
     from prefect_bt.jobs.job_json import format_iso
-    from prefect_bt.weights.url_redaction import redact_url
+    from prefect_bt.text.url_redaction import redact_url
 
     summary, tree = one.summary, one.tree
     return {

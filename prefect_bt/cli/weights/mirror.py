@@ -64,7 +64,7 @@ def mirror_weights(
     `prefect-bt weights mirror --source hf://owner/repo@main --allow "*.safetensors"`
     """
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.url_redaction import redact_url
+    from prefect_bt.text.url_redaction import redact_url
 
     settings, beside = Settings(), terminal.for_output(output)
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
@@ -164,9 +164,9 @@ def _format_unfinished(settings: Settings) -> str:
 
 
 def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
+    from prefect_bt.text.url_redaction import redact_url
     from prefect_bt.weights.dry_run import MirrorPlan
     from prefect_bt.weights.mirror import format_result
-    from prefect_bt.weights.url_redaction import redact_url
 
     for one in outcomes:
         if isinstance(one, _FailedMirror):
@@ -190,8 +190,8 @@ def _format_files(count: tuple[int, int]) -> str:
 
 
 def _row(one: _Outcome) -> dict[str, Any]:
+    from prefect_bt.text.url_redaction import redact_url
     from prefect_bt.weights.dry_run import MirrorPlan
-    from prefect_bt.weights.url_redaction import redact_url
 
     if isinstance(one, _FailedMirror):
         return {

@@ -203,7 +203,7 @@ def _remove(place: PruneTarget, policy: _PrunePolicy, choice: _PruneSelection) -
 def _show(terminal: Terminal, place: PruneTarget, choice: _PruneSelection) -> None:
     from prefect_bt.cli.ui.tables import Column, show_table
     from prefect_bt.text.quantities import format_size
-    from prefect_bt.weights.url_redaction import redact_url
+    from prefect_bt.text.url_redaction import redact_url
 
     if terminal.machine_readable:
         return
@@ -240,7 +240,7 @@ def _report_result(
 
 
 def _document(choice: _PruneSelection, dry_run: bool) -> dict[str, Any]:
-    from prefect_bt.weights.url_redaction import redact_url
+    from prefect_bt.text.url_redaction import redact_url
 
     def row(one: WeightsEntry) -> dict[str, Any]:
         source = redact_url(one.summary.source)

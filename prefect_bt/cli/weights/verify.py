@@ -78,7 +78,7 @@ def unknown_source_error(
     name: str, protected: Sequence[WeightsEntry], place: str
 ) -> PrefectBtError:
     """`place`: where it was looked for."""
-    from prefect_bt.weights.url_redaction import redact_url
+    from prefect_bt.text.url_redaction import redact_url
 
     sources = list(dict.fromkeys(redact_url(one.summary.source) for one in protected))
     more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""

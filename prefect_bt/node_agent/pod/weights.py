@@ -22,9 +22,9 @@ from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import VolumeKind, WeightsPlan
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import Progress, StepFilter, format_progress
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.mirror import format_result
-from prefect_bt.weights.url_redaction import redact_url
 
 
 def mirror_weights(pod: PodFiles) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,11 +39,10 @@ def file_identity(source: str, file: ListedFile) -> str:
 
 
 class DigestIndex:
-    """The remembered digests of one source or tree. Safe with several processes and threads."""
+    """The remembered digests of one source or tree. Safe with several processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._descriptor: int | None = None
         self.reload()
 
@@ -79,10 +77,9 @@ class DigestIndex:
 
     def _open(self) -> int:
         """Return a descriptor that appends, and that is closed with this object."""
-        with self._lock:
-            if self._descriptor is None:
-                ensure_private_folder(self._path.parent)
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                self._descriptor = os.open(self._path, flags, 0o644)
-                weakref.finalize(self, os.close, self._descriptor)
-            return self._descriptor
+        if self._descriptor is None:
+            ensure_private_folder(self._path.parent)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o644)
+            weakref.finalize(self, os.close, self._descriptor)
+        return self._descriptor

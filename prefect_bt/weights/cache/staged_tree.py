@@ -24,13 +24,13 @@ from prefect_bt.filesystem.rehash import hash_file
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_keys import weights_tree_name
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, count_received, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.threads import Closed
-from prefect_bt.weights.url_redaction import redact_url
 
 _MAX_LINKS: Final = 60_000
 """Hard links of a blob after which a tree keeps a file of its own; ext4 allows 65,000."""
@@ -46,8 +46,7 @@ class StagingTree:
         self.files = self.path / "files"
         self.index = DigestIndex(cache.index_path(source_id(source)))
         self._journal = DigestIndex(self.path / "journal")
-        self._changed = threading.Condition()
-        self._adding_threads, self._is_closed = 0, False
+        self._lock, self._is_closed = threading.Lock(), False
         ensure_private_folder(self.path)
         self.files.mkdir(exist_ok=True)
         self._done: dict[str, FileEntry] = {}
@@ -55,9 +54,8 @@ class StagingTree:
 
     def close(self) -> None:
         """Close the tree once no thread adds a file. A thread that adds one later gets Closed."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.wait_for(lambda: not self._adding_threads)
 
     def has(self, file: ListedFile) -> bool:
         return file.path in self._done
@@ -111,8 +109,7 @@ class StagingTree:
             place = self.files / entry.path
             _create(place, lambda: move_to(place))
             if is_synced:
-                with self._changed:  # one at a time has the name `link`
-                    self._share_content(self.path, entry)
+                self._share_content(self.path, entry)
             self._record(entry)
 
     def publish(self, *, holder: str = "") -> CachedTree:
@@ -141,14 +138,15 @@ class StagingTree:
         listed = (file for file in self.listing.files if file.path in found and not file.sha256)
         known = {file_identity(self.source, file): found[file.path] for file in listed}
         known.pop("", None)
-        self.index.add(known)
+        with self._lock:
+            self.index.add(known)
 
     def _share_content(self, tree: Path, entry: FileEntry) -> None:
         """Make a file of the tree and its blob hard links of one file; create a missing blob."""
         place, blob = Path(f"{tree}/files/{entry.path}"), self.cache.blob_path(entry.sha256)
         while True:
             with suppress(FileExistsError):
-                _ensure_parent(blob, lambda: os.link(place, blob))
+                _create(blob, lambda: os.link(place, blob), replaces=False)
                 return
             with suppress(FileNotFoundError):  # the blob was evicted meanwhile
                 ours, theirs = place.stat(), blob.stat()
@@ -162,18 +160,11 @@ class StagingTree:
 
     @contextmanager
     def _adding(self) -> Generator[None]:
-        """Keep the tree open while a file is added. Closed when it is closed."""
-        with self._changed:
+        """Hold the lock while a file is added. Closed when the tree is closed."""
+        with self._lock:
             if self._is_closed:
                 raise Closed
-            self._adding_threads += 1
-        try:
             yield
-        finally:
-            with self._changed:
-                self._adding_threads -= 1
-                if self._is_closed:
-                    self._changed.notify_all()
 
     def _record(self, entry: FileEntry) -> None:
         self._done[entry.path] = entry
@@ -196,19 +187,15 @@ class StagingTree:
         return blob.exists() and blob.samefile(place)
 
 
-def _create(path: Path, operation: Callable[[], object]) -> None:
-    """Run `operation`, which creates a file, in place of a file that a killed process left."""
-    try:
-        _ensure_parent(path, operation)
-    except FileExistsError:
-        path.unlink()
-        operation()
-
-
-def _ensure_parent(path: Path, operation: Callable[[], object]) -> None:
-    """Run `operation`, and once more after creating the parent folder of `path`."""
+def _create(path: Path, operation: Callable[[], object], *, replaces: bool = True) -> None:
+    """Run `operation`, which creates a file, in its folder and in place of what a kill left."""
     try:
         operation()
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
+        operation()
+    except FileExistsError:
+        if not replaces:
+            raise
+        path.unlink()
         operation()

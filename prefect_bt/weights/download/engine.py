@@ -7,7 +7,6 @@ is one block, and a file without ranges is one stream.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -36,7 +35,7 @@ OPEN_FILES: Final = 4
 CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 _SLOW_SECONDS: Final = 0.01
-"""Average time to a first piece from which a half of the connections would not use the CPUs."""
+"""Average time to the first piece from which all connections are used, else a half of them."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
 """Seconds in which a request must bring a granule, or it counts as stalled."""
 _POLL_INTERVAL: Final = 0.2
@@ -45,14 +44,6 @@ _LINK_WORKERS: Final = 4
 _MAX_FILES_PER_TURN: Final = 64
 """Small files that a thread reads before it writes them, which saves a third of the time."""
 _NEXT_STEP: Final = "Push again: what is here already is kept."
-
-
-class _ThreadState(threading.local):
-    """What a thread knows: its number, from 1, and the file that it worked on."""
-
-    def __init__(self, numbers: Iterator[int]) -> None:
-        self.number = next(numbers)  # 0 for the thread that creates the object
-        self.file: OpenFile | None = None
 
 
 class Download:
@@ -80,12 +71,12 @@ class Download:
         self._opened = ExitStack()
         """Closes the partial files."""
         least, most = CONNECTIONS
-        self._workers = max(least, min(4 * count_cpus(), most))
-        self._thread = _ThreadState(itertools.count())
+        self._connections = max(least, min(4 * count_cpus(), most))
         self._delay = 0.0
         """Seconds to the first piece of an answer, averaged over the last ones."""
-        self._needs_all = threading.Event()
-        """Set when all threads are needed, and at the end."""
+        self._is_slow = False
+        """Whether a half of the connections would not use the CPUs."""
+        self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
         """Blocks that are being worked on, whose files may be put back."""
@@ -118,10 +109,13 @@ class Download:
         self._batches = batches
         reuse_freed_memory()
         try:
-            run_workers(self._workers, self._step, self._stop)
+            run_workers(self._count_workers, self._step, self._stop)
         finally:
             with self._changed:  # no thread opens a file now or later
                 self._opened.close()  # a late thread writes to none
+
+    def _count_workers(self) -> int:
+        return self._connections if self._is_slow else self._connections // 2
 
     def _add_linked(self, file: ListedFile) -> None:
         """Count a file of the staging tree that needed no transfer."""
@@ -129,12 +123,8 @@ class Download:
         self._on_finished(file.path, self._staging.find_sha256(file))
 
     def _step(self) -> bool:
-        is_spare = self._thread.number > self._workers // 2
-        if is_spare and not self._needs_all.wait(_POLL_INTERVAL):
-            return True
         blocks, received = self._take(), list[Block]()
         if not blocks:
-            self._needs_all.set()
             return False
         try:
             for block in blocks:
@@ -175,8 +165,8 @@ class Download:
     def _pop_whole_files(self) -> list[ListedFile]:
         """Return a file that is one block, or several small ones if they arrive fast."""
         found, size = list[ListedFile](), 0
-        most = min(_MAX_FILES_PER_TURN, len(self._waiting) // (2 * self._workers))
-        most = 1 if self._needs_all.is_set() else most
+        share = len(self._waiting) // (2 * self._connections)
+        most = 1 if self._is_slow else min(_MAX_FILES_PER_TURN, share)
         while self._waiting and not self._is_read_in_blocks(self._waiting[0]):
             size += GRANULE_BYTES if self._waiting[0].size is None else self._waiting[0].size
             if found and (size > GRANULE_BYTES or len(found) >= most):
@@ -187,7 +177,7 @@ class Download:
 
     def _pop_block(self) -> Block:
         """Return the next block of the file that this thread worked on, else of another."""
-        last = self._thread.file
+        last = getattr(self._thread, "file", None)
         file = last if last in self._open_files else self._open_files[0]
         block = file.blocks.popleft()
         self._open_files.remove(file)
@@ -279,7 +269,7 @@ class Download:
             self._meter.set_note(error.message)
             self._has_ranges, file.lacks_ranges = False, True
         except TransientError as error:
-            self._needs_all.set()
+            self._is_slow = True
             if block.end is None:  # nothing of a stream is kept
                 file.restart()
                 block.at = 0
@@ -320,8 +310,7 @@ class Download:
 
     def _measure_delay(self, seconds: float) -> None:
         self._delay += 0.2 * (seconds - self._delay)
-        if self._delay > _SLOW_SECONDS:
-            self._needs_all.set()
+        self._is_slow = self._is_slow or self._delay > _SLOW_SECONDS
 
     # -- a complete file ------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import Limits
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.url_redaction import redact_url
 
 if TYPE_CHECKING:
     from obstore import GetResult
