@@ -7,6 +7,7 @@ is one block, and a file without ranges is one stream.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -36,6 +37,8 @@ CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 _SLOW_SECONDS: Final = 0.01
 """Average time to the first piece from which all connections are used, else a half of them."""
+_SILENT_SECONDS: Final = 1.0
+"""Time to the first piece of one request, likewise."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
 """Seconds in which a request must bring a granule, or it counts as stalled."""
 _POLL_INTERVAL: Final = 0.2
@@ -72,10 +75,12 @@ class Download:
         """Closes the partial files."""
         least, most = CONNECTIONS
         self._connections = max(least, min(4 * count_cpus(), most))
-        self._delay = 0.0
-        """Seconds to the first piece of an answer, averaged over the last ones."""
         self._is_slow = False
         """Whether a half of the connections would not use the CPUs."""
+        self._delay = 0.0
+        """Seconds to the first piece of an answer, averaged over the last ones."""
+        self._unanswered = set[float]()
+        """Times of the requests without a piece."""
         self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
@@ -115,6 +120,8 @@ class Download:
                 self._opened.close()  # a late thread writes to none
 
     def _count_workers(self) -> int:
+        oldest = min(list(self._unanswered), default=math.inf)
+        self._is_slow = self._is_slow or time.monotonic() - oldest > _SILENT_SECONDS
         return self._connections if self._is_slow else self._connections // 2
 
     def _add_linked(self, file: ListedFile) -> None:
@@ -288,10 +295,13 @@ class Download:
         file, start = block.file.listed, block.at
         end = file.size if length < 0 else start + length
         asked = time.monotonic()
+        self._unanswered.add(asked)
         mark, deadline = start, asked + MAX_SECONDS_PER_GRANULE
         for piece in self._reader.read(file, start=start, length=length):
-            if block.at == start:
-                self._measure_delay(time.monotonic() - asked)
+            if asked in self._unanswered:
+                self._unanswered.discard(asked)
+                self._delay += 0.2 * (time.monotonic() - asked - self._delay)
+                self._is_slow = self._is_slow or self._delay > _SLOW_SECONDS
             view = memoryview(piece)[: None if length < 0 else start + length - block.at]
             if not view:
                 break
@@ -307,10 +317,6 @@ class Download:
         if end is not None and block.at < end:
             what = f"sent only {block.at} of {file.size} bytes of {file.path}"
             raise source_error(self._staging.source, what, _NEXT_STEP, TransientError)
-
-    def _measure_delay(self, seconds: float) -> None:
-        self._delay += 0.2 * (seconds - self._delay)
-        self._is_slow = self._is_slow or self._delay > _SLOW_SECONDS
 
     # -- a complete file ------------------------------------------------------------------------
 

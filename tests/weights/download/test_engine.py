@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -163,6 +164,16 @@ def test_small_files_that_arrived_before_an_error_are_kept(
     assert tree(mirrored(tmp_path).folder) == source_here.files
     again = arrived & {path for path, _ in source_here.asked}
     assert len(again) <= 16  # one on its way on each connection
+
+
+def test_a_silent_source_gets_all_connections(
+    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "CONNECTIONS", (8, 8))
+    together = threading.Barrier(8, timeout=20)
+    source_here.files = {f"{n}": bytes(1000 + n) for n in range(8)}
+    source_here.before = lambda _path, _at: together.wait() and None
+    assert tree(mirrored(tmp_path).folder) == source_here.files
 
 
 def test_files_of_a_slow_source_are_written_one_by_one(
