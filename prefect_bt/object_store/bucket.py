@@ -66,18 +66,16 @@ class BucketStore:
         """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
     def _connect(self) -> None:
-        address = self._address
-        if address.scheme == "memory":
+        bucket = self._address
+        if bucket.scheme == "memory":
             self._inner = MemoryStore()
-        elif access := connect.find_machine_access(address):
-            self._inner = connect.create_bucket_store(
-                address, access, limits=_LIMITS, is_store=True
-            )
+        elif access := connect.find_machine_access(bucket):
+            self._inner = connect.create_bucket_store(bucket, access, limits=_LIMITS, is_store=True)
         else:
-            what = f"No credentials for {address.url} were found."
+            what = f"No credentials for {bucket.url} were found."
             hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
-            raise StoreError(what, url=address.url, next_step=hint)
-        self._uploader = multipart.MultipartUploader(address, _LIMITS)
+            raise StoreError(what, url=bucket.url, next_step=hint)
+        self._uploader = multipart.MultipartUploader(bucket, _LIMITS)
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key):

@@ -158,11 +158,10 @@ class BucketSource(protocol.RemoteSource):
             no_ranges = fault.kind is FaultKind.NO_RANGES
             kind = protocol.RangesUnsupported if no_ranges else WeightsError
             return self._error(text.format(path=path, bucket=self._address.bucket), hint, kind)
-        text = f"could not be read{f' at {path}' if path else ''}"
+        at = f" at {path}" if path else ""
+        text = f"could not be read{at} ({fault.reason or self._no_answer})"
         hint = "Check the network, and push again: what is here already is kept."
-        return self._error(
-            f"{text} ({fault.reason or self._no_answer})", hint, protocol.TransientError
-        )
+        return self._error(text, hint, protocol.TransientError)
 
 
 def _tag(item: Any) -> str:

@@ -154,23 +154,20 @@ class HttpSource(protocol.RemoteSource):
         """
         key = "" if is_root else file.path
         with self._lock:
-            store = self._stores.get(key)
-            if store is None:
-                root = self._locate(file)[0]
-                url, token = (root, self._token) if is_root else self._find_target(file)
-                is_http = url.startswith("http:")
-                store = create_http_store(url, token=token, limits=self._limits, allow_http=is_http)
-                if len(self._stores) >= _MAX_STORES:
-                    self._stores.clear()
-                self._stores[key] = store
+            if store := self._stores.get(key):
+                return store
+            url, token = self._locate(file)[0], self._token
+            if not is_root:
+                with self._get(self._file_url(file), first_byte=True) as answer:
+                    url, sent = str(answer.url), answer.request.headers.get("Authorization")
+                # All redirects kept it. For https://user:password@host httpx sends another.
+                token = token if sent == f"Bearer {token}" else ""
+            is_http = url.startswith("http:")
+            store = create_http_store(url, token=token, limits=self._limits, allow_http=is_http)
+            if len(self._stores) >= _MAX_STORES:
+                self._stores.clear()
+            self._stores[key] = store
             return store
-
-    def _find_target(self, file: ListedFile) -> tuple[str, str]:
-        """Return the URL to which the file's URL redirects, and the token to send there."""
-        with self._get(self._file_url(file), first_byte=True) as answer:
-            # All redirects kept it. For https://user:password@host httpx sends another.
-            is_own = answer.request.headers.get("Authorization") == f"Bearer {self._token}"
-            return str(answer.url), self._token if is_own else ""
 
     @cached_property
     def _client(self) -> httpx.Client:

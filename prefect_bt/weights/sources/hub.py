@@ -83,8 +83,7 @@ class HubSource(HttpSource):
             return Listing(commit, tuple(self._iter_files(url)))
 
     def _iter_files(self, url: str) -> Iterator[ListedFile]:
-        requested: set[str] = set()
-        entries = 0
+        requested, entries = set[str](), 0
         while url:
             requested.add(url)
             document, link = self._get_page(url)
