@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import obstore
 from obstore import exceptions
@@ -26,12 +26,8 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.object_store import connect, multipart
-from prefect_bt.object_store.faults import Fault, FaultKind, classify_fault, is_transfer_error
+from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
 from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, validate_key
-
-if TYPE_CHECKING:
-    from obstore import PutResult
-    from obstore.store import ObjectStore
 
 _LIMITS: Final = connect.Limits()
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -56,7 +52,6 @@ _ERRORS: Final = {
         "Something between here and the store changes or loses bytes: a proxy, a disk.",
     ),
 }
-_OTHER: Final = ("{url} failed for {key}: {reason}.", "")
 _CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}
 
 
@@ -71,9 +66,16 @@ class BucketStore:
         """Whether this bucket's ETags are MD5 digests; None until an object was written."""
 
     def _connect(self) -> None:
-        is_s3_like = self._address.is_s3_like
-        self._inner = _create_store(self._address)
-        self._uploader = multipart.MultipartUploader(self._address, _LIMITS) if is_s3_like else None
+        bucket = self._address
+        if bucket.scheme == "memory":
+            self._inner = MemoryStore()
+        elif access := connect.find_machine_access(bucket):
+            self._inner = connect.create_bucket_store(bucket, access, limits=_LIMITS, is_store=True)
+        else:
+            what = f"No credentials for {bucket.url} were found."
+            hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+            raise StoreError(what, url=bucket.url, next_step=hint)
+        self._uploader = multipart.MultipartUploader(bucket, _LIMITS)
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key):
@@ -102,19 +104,21 @@ class BucketStore:
         self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback = ignore_progress
     ) -> str:
         with source.open("rb") as reader, self._translate_errors(key):
-            size = os.fstat(reader.fileno()).st_size
-            if size > multipart.MIN_PART_BYTES:
-                if self._uploader:
-                    return self._uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
-                return self._stream(key, reader, sha256=sha256, on_bytes=on_bytes)
-            digest = hashlib.sha256()
-            parts = multipart.read_parts(reader, size, multipart.MIN_PART_BYTES, digest, sha256)
-            self._put(key, b"".join(parts))
-            on_bytes(size)
+            size, digest = os.fstat(reader.fileno()).st_size, hashlib.sha256()
+            data = multipart.read_parts(reader, size, _CHUNK_BYTES, digest, sha256)
+            if size <= multipart.MIN_PART_BYTES:
+                self._put(key, b"".join(data))
+                on_bytes(size)
+            elif self._address.is_s3_like:
+                return self._uploader.upload(key, reader, sha256=sha256, on_bytes=on_bytes)
+            else:  # obstore aborts the upload after an error
+                length, senders = multipart.plan_parts(size)
+                data = _count_bytes(data, on_bytes)
+                obstore.put(self._inner, key, data, chunk_size=length, max_concurrency=senders)
             return digest.hexdigest()
 
     def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        if not self._uploader:
+        if not self._address.is_s3_like:
             return iter(())
         folders = (prefix,) if prefix else _OWN_PREFIXES
         with self._translate_errors(prefix, is_key=bool(prefix)):
@@ -123,7 +127,7 @@ class BucketStore:
 
     def abort_upload(self, upload: ObjectInfo) -> None:
         with self._translate_errors(upload.key):
-            if self._uploader:
+            if self._address.is_s3_like:
                 self._uploader.abort(upload.key, upload.upload_id)
 
     def presign(self, key: str, *, seconds: int) -> str:
@@ -174,16 +178,16 @@ class BucketStore:
                 if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
                 continue
-            if self._is_stored_intact(path, data, put):
+            if self._is_stored_intact(path, data, put["e_tag"] or ""):
                 return
             obstore.delete(self._inner, path)
         raise multipart.CorruptUpload
 
-    def _is_stored_intact(self, path: str, data: bytes, put: PutResult) -> bool:
+    def _is_stored_intact(self, path: str, data: bytes, tag: str) -> bool:
         """Return whether the store has these bytes: by its ETag if that is an MD5 digest."""
         if not self._address.is_s3_like or self._tags_are_md5 is False:
             return True
-        if (put["e_tag"] or "").strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
+        if tag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
             self._tags_are_md5 = True
             return True
         # Encrypted buckets have other tags: compare the bytes.
@@ -191,19 +195,6 @@ class BucketStore:
             return False
         self._tags_are_md5 = False
         return True
-
-    def _stream(self, path: str, reader: BinaryIO, *, sha256: str, on_bytes: ByteCallback) -> str:
-        """Upload in parts through obstore, for gs and azure; it aborts them after an error."""
-        size, digest = os.fstat(reader.fileno()).st_size, hashlib.sha256()
-        length, concurrency = multipart.plan_parts(size)
-
-        def chunks() -> Iterator[bytes]:
-            for chunk in multipart.read_parts(reader, size, _CHUNK_BYTES, digest, sha256):
-                yield chunk
-                on_bytes(len(chunk))
-
-        obstore.put(self._inner, path, chunks(), chunk_size=length, max_concurrency=concurrency)
-        return digest.hexdigest()
 
     @contextmanager
     def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:
@@ -214,22 +205,16 @@ class BucketStore:
         except Exception as error:
             if not is_transfer_error(error):
                 raise
-            raise self._to_store_error(key or "the whole store", classify_fault(error)) from error
+            (kind, reason), key = classify_fault(error), key or "the whole store"
+            if kind is FaultKind.DENIED:
+                self._connect()  # credentials may have been renewed
+            message, hint = _ERRORS.get(kind, ("{url} failed for {key}: {reason}.", ""))
+            text = message.format(url=self.url, key=key, reason=reason or "no usable answer")
+            form = _CLASSES.get(kind, StoreError)
+            raise form(text, url=self.url, key=key, next_step=hint) from error
 
-    def _to_store_error(self, key: str, fault: Fault) -> StoreError:
-        if fault.kind is FaultKind.DENIED:
-            self._connect()  # credentials may have been renewed
-        message, hint = _ERRORS.get(fault.kind, _OTHER)
-        text = message.format(url=self.url, key=key, reason=fault.reason or "no usable answer")
-        return _CLASSES.get(fault.kind, StoreError)(text, url=self.url, key=key, next_step=hint)
 
-
-def _create_store(address: connect.BucketUrl) -> ObjectStore:
-    if address.scheme == "memory":
-        return MemoryStore()
-    access = connect.find_machine_access(address)
-    if access is None:
-        what = f"No credentials for {address.url} were found."
-        hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
-        raise StoreError(what, url=address.url, next_step=hint)
-    return connect.create_bucket_store(address, access, limits=_LIMITS, is_store=True)
+def _count_bytes(chunks: Iterator[bytes], on_bytes: ByteCallback) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+        on_bytes(len(chunk))

@@ -61,9 +61,8 @@ class DiskStore:
         if not url.startswith("file://"):
             return cls(Path(url))
         if not url.startswith("file:///"):
-            raise StoreError(
-                f"{url!r} names no local folder.", url=url, next_step="Write it as file:///path."
-            )
+            hint = "Write it as file:///path."
+            raise StoreError(f"{url!r} names no local folder.", url=url, next_step=hint)
         return cls(Path(unquote(url.removeprefix("file://"))))
 
     def get(self, key: str) -> bytes:
@@ -202,19 +201,17 @@ class DiskStore:
         try:
             yield
         except OSError as error:
-            raise self._to_store_error(key, error) from error
-
-    def _to_store_error(self, key: str, error: OSError) -> StoreError:
-        is_folder = isinstance(error, NotRegularFile) and (self._root / key).is_dir()
-        if is_folder or isinstance(error, FileNotFoundError | IsADirectoryError):
-            return ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key)
-        if isinstance(error, FileExistsError) and self._root.is_dir():
-            return ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
-        number, place = error.errno or 0, error.filename2 or error.filename or self._root
-        text = str(error.strerror or type(error).__name__).capitalize()
-        what = "The disk is full" if number == errno.ENOSPC else text
-        hint = "Remove it." if isinstance(error, NotRegularFile) else _NEXT_STEPS.get(number, "")
-        return StoreError(f"{what}: {place}, for {key}.", url=self.url, key=key, next_step=hint)
+            url, irregular = self.url, isinstance(error, NotRegularFile)
+            is_folder = irregular and (self._root / key).is_dir()
+            if is_folder or isinstance(error, FileNotFoundError | IsADirectoryError):
+                raise ObjectNotFound(f"No {key} in {url}.", url=url, key=key) from error
+            if isinstance(error, FileExistsError) and self._root.is_dir():
+                raise ObjectExists(f"{key} is already in {url}.", url=url, key=key) from error
+            number, place = error.errno or 0, error.filename2 or error.filename or self._root
+            text = str(error.strerror or type(error).__name__).capitalize()
+            what = f"{'The disk is full' if number == errno.ENOSPC else text}: {place}, for {key}."
+            hint = "Remove it." if irregular else _NEXT_STEPS.get(number, "")
+            raise StoreError(what, url=url, key=key, next_step=hint) from error
 
 
 def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:

@@ -32,6 +32,7 @@ _MAX_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 """Bytes of parts larger than usual, which files above 70 GB have, that are sent at a time."""
 _NO_UPLOAD: Final = "NoSuchUpload"
 _UNLISTED_CODES: Final = frozenset({_NO_UPLOAD, "NotImplemented", "MethodNotAllowed"})
+_Answer = dict[str, Any]
 
 
 class DigestMismatch(Exception):
@@ -47,7 +48,7 @@ class _Upload(NamedTuple):
 
     key: str
     id: str
-    stored_parts: dict[int, dict[str, Any]]
+    stored_parts: dict[int, _Answer]
     """Number -> `Size`, `ETag` and perhaps `ChecksumSHA256`, by the store's answer."""
     has_checksums: bool = True
 
@@ -86,7 +87,6 @@ class MultipartUploader:
         return digest.hexdigest()
 
     def list_unfinished_uploads(self, folder: str) -> Iterator[ObjectInfo]:
-        """Yield every unfinished upload below `folder`."""
         for one in self._list_uploads(f"{folder}/"):
             key, id = one["Key"].removeprefix(self._prefix), one["UploadId"]
             parts = self._list_parts(key, id).values()
@@ -113,8 +113,7 @@ class MultipartUploader:
             for one in self._list_uploads(key)
             if one["Key"] == f"{self._prefix}{key}"
         ]
-        first = {one.id: one.stored_parts.get(1, {}) for one in uploads}
-        usable = [one for one in uploads if first[one.id].get("Size") == part_bytes]
+        usable = [one for one in uploads if one.stored_parts.get(1, {}).get("Size") == part_bytes]
         best = max(usable, key=lambda one: len(one.stored_parts), default=None)
         for one in uploads:
             if one is not best:
@@ -124,14 +123,14 @@ class MultipartUploader:
         made = self._call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
         return _Upload(key, made["UploadId"], {}, has_checksums="ChecksumAlgorithm" in made)
 
-    def _list_uploads(self, prefix: str) -> list[dict[str, Any]]:
+    def _list_uploads(self, prefix: str) -> list[_Answer]:
         return self._list("list_multipart_uploads", "Uploads", Prefix=f"{self._prefix}{prefix}")
 
-    def _list_parts(self, key: str, upload: str) -> dict[int, dict[str, Any]]:
+    def _list_parts(self, key: str, upload: str) -> dict[int, _Answer]:
         found = self._list("list_parts", "Parts", Key=f"{self._prefix}{key}", UploadId=upload)
         return {part["PartNumber"]: part for part in found}
 
-    def _list(self, operation: str, field: str, **arguments: Any) -> list[dict[str, Any]]:
+    def _list(self, operation: str, field: str, **arguments: Any) -> list[_Answer]:
         """Return the entries of all pages; none for an upload that does not exist any more."""
         paginator = self._client.get_paginator(operation)
         try:
@@ -145,9 +144,9 @@ class MultipartUploader:
 
     def _send_parts(
         self, upload: _Upload, parts: Iterator[bytes], senders: int, on_bytes: ByteCallback
-    ) -> list[dict[str, Any]]:
+    ) -> list[_Answer]:
         """Send parts in a few threads. Return their descriptions for `_complete`."""
-        done, sent = list[dict[str, Any]](), deque[Future[dict[str, Any]]]()
+        done, sent = list[_Answer](), deque[Future[_Answer]]()
         with ThreadPoolExecutor(senders, thread_name_prefix="part") as pool:
             try:
                 for number, data in enumerate(parts, 1):
@@ -159,9 +158,7 @@ class MultipartUploader:
                 for one in sent:
                     one.cancel()
 
-    def _send(
-        self, upload: _Upload, number: int, data: bytes, on_bytes: ByteCallback
-    ) -> dict[str, Any]:
+    def _send(self, upload: _Upload, number: int, data: bytes, on_bytes: ByteCallback) -> _Answer:
         """Send a part unless the store has it. Return its description for `_complete`."""
         digest = ""
         if upload.has_checksums:
@@ -173,9 +170,9 @@ class MultipartUploader:
         names = ("ETag", "ChecksumSHA256")
         return {"PartNumber": number, **{name: stored[name] for name in names if name in stored}}
 
-    def _put(self, upload: _Upload, number: int, data: bytes, digest: str) -> dict[str, Any]:
+    def _put(self, upload: _Upload, number: int, data: bytes, digest: str) -> _Answer:
         """Send a part, and again if other bytes arrived."""
-        given: dict[str, Any] = {"UploadId": upload.id, "PartNumber": number, "Body": data}
+        given: _Answer = {"UploadId": upload.id, "PartNumber": number, "Body": data}
         if digest:
             given["ChecksumSHA256"] = digest
         for _ in range(MAX_SEND_ATTEMPTS):
@@ -190,7 +187,7 @@ class MultipartUploader:
                 return stored
         raise CorruptUpload
 
-    def _complete(self, upload: _Upload, parts: list[dict[str, Any]], size: int) -> None:
+    def _complete(self, upload: _Upload, parts: list[_Answer], size: int) -> None:
         try:
             given = {"UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
             self._call("complete_multipart_upload", upload.key, **given)
@@ -228,10 +225,9 @@ def read_parts(
         raise DigestMismatch
 
 
-def _is_intact(stored: dict[str, Any], data: bytes, digest: str) -> bool:
+def _is_intact(stored: _Answer, data: bytes, digest: str) -> bool:
     """Return whether the store has the part's bytes, by their SHA-256, else by their MD5."""
     checksum = stored.get("ChecksumSHA256")
     if checksum and digest:
         return checksum == digest
-    tag = stored["ETag"].strip('"')
-    return tag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return stored["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()

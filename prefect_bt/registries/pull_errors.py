@@ -80,27 +80,22 @@ class PullError(Exception):
         super().__init__(kind.fault)
 
 
-_STATUSES: Final = {
-    401: PullErrorKind.REFUSED,
-    403: PullErrorKind.REFUSED,
-    404: PullErrorKind.NOT_FOUND,
-    429: PullErrorKind.UNREACHABLE,
+_ANSWERS: Final = {
+    PullErrorKind.REFUSED: ({401, 403}, "unauthorized|no basic auth credentials|denied"),
+    PullErrorKind.NOT_FOUND: ({404}, "manifest unknown|name unknown"),
+    PullErrorKind.UNREACHABLE: ({429}, "toomanyrequests"),
 }
-_CODES: Final = {
-    PullErrorKind.REFUSED: "unauthorized|no basic auth credentials|denied",
-    PullErrorKind.NOT_FOUND: "manifest unknown|name unknown",
-    PullErrorKind.UNREACHABLE: "toomanyrequests",
-}
-"""Codes of the OCI distribution specification, as the Engine quotes them. Its own status is often
-500, and 404 for a pull that was denied (Engine 20.10)."""
+"""Statuses of the Engine, and codes of the OCI distribution specification, as the Engine quotes
+them. Its status is often 500, and 404 for a pull that was denied (Engine 20.10)."""
 
 
 def classify_response(status: int, message: str) -> PullError:
     """Return the error of an Engine's response, by the registry's code or the Engine's status."""
-    for kind, codes in _CODES.items():
+    for kind, (_, codes) in _ANSWERS.items():
         if re.search(rf"(?:^|: )(?:{codes})(?=:|\s*$)", message.lower(), re.MULTILINE):
             return PullError(kind, message)
-    return PullError(_STATUSES.get(status, PullErrorKind.FAILED), message)
+    kinds = (kind for kind, (statuses, _) in _ANSWERS.items() if status in statuses)
+    return PullError(next(kinds, PullErrorKind.FAILED), message)
 
 
 def to_image_error(error: PullError, image: str, host: str, login: str) -> ImageError:

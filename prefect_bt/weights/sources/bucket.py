@@ -10,32 +10,18 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import obstore
 from obstore.exceptions import BaseError
 
 from prefect_bt.credentials.weights_access import list_accesses
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
-from prefect_bt.object_store.connect import (
-    ANONYMOUS,
-    Access,
-    Limits,
-    create_bucket_store,
-    parse_bucket_url,
-)
+from prefect_bt.object_store import connect
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
+from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.patterns import filter_paths
-from prefect_bt.weights.sources.protocol import (
-    RangesUnsupported,
-    RemoteSource,
-    SourceRequest,
-    TransientError,
-)
-
-if TYPE_CHECKING:
-    from obstore import GetOptions
 
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_STREAM_SECONDS: Final = 7 * 24 * 3600.0
@@ -56,16 +42,16 @@ _SENTENCES: Final = {
 """Kind -> message after the source's URL, next step."""
 
 
-class BucketSource(RemoteSource):
+class BucketSource(protocol.RemoteSource):
     """The objects below a prefix of a bucket, listed with the first credentials that may."""
 
-    def __init__(self, request: SourceRequest) -> None:
+    def __init__(self, request: protocol.SourceRequest) -> None:
         super().__init__(request)
         self._plan = request.plan
         with self._translate_errors():
-            self._address = parse_bucket_url(self._source)
+            self._address = connect.parse_bucket_url(self._source)
             self._accesses = list_accesses(request.plan, self._address, request.secret)
-        self._access = ANONYMOUS
+        self._access = connect.ANONYMOUS
         self._store: Any = None
         self._base = ""
 
@@ -76,7 +62,7 @@ class BucketSource(RemoteSource):
                 return self._list_with(access)
             except PermissionError:
                 continue
-            except TransientError:
+            except protocol.TransientError:
                 if access.has_credentials:
                     raise
         tried = " or with ".join(access.name for access in self._accesses)
@@ -85,7 +71,7 @@ class BucketSource(RemoteSource):
             hint = "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket."
         raise self._error(f"may not be read with {tried}", hint)
 
-    def _list_with(self, access: Access) -> Listing:
+    def _list_with(self, access: connect.Access) -> Listing:
         with self._translate_errors():
             store = self._connect(access, self._limits)
             files, base = self._list_prefix(store)
@@ -97,9 +83,9 @@ class BucketSource(RemoteSource):
         revision = compute_revision(file for file in files if file.path in chosen)
         return Listing(revision, tuple(files))
 
-    def _connect(self, access: Access, limits: Limits) -> Any:
+    def _connect(self, access: connect.Access, limits: connect.Limits) -> Any:
         try:
-            return create_bucket_store(self._address, access, limits=limits)
+            return connect.create_bucket_store(self._address, access, limits=limits)
         except (BaseError, ValueError, TypeError):
             # The text of the error may hold a part of the secret.
             hint = "Check the form of the secret and of the address."
@@ -122,7 +108,7 @@ class BucketSource(RemoteSource):
         folders = set(chain.from_iterable(parents))
         # Consoles create empty objects as folders.
         files = [
-            _listed_file(path.removeprefix(base), item)
+            ListedFile(path.removeprefix(base), item["size"], version_tag=_tag(item))
             for path, item in found
             if item["size"] or path not in folders
         ]
@@ -130,28 +116,26 @@ class BucketSource(RemoteSource):
             return files, base
         folder, slash, name = prefix.rpartition("/")
         try:
-            return [_listed_file(name, obstore.head(store, prefix))], folder + slash
+            item = obstore.head(store, prefix)
         except FileNotFoundError:
             return [], base
+        return [ListedFile(name, item["size"], version_tag=_tag(item))], folder + slash
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
         end = (file.size or 0) if length < 0 else start + length
-        options: GetOptions = {}
+        options: Any = {}
         if end - start != file.size:  # else it works on a server without ranges, too
             options["range"] = (start, end)
         if file.version_tag.startswith('"'):
             options["if_match"] = file.version_tag
         with self._translate_errors(file.path):
-            store = self._store
-            if length < 0:
-                limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
-                store = self._connect(self._access, limits)
+            limits = replace(self._limits, total=_MAX_STREAM_SECONDS)
+            store = self._connect(self._access, limits) if length < 0 else self._store
             answer = obstore.get(store, self._base + file.path, options=options)
             yield from self._iter_block(file, answer, _tag(answer.meta), end - start)
 
     @contextmanager
     def _translate_errors(self, path: str = "") -> Generator[None]:
-        """Turn errors about addresses, credentials and requests into a WeightsError."""
         try:
             yield
         except (StoreError, IdentityError) as error:
@@ -171,15 +155,13 @@ class BucketSource(RemoteSource):
             return self._changed_error(path)
         if fault.kind in _SENTENCES:
             text, hint = _SENTENCES[fault.kind]
-            kind = RangesUnsupported if fault.kind is FaultKind.NO_RANGES else WeightsError
+            no_ranges = fault.kind is FaultKind.NO_RANGES
+            kind = protocol.RangesUnsupported if no_ranges else WeightsError
             return self._error(text.format(path=path, bucket=self._address.bucket), hint, kind)
-        text = f"could not be read{f' at {path}' if path else ''}"
+        at = f" at {path}" if path else ""
+        text = f"could not be read{at} ({fault.reason or self._no_answer})"
         hint = "Check the network, and push again: what is here already is kept."
-        return self._error(f"{text} ({fault.reason or self._no_answer})", hint, TransientError)
-
-
-def _listed_file(path: str, item: Any) -> ListedFile:
-    return ListedFile(path, int(item["size"]), version_tag=_tag(item))
+        return self._error(text, hint, protocol.TransientError)
 
 
 def _tag(item: Any) -> str:

@@ -12,13 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from prefect_bt.checkpoints.committed import catalog
-from prefect_bt.errors import (
-    NotFoundError,
-    ObjectNotFound,
-    PrefectBtError,
-    StoreError,
-    WeightsError,
-)
+from prefect_bt.errors import NotFoundError, ObjectNotFound, PrefectBtError, StoreError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
@@ -86,7 +80,9 @@ class CheckpointSource(Source):
         committed = catalog.list_checkpoints(self._store, job.project_id, job.id)
         return next((one for one in committed[::-1] if one.checkpoint_id == checkpoint), None)
 
-    def _explain(self, error: PrefectBtError) -> WeightsError:
-        kind = TransientError if isinstance(error, StoreError) else WeightsError
+    def _explain(self, error: PrefectBtError) -> PrefectBtError:
+        text = f"cannot be read: {error.message.rstrip('.')}"
         hint = error.next_step or "Check the project, the job, the checkpoint and the store."
-        return self._error(f"cannot be read: {error.message.rstrip('.')}", hint, kind)
+        if isinstance(error, StoreError):
+            return self._error(text, hint, TransientError)
+        return self._error(text, hint)

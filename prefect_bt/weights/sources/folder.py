@@ -9,14 +9,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import Source, SourceRequest
-
-_PIECE_BYTES: Final = 1 << 20
 
 
 class FolderSource(Source):
@@ -33,7 +30,7 @@ class FolderSource(Source):
             hint = "Check the path; for one file, name its folder and give allow_patterns."
             raise self._error("is not a folder on this machine", hint)
         try:
-            files = tuple(sorted(self._walk(), key=attrgetter("path")))
+            files = tuple(sorted(self._walk(), key=lambda file: file.path))
         except OSError as error:
             self._raise_unreadable(error)
         return Listing(compute_revision(files), files)
@@ -57,7 +54,7 @@ class FolderSource(Source):
         try:
             with (self._folder / file.path).open("rb") as reader:
                 reader.seek(start)
-                while data := reader.read(min(_PIECE_BYTES, left)):
+                while data := reader.read(min(1 << 20, left)):
                     yield data
                     left -= len(data)
         except OSError as error:

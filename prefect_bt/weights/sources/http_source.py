@@ -1,8 +1,8 @@
 """Sources over HTTP: obstore reads blocks; httpx reads whole files, pages and headers.
 
 Nothing is retried here. The token is sent to the host of the first URL only, and no redirect leads
-from https to http. Proxies are those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY; SSL_CERT_FILE
-replaces the system's certificate authorities. A query can be a signature and is never shown.
+from https to http. object_store.connect names the variables for proxies and certificates. A query
+can be a signature and is never shown.
 """
 
 from __future__ import annotations
@@ -30,13 +30,8 @@ from prefect_bt.credentials.weights_access import parse_token
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
 from prefect_bt.object_store.faults import FaultKind, classify_fault
+from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
-from prefect_bt.weights.sources.protocol import (
-    RangesUnsupported,
-    RemoteSource,
-    SourceRequest,
-    TransientError,
-)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -97,12 +92,15 @@ def _tls_context(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
     return context
 
 
-class HttpSource(RemoteSource):
+class HttpSource(protocol.RemoteSource):
     """A source whose files are read over HTTP."""
 
-    def __init__(self, request: SourceRequest) -> None:
+    def __init__(self, request: protocol.SourceRequest) -> None:
         super().__init__(request)
         self._token = parse_token(request.plan, request.secret) if request.secret else ""
+        self._access_step = "Give auth with a token that may read it."
+        if self._token:
+            self._access_step = "Check that its token is valid and may read it."
         self._setting = "its URL"
         """What contains the server's address, for messages."""
         self._stores: dict[str, HTTPStore] = {}
@@ -156,23 +154,20 @@ class HttpSource(RemoteSource):
         """
         key = "" if is_root else file.path
         with self._lock:
-            store = self._stores.get(key)
-            if store is None:
-                root = self._locate(file)[0]
-                url, token = (root, self._token) if is_root else self._find_target(file)
-                is_http = url.startswith("http:")
-                store = create_http_store(url, token=token, limits=self._limits, allow_http=is_http)
-                if len(self._stores) >= _MAX_STORES:
-                    self._stores.clear()
-                self._stores[key] = store
+            if store := self._stores.get(key):
+                return store
+            url, token = self._locate(file)[0], self._token
+            if not is_root:
+                with self._get(self._file_url(file), first_byte=True) as answer:
+                    url, sent = str(answer.url), answer.request.headers.get("Authorization")
+                # All redirects kept it. For https://user:password@host httpx sends another.
+                token = token if sent == f"Bearer {token}" else ""
+            is_http = url.startswith("http:")
+            store = create_http_store(url, token=token, limits=self._limits, allow_http=is_http)
+            if len(self._stores) >= _MAX_STORES:
+                self._stores.clear()
+            self._stores[key] = store
             return store
-
-    def _find_target(self, file: ListedFile) -> tuple[str, str]:
-        """Return the URL to which the file's URL redirects, and the token to send there."""
-        with self._get(self._file_url(file), first_byte=True) as answer:
-            # All redirects kept it. For https://user:password@host httpx sends another.
-            is_own = answer.request.headers.get("Authorization") == f"Bearer {self._token}"
-            return str(answer.url), self._token if is_own else ""
 
     @cached_property
     def _client(self) -> httpx.Client:
@@ -231,24 +226,19 @@ class HttpSource(RemoteSource):
         self._stores.pop(path, None)
         kind, step = WeightsError, f"Check {self._setting}."
         if fault.is_transient:
-            kind = TransientError
+            kind = protocol.TransientError
             step = f"Check the network and {self._setting}, and push again: what is here is kept."
         elif fault.status in (401, 403):
             step = self._access_step
         elif fault.kind is FaultKind.CERTIFICATE:
             step = "Set SSL_CERT_FILE if the certificate is of your own authority."
         elif fault.kind is FaultKind.NO_RANGES:
-            kind = RangesUnsupported
+            kind = protocol.RangesUnsupported
         at = f" at {path}" if path else ""
         error = self._error(f"could not be read{at} ({fault.reason})", step, kind)
-        if isinstance(error, TransientError):
+        if isinstance(error, protocol.TransientError):
             error.retry_after = fault.retry_after
         return error
-
-    @property
-    def _access_step(self) -> str:
-        valid = "Check that its token is valid and may read it."
-        return valid if self._token else "Give auth with a token that may read it."
 
 
 class WebSource(HttpSource):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 STALL_TIMEOUT: Final = 30.0
 """Seconds without a byte after which a connection is closed and opened again."""
-_CONNECT_TIMEOUT: Final = 10.0
-_MAX_BLOCK_SECONDS: Final = 300.0
 _PIECE_BYTES: Final = 1 << 20
 """Bytes of a body that are lost, at most, when it ends early."""
 
@@ -67,6 +66,7 @@ class Source(ABC):
     def __init__(self, request: SourceRequest) -> None:
         """Send no request. WeightsError for a wrong address or secret."""
         self._source = request.plan.source
+        self._error = partial(source_error, self._source)
 
     def resolve_revision(self) -> str:
         """Return the current revision, or "" if only a listing shows it. Errors: `list_files`."""
@@ -83,11 +83,6 @@ class Source(ABC):
         Raise TransientError when a retry may help, RangesUnsupported or another WeightsError.
         """
 
-    def _error(
-        self, text: str, next_step: str, kind: type[WeightsError] = WeightsError
-    ) -> WeightsError:
-        return source_error(self._source, text, next_step, kind)
-
 
 class RemoteSource(Source):
     """A source whose blocks are read with obstore. Its caller retries."""
@@ -95,9 +90,9 @@ class RemoteSource(Source):
     def __init__(self, request: SourceRequest) -> None:
         super().__init__(request)
         stall = request.stall_timeout
-        connect = min(_CONNECT_TIMEOUT, stall)
+        connect = min(Limits.connect, stall)
         # A block has minutes at most, however slowly its bytes arrive.
-        self._limits = Limits(connect, stall, max(_MAX_BLOCK_SECONDS, 10 * stall), retries=0)
+        self._limits = Limits(connect, stall, max(Limits.total, 10 * stall), retries=0)
         limits = f"no connection in {connect:g} s, or no byte for {stall:g} s"
         self._no_answer = f"no usable answer: {limits}"
         """The reason of a fault that shows no other."""
