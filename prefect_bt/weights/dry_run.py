@@ -43,8 +43,7 @@ def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = Tr
         return MirrorPlan(plan, revision, here=(tree.summary.files, tree.summary.bytes))
     copy = _list_copy(request, name) if use_copy else ()
     index = DigestIndex(cache.index_path(source_id(plan.source)))
-    here: list[int] = []
-    missing: list[int] = []
+    here, missing = list[int](), list[int]()
     for file in copy or select_files(plan, listing or ask()):
         sha256, size = file.sha256 or index.get(file_identity(plan.source, file)), file.size or 0
         (here if sha256 and cache.has_blob(sha256, size) else missing).append(size)

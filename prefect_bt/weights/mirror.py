@@ -268,7 +268,7 @@ class _MirrorRun:
     def _fill(
         self, staging: StagingTree, reader: FallbackReader, share: SharedDownload | None
     ) -> None:
-        files, on_finished = staging.listing.files, share.add_finished if share else _ignore
+        files, on_finished = staging.listing.files, share.add_finished if share else None
         self.meter.set_totals(items=len(files), size=sum(file.size or 0 for file in files))
         download = Download(staging, reader, self.meter, StopSignal(self.stop), on_finished)
         missing = download.link_present(files)
@@ -318,7 +318,3 @@ def _write_error(source: str, error: OSError) -> WeightsError:
     what, cure = _WRITE_ERRORS.get(error.errno or 0, default)
     hint = f"{cure}; what is here already is kept."
     return source_error(source, f"could not be written: {what} ({error})", hint)
-
-
-def _ignore(_path: str, _sha256: str) -> None:
-    """Accept a finished file of a download that no other host shares."""

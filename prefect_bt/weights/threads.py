@@ -20,8 +20,6 @@ RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
 _STOP_TIMEOUT: Final = 2.0
 """Seconds that threads have to end after `stop` was set."""
 _POLL_INTERVAL: Final = 0.1
-_JOIN_SECONDS: Final = 0.2
-"""Seconds after which more threads are started, if they are wanted."""
 
 
 class StopSignal:
@@ -94,13 +92,12 @@ def run_workers(count: int | Callable[[], int], step: Callable[[], bool], stop: 
     try:
         while not stop.is_set():
             for number in range(len(threads), count() if callable(count) else count):
-                thread = threading.Thread(target=run, name=f"weights-{number}", daemon=True)
-                thread.start()
-                threads.append(thread)
-            alive = [thread for thread in threads if thread.is_alive()]
-            if not alive:
+                threads.append(threading.Thread(target=run, name=f"weights-{number}", daemon=True))
+                threads[-1].start()
+            alive = next((thread for thread in threads if thread.is_alive()), None)
+            if alive is None:
                 break
-            alive[0].join(_JOIN_SECONDS)
+            alive.join(_POLL_INTERVAL)
     finally:
         if errors or any(thread.is_alive() for thread in threads):
             stop.set()

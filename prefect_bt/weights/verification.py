@@ -180,10 +180,9 @@ class ExpectedBlobs(Verification):
     def _read(self, mirror: StoreMirror, sha256: str, size: int) -> Iterator[bytes]:
         try:
             yield from mirror.read(sha256, start=0, length=size + 1)
-        except ObjectNotFound:
-            raise
-        except StoreError:
-            self.unreadable.add(blob_key(sha256))
+        except StoreError as error:
+            if not isinstance(error, ObjectNotFound):
+                self.unreadable.add(blob_key(sha256))
             raise
 
 

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
@@ -43,7 +43,6 @@ class DigestIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor: int | None = None
         self.reload()
 
     def reload(self) -> None:
@@ -72,14 +71,14 @@ class DigestIndex:
             return
         rows = (json.dumps({"id": key, "sha256": sha256}) for key, sha256 in new.items())
         # One write for all lines. The first newline ends a line that a crash cut off.
-        os.write(self._open(), "\n".join(("", *rows, "")).encode())
+        os.write(self._descriptor, "\n".join(("", *rows, "")).encode())
         self._known.update(new)
 
-    def _open(self) -> int:
-        """Return a descriptor that appends, and that is closed with this object."""
-        if self._descriptor is None:
-            ensure_private_folder(self._path.parent)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o644)
-            weakref.finalize(self, os.close, self._descriptor)
-        return self._descriptor
+    @cached_property
+    def _descriptor(self) -> int:
+        """A descriptor that appends, and that is closed with this object."""
+        ensure_private_folder(self._path.parent)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o644)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor

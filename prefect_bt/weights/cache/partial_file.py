@@ -34,10 +34,9 @@ _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 @cache
 def boot_id() -> str:
     """Return the id of this boot of the machine; "" where the kernel does not show it."""
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def partial_file_id(identity: str) -> str:

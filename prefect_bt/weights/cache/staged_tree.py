@@ -176,15 +176,13 @@ class StagingTree:
             if path.name not in {"files", "journal"}:
                 remove_tree(path)
         for file in self.listing.files:
-            place, sha256 = self.files / file.path, self._journal.get(file.path)
+            if not (sha256 := self._journal.get(file.path)):
+                continue
+            place, blob = self.files / file.path, self.cache.blob_path(sha256)
             with suppress(OSError):
-                if sha256 and (self._is_blob(place, sha256) or hash_file(place) == sha256):
+                # A blob was synced to the disk.
+                if (blob.exists() and blob.samefile(place)) or hash_file(place) == sha256:
                     self._done[file.path] = FileEntry(file.path, place.stat().st_size, sha256)
-
-    def _is_blob(self, place: Path, sha256: str) -> bool:
-        """Return whether the file is a link to its blob, which was synced to the disk."""
-        blob = self.cache.blob_path(sha256)
-        return blob.exists() and blob.samefile(place)
 
 
 def _create(path: Path, operation: Callable[[], object], *, replaces: bool = True) -> None:

@@ -58,11 +58,12 @@ class Download:
         reader: FallbackReader,
         meter: ProgressMeter,
         stop: StopSignal,
-        on_finished: Callable[[str, str], object],
+        on_finished: Callable[[str, str], object] | None,
     ) -> None:
         """`on_finished` is called with the path and the SHA-256 of each complete file."""
         self._staging, self._reader, self._meter = staging, reader, meter
-        self._stop, self._on_finished = stop, on_finished
+        self._stop = stop
+        self._on_finished: Callable[[str, str], object] = on_finished or (lambda _p, _s: None)
         self._listed = {file.path: file for file in staging.listing.files}
         self._batches: Iterator[Sequence[ListedFile]] = iter(())
         self._is_fetching = self._is_exhausted = False
@@ -174,9 +175,10 @@ class Download:
         found, size = list[ListedFile](), 0
         share = len(self._waiting) // (2 * self._connections)
         most = 1 if self._is_slow else min(_MAX_FILES_PER_TURN, share)
-        while self._waiting and not self._is_read_in_blocks(self._waiting[0]):
-            size += GRANULE_BYTES if self._waiting[0].size is None else self._waiting[0].size
-            if found and (size > GRANULE_BYTES or len(found) >= most):
+        while self._waiting and (not found or len(found) < most):
+            file = self._waiting[0]
+            size += GRANULE_BYTES if file.size is None else file.size
+            if size > GRANULE_BYTES and (found or self._can_read_ranges(file)):
                 break
             found.append(self._waiting.popleft())
         self._active += bool(found)
@@ -210,9 +212,6 @@ class Download:
 
     def _can_read_ranges(self, listed: ListedFile) -> bool:
         return self._has_ranges and listed.is_pinned and not listed.sequential_only
-
-    def _is_read_in_blocks(self, listed: ListedFile) -> bool:
-        return (listed.size or 0) > GRANULE_BYTES and self._can_read_ranges(listed)
 
     def _open_whole(self, listed: ListedFile) -> Block:
         end = listed.size if self._can_read_ranges(listed) else None

@@ -145,8 +145,7 @@ class OpenFile:
         self.received = 0
         """Bytes that are here, all of which the meter counts."""
         self.lacks_ranges = False
-        self._meter = meter
-        self._lock = threading.Lock()
+        self._meter, self._lock = meter, threading.Lock()
         self.restart()
         self.received = self.part.received_bytes if self.part else 0
         meter.add_present(self.received)

@@ -29,8 +29,8 @@ from prefect_bt.weights.threads import EventLike, StopSignal, call_with_retries,
 
 T = TypeVar("T")
 R = TypeVar("R")
-CHUNK_BYTES: Final = 8 * 1024 * 1024
-LARGE_BLOB_BYTES: Final = 8 * 1024 * 1024
+CHUNK_BYTES: Final = 8 << 20
+LARGE_BLOB_BYTES: Final = 8 << 20
 """Size above which a store sends a file in parts."""
 _UPLOAD_THREADS: Final = 24
 _MAX_LARGE_UPLOADS: Final = 4

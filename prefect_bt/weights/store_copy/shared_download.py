@@ -119,8 +119,7 @@ class SharedDownload:
                 return
             waiting.remove(batch)
             yield batch.files
-        for batch in waiting:
-            yield batch.files
+        yield from (batch.files for batch in waiting)
 
     def add_finished(self, path: str, sha256: str) -> None:
         """Record a file that is complete on this machine. Upload its batch if all of it is."""
