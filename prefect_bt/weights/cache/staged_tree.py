@@ -67,9 +67,10 @@ class StagingTree:
 
     def missing_bytes(self, files: Sequence[ListedFile]) -> int:
         """Return the bytes of the files less those that partial downloads already have."""
-        total = sum(file.size or 0 for file in files)
-        large = [file for file in files if (file.size or 0) > GRANULE_BYTES]
-        return total - sum(map(count_received, {self.partial_folder(file) for file in large}))
+        sizes = [(file, file.size or 0) for file in files]
+        parts = {self.partial_folder(file): size for file, size in sizes if size > GRANULE_BYTES}
+        small = sum(size for _, size in sizes if size <= GRANULE_BYTES)
+        return small + sum(size - count_received(part) for part, size in parts.items())
 
     def find_sha256(self, file: ListedFile) -> str:
         """Return the digest from the listing or from an earlier download; "" if unknown."""

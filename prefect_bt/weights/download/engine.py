@@ -7,7 +7,6 @@ is one block, and a file without ranges is one stream.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -121,7 +120,7 @@ class Download:
                 self._opened.close()  # a late thread writes to none
 
     def _count_workers(self) -> int:
-        oldest = min(list(self._unanswered), default=math.inf)
+        oldest = min([time.monotonic(), *self._unanswered])
         self._is_slow = self._is_slow or time.monotonic() - oldest > _SILENT_SECONDS
         return self._connections if self._is_slow else self._connections // 2
 

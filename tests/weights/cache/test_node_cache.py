@@ -12,7 +12,9 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
 from prefect_bt.weights.cache.digest_index import DigestIndex
 from prefect_bt.weights.cache.eviction import EvictionCandidate, choose_evictions
-from prefect_bt.weights.cache.partial_file import PartialFile
+from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile
+from prefect_bt.weights.cache.staged_tree import StagingTree
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 
 OLD = 3600.0
 
@@ -109,6 +111,19 @@ def test_an_index_skips_what_a_crash_cut_off(tmp_path: Path) -> None:
     DigestIndex(path).add({"tag:3": "e" * 64})
     again = DigestIndex(path)
     assert [again.get(key) for key in ("tag:1", "tag:2", "tag:3")] == ["d" * 64, "", "e" * 64]
+
+
+def test_missing_bytes_count_the_same_large_file_and_what_has_arrived_once(
+    cache: NodeCache,
+) -> None:
+    same = [ListedFile(path, 3 * GRANULE_BYTES, "a" * 64) for path in ("a.bin", "b.bin")]
+    files = (*same, ListedFile("small", 100, "c" * 64), ListedFile("unknown"))
+    staging = StagingTree(cache, "hf://o/r", "k1", Listing("r" * 40, files))
+    assert staging.missing_bytes(files) == 3 * GRANULE_BYTES + 100
+    part = PartialFile(staging.partial_folder(same[0]), 3 * GRANULE_BYTES)
+    part.write(0, bytes(GRANULE_BYTES))
+    assert staging.missing_bytes(files) == 2 * GRANULE_BYTES + 100
+    part.close()
 
 
 def test_which_trees_go() -> None:
