@@ -239,7 +239,7 @@ def _validate_source(source: WeightsSource, within: str) -> Iterator[str]:
     scheme, _, rest = source.source.partition("://")
     if scheme not in WEIGHTS_SCHEMES:
         known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
-        yield f"{within}source {source.source!r}: this version mirrors {known}."
+        yield f"{within}source {redact_url(source.source)!r}: this version mirrors {known}."
         return
     if why := _source_error(scheme, rest):
         yield f"{within}source {redact_url(source.source)!r} {why}"

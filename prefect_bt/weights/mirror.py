@@ -106,7 +106,7 @@ def mirror_source(  # noqa: PLR0913 (options of one call)
     A branch is resolved to its commit on every call without `revision`. The job `lease_holder`
     needs the tree while it lives. `secret` is the value of the secret `plan.secret`. `store` has
     the copy for other hosts, unless `upload_to_store` is false, and the checkpoints of bt://.
-    Downloaded bytes are kept when `stop` is set. WeightsError names the source and the remedy.
+    All bytes but the last are kept when `stop` is set. WeightsError names the source and the cure.
     """
     pinned_plan = plan
     if revision and plan.source.startswith("hf://"):  # the branch may have moved
@@ -272,14 +272,12 @@ class _MirrorRun:
         self.meter.set_totals(items=len(files), size=sum(file.size or 0 for file in files))
         download = Download(staging, reader, self.meter, StopSignal(self.stop), on_finished)
         missing = download.link_present(files)
-        self._raise_if_stopped()
+        if self.stop.is_set():
+            raise _stopped_error(self.plan.source)
         ensure_disk_space(staging, missing, self.mirror, self.meter.set_note)
         self.meter.enter_phase(Phase.TRANSFERRING)
         batches = share.iter_batches(missing) if share else iter([missing])
         download.run(download.link_present(batch) for batch in batches)
-        self._raise_if_stopped()
-
-    def _raise_if_stopped(self) -> None:
         if self.stop.is_set():
             raise _stopped_error(self.plan.source)
 

@@ -250,6 +250,7 @@ def test_servers_without_ranges(
 
 def test_an_unknown_length(source_here: Arranged, tmp_path: Path) -> None:
     source_here.sizes = False
+    source_here.files |= {"only/here/large.bin": os.urandom(3 << 20), "only/there/small": b"x"}
     assert tree(mirrored(tmp_path).folder) == source_here.files
 
 

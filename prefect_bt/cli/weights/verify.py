@@ -155,8 +155,10 @@ def _print_store_report(terminal: Terminal, report: Verification, dry_run: bool)
     terminal.echo(
         f"The store: {format_count(len(report.failures), 'fault')}, of {read}.", style="red"
     )
-    if not dry_run:
+    if report.corrupt_trees and not dry_run:
         terminal.echo(f"Out of use there: {', '.join(report.corrupt_trees)}.")
+    if report.unreadable:
+        terminal.echo("What the store could not read may be intact and stays: verify it again.")
 
 
 def _document(

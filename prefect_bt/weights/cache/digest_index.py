@@ -78,7 +78,6 @@ class DigestIndex:
     def _descriptor(self) -> int:
         """A descriptor that appends, and that is closed with this object."""
         ensure_private_folder(self._path.parent)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o644)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         weakref.finalize(self, os.close, descriptor)
         return descriptor

@@ -126,7 +126,8 @@ class PartialFile:
         """Delete what is left of it, then close it."""
         # One rename first: another process may open the file while the folder is emptied.
         removed = self.folder.with_name(f"{self.folder.name}.{uuid.uuid4().hex[:8]}")
-        remove_tree(self.folder.rename(removed))
+        with suppress(OSError):
+            remove_tree(self.folder.rename(removed))
         self.close()
 
     def close(self) -> None:

@@ -35,14 +35,12 @@ OPEN_FILES: Final = 4
 CONNECTIONS: Final = (8, 16)
 """The least and the greatest number; four for each CPU between them."""
 _SLOW_SECONDS: Final = 0.01
-"""Average time to the first piece from which all connections are used, else a half of them."""
 _SILENT_SECONDS: Final = 1.0
-"""Time to the first piece of one request, likewise."""
+"""Time to the first piece, on average and of one request, from which all connections are used."""
 MAX_SECONDS_PER_GRANULE: Final = 300.0
 """Seconds in which a request must bring a granule, or it counts as stalled."""
 _POLL_INTERVAL: Final = 0.2
 """Seconds between two looks at a file that another process downloads."""
-_LINK_WORKERS: Final = 4
 _MAX_FILES_PER_TURN: Final = 64
 """Small files that a thread reads before it writes them, which saves a third of the time."""
 _NEXT_STEP: Final = "Push again: what is here already is kept."
@@ -84,7 +82,7 @@ class Download:
         self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
-        """Blocks that are being worked on, whose files may be put back."""
+        """Turns of threads, whose files may be put back."""
         self._has_ranges = True
         self._corrupt = set[str]()
         """Paths of files that arrived with a wrong digest."""
@@ -106,7 +104,7 @@ class Download:
                 linked.add(file.path)
             return True
 
-        run_workers(min(_LINK_WORKERS, len(files)), step, self._stop)
+        run_workers(min(OPEN_FILES, len(files)), step, self._stop)
         return [file for file in files if file.path not in linked]
 
     def run(self, batches: Iterator[Sequence[ListedFile]]) -> None:
@@ -133,10 +131,13 @@ class Download:
         blocks, received = self._take(), list[Block]()
         if not blocks:
             return False
+        until = time.monotonic() + _SILENT_SECONDS
         try:
             for block in blocks:
                 self._read(block)
                 received.append(block)
+                while received and time.monotonic() > until:
+                    self._complete(received.pop())
         finally:
             try:
                 for block in received:
@@ -155,10 +156,10 @@ class Download:
             while not self._stop.is_set():
                 if files := self._pop_whole_files():
                     return [self._open_whole(file) for file in files]
-                while self._waiting and len(self._open_files) < OPEN_FILES:
-                    self._open_partial(self._waiting.popleft())
                 has_room = len(self._open_files) < OPEN_FILES
-                if has_room and not self._is_exhausted and not self._is_fetching:
+                if self._waiting and has_room:
+                    self._open_partial(self._waiting.popleft())
+                elif has_room and not self._is_exhausted and not self._is_fetching:
                     self._fetch_batch()
                 elif self._open_files:
                     return [self._pop_block()]
@@ -312,6 +313,7 @@ class Download:
             elif block.at != end and time.monotonic() > deadline:
                 what = f"stalled at byte {block.at} of {file.path}"
                 raise source_error(self._staging.source, what, _NEXT_STEP, TransientError)
+        self._unanswered.discard(asked)  # without a piece
         if end is not None and block.at < end:
             what = f"sent only {block.at} of {file.size} bytes of {file.path}"
             raise source_error(self._staging.source, what, _NEXT_STEP, TransientError)
@@ -354,7 +356,6 @@ class Download:
         kept = file.kept
         move = kept.finalize().replace if isinstance(kept, PartialFile) else kept.move_to
         self._staging.add(move, entry, is_synced=is_synced)
-        if file.part:
-            file.part.remove()
+        kept.remove()
         self._meter.add_items()
         self._on_finished(entry.path, entry.sha256)

@@ -97,8 +97,8 @@ class SequentialFile:
             _write_read_only(place, self._writer.getbuffer())
             return
         os.fchmod(self._writer.fileno(), 0o444)
-        self._writer.close()
         self._path.replace(place)
+        self._writer.close()  # last, because the move is repeated in a new folder
 
     def remove(self) -> None:
         """Close and delete the file, unless it was moved."""

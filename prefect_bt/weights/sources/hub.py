@@ -31,6 +31,7 @@ MAX_ENTRIES: Final = 200_000
 MAX_PAGES: Final = 2_000
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, and the id of git's blob object."""
+_NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 _T = TypeVar("_T")
 _Sha1 = Annotated[str, Field(pattern=f"^{_COMMIT.pattern}$")]
 _Sha256 = Annotated[str, Field(pattern=f"^{SHA256.pattern}$")]
@@ -99,12 +100,13 @@ class HubSource(HttpSource):
                 else:
                     yield ListedFile(file.path, file.size, git_sha1=file.oid)
             # The token is sent to where `url` is; the link of a mirror may name the Hub itself.
-            url = urlsplit(url)._replace(query=urlsplit(link).query).geturl() if link else ""
+            found = _NEXT_LINK.search(link)
+            url = urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
             if url in requested:
                 raise MalformedResponse("names a page as the next one that it sent before")
 
     def _get_page(self, url: str) -> tuple[Any, str]:
-        """Return the JSON of an answer, and its link to the next page, if any."""
+        """Return the JSON of an answer, and its header about the next page."""
         body, deadline = bytearray(), time.monotonic() + MAX_PAGE_SECONDS
         with self._get(url) as answer:
             for piece in answer.iter_raw():
@@ -114,7 +116,7 @@ class HubSource(HttpSource):
                 if time.monotonic() > deadline:
                     raise HttpFault(f"no page in {MAX_PAGE_SECONDS:g} s")
         try:
-            return json.loads(body), answer.links.get("next", {}).get("url", "")
+            return json.loads(body), answer.headers.get("Link", "")
         except RecursionError:
             raise MalformedResponse("is nested too deeply") from None
         except ValueError:  # most often an error page of a proxy

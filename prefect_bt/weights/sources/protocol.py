@@ -95,7 +95,6 @@ class RemoteSource(Source):
         self._limits = Limits(connect, stall, max(Limits.total, 10 * stall), retries=0)
         limits = f"no connection in {connect:g} s, or no byte for {stall:g} s"
         self._no_answer = f"no usable answer: {limits}"
-        """The reason of a fault that shows no other."""
 
     def _iter_block(
         self, file: ListedFile, answer: GetResult, tag: str, length: int

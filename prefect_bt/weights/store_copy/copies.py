@@ -101,7 +101,7 @@ class StoreMirror:
     def list_sizes(self, digests: Collection[str]) -> dict[str, int]:
         """Return the sizes of the blobs that are stored, with one request for many of them."""
         folders = {blob_key(digest).rpartition("/")[0] for digest in digests}
-        threads = 1 if isinstance(self.store, SupportsLinks) else _THREADS
+        threads = 4 if isinstance(self.store, SupportsLinks) else _THREADS
         found = _map(lambda folder: [*self.store.list(folder)], sorted(folders), threads)
         sizes = {_last_part(info.key): info.size for infos in found for info in infos}
         return {digest: sizes[digest] for digest in digests if digest in sizes}

@@ -124,7 +124,7 @@ class SharedDownload:
     def add_finished(self, path: str, sha256: str) -> None:
         """Record a file that is complete on this machine. Upload its batch if all of it is."""
         with self._lock:
-            batch = self._incomplete.pop(path, None)
+            batch = self._incomplete.pop(path, None) if sha256 else None
             if batch is None:
                 return
             batch.digests[path] = sha256
