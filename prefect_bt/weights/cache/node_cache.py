@@ -275,12 +275,12 @@ class NodeCache:
 
 @contextmanager
 def _hold_lock(path: Path, *, wait: bool = False) -> Generator[bool]:
-    """Hold the flock of a file. Yield whether it is held."""
+    """Hold the flock of a file. Yield whether it is held, and the file is still at `path`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield wait or try_lock(descriptor)
+        yield wait or (try_lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()))
     finally:
         os.close(descriptor)
 

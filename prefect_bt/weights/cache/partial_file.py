@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import uuid
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import try_lock
 from prefect_bt.host.writeback import start_writeback
 from prefect_bt.weights.threads import Closed
@@ -124,10 +122,11 @@ class PartialFile:
 
     def remove(self) -> None:
         """Delete what is left of it, then close it."""
-        # One rename first: another process may open the file while the folder is emptied.
-        removed = self.folder.with_name(f"{self.folder.name}.{uuid.uuid4().hex[:8]}")
         with suppress(OSError):
-            remove_tree(self.folder.rename(removed))
+            # The lock last: another process then makes another one, and the folder stays.
+            for name in ("data", "map", "lock"):
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
         self.close()
 
     def close(self) -> None:

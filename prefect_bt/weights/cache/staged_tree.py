@@ -184,6 +184,7 @@ class StagingTree:
                 # A blob was synced to the disk.
                 if (blob.exists() and blob.samefile(place)) or hash_file(place) == sha256:
                     self._done[file.path] = FileEntry(file.path, place.stat().st_size, sha256)
+                    self.cache.delete_leftover(self.partial_folder(file), older_than=0)
 
 
 def _create(path: Path, operation: Callable[[], object], *, replaces: bool = True) -> None:

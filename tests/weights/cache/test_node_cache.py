@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from prefect_bt.weights.cache.digest_index import DigestIndex
 from prefect_bt.weights.cache.eviction import EvictionCandidate, choose_evictions
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
+from prefect_bt.weights.manifest import FileEntry
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 
 OLD = 3600.0
@@ -124,6 +126,25 @@ def test_missing_bytes_count_the_same_large_file_and_what_has_arrived_once(
     part.write(0, bytes(GRANULE_BYTES))
     assert staging.missing_bytes(files) == 2 * GRANULE_BYTES + 100
     part.close()
+
+
+def test_a_partial_file_that_a_kill_left_beside_the_complete_one_is_deleted(
+    cache: NodeCache, tmp_path: Path
+) -> None:
+    size = 2 * GRANULE_BYTES
+    digest = hashlib.sha256(bytes(size)).hexdigest()
+    file = ListedFile("a.bin", size, digest)
+    listing = Listing("r" * 40, (file,))
+    staging = StagingTree(cache, "hf://o/r", "k1", listing)
+    part = PartialFile(staging.partial_folder(file), size)
+    part.write(0, bytes(size))
+    entry = FileEntry(file.path, size, digest)
+    staging.add(part.finalize().replace, entry, is_synced=True)
+    part.close()  # in place of `remove`
+    staging.close()
+    assert part.folder.exists()
+    assert StagingTree(cache, "hf://o/r", "k1", listing).has(file)
+    assert not part.folder.exists()
 
 
 def test_which_trees_go() -> None:
