@@ -129,7 +129,7 @@ def test_missing_bytes_count_the_same_large_file_and_what_has_arrived_once(
 
 
 def test_a_partial_file_that_a_kill_left_beside_the_complete_one_is_deleted(
-    cache: NodeCache, tmp_path: Path
+    cache: NodeCache,
 ) -> None:
     size = 2 * GRANULE_BYTES
     digest = hashlib.sha256(bytes(size)).hexdigest()
