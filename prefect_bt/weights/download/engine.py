@@ -154,8 +154,8 @@ class Download:
         """Wait for a block, or several of small files. Return none when no file is left."""
         with self._changed:
             while not self._stop.is_set():
-                if files := self._pop_whole_files():
-                    return [self._open_whole(file) for file in files]
+                if files := self._pop_sequential_files():
+                    return [self._open_sequential(file) for file in files]
                 has_room = len(self._open_files) < OPEN_FILES
                 if self._waiting and has_room:
                     self._open_partial(self._waiting.popleft())
@@ -170,7 +170,7 @@ class Download:
                     self._collect_unlocked()
         return []
 
-    def _pop_whole_files(self) -> list[ListedFile]:
+    def _pop_sequential_files(self) -> list[ListedFile]:
         """Return a file that is one block, or several small ones if they arrive fast."""
         found, size = list[ListedFile](), 0
         share = len(self._waiting) // (2 * self._connections)
@@ -213,7 +213,7 @@ class Download:
     def _can_read_ranges(self, listed: ListedFile) -> bool:
         return self._has_ranges and listed.is_pinned and not listed.sequential_only
 
-    def _open_whole(self, listed: ListedFile) -> Block:
+    def _open_sequential(self, listed: ListedFile) -> Block:
         end = listed.size if self._can_read_ranges(listed) else None
         kept = SequentialFile(self._staging.path)
         return OpenFile(listed, kept, [(0, end)], self._meter).blocks.popleft()
@@ -256,11 +256,11 @@ class Download:
         file = block.file
         if file.part:
             file.digest.catch_up(file.part, self._stop.is_set)
-        is_whole = not file.part and block.at == block.end  # it is kept after a stop, too
+        is_complete = not file.part and block.at == block.end  # it is kept after a stop, too
         with self._changed:
             file.open_blocks -= 1
             is_last = not file.open_blocks
-        if is_last and (is_whole or not self._stop.is_set()):
+        if is_last and (is_complete or not self._stop.is_set()):
             self._finish(file)
 
     def _request(self, block: Block) -> None:
