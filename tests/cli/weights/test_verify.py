@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,20 @@ def test_a_damaged_copy_in_the_store(cli: Cli, model: str) -> None:
     assert cli("weights", "verify", "--store").code == 0
     [listed] = cli("weights", "list", "-o", "json").json["trees"]
     assert listed["where"] == "both"
+
+
+def test_a_copy_that_the_store_cannot_read_stays(cli: Cli, model: str) -> None:
+    mirrored(cli, model)
+    blobs = Path(cli.env["PREFECT_BT_STORE"]) / "weights" / "blobs"
+    blob = next(path for path in blobs.rglob("*") if path.is_file())
+    blob.unlink()
+    os.mkfifo(blob)
+    done = cli("weights", "verify", "--store")
+    assert done.code == 1
+    assert f"weights/blobs/{blob.parent.name}/{blob.name} cannot be read" in done.err
+    assert "could not read may be intact and stays" in done.out
+    assert "Out of use" not in done.out
+    assert blob.is_fifo()
 
 
 def test_a_name_that_is_not_known(cli: Cli, model: str) -> None:

@@ -158,7 +158,7 @@ def test_small_files_that_arrived_before_an_error_are_kept(
     with pytest.raises(WeightsError, match="not for you"):
         mirrored(tmp_path)
     arrived = {path for path, _ in source_here.asked} - {"500"}
-    assert len(arrived) >= 400
+    assert len(arrived) >= 300  # three other threads may still have 37 files each before it
     source_here.asked.clear()
     source_here.before = lambda _path, _at: None
     assert tree(mirrored(tmp_path).folder) == source_here.files
