@@ -58,8 +58,8 @@ def list_checkpoints(
     from prefect_bt.checkpoints.committed import catalog
     from prefect_bt.ledger.opening import open_ledger
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
     committed = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
     chosen = get_checkpoint(committed, checkpoint_name, record.id) if checkpoint_name else None
     committed.sort(
@@ -73,10 +73,10 @@ def list_checkpoints(
     shown = committed if chosen is None else [chosen]
     found = [catalog.checkpoint_document(one) for one in shown]
     files = _file_documents(shown, unsigned_urls(ledger.store)) if chosen else []
-    _print(beside, record.id, found, files, output)
+    _print(terminal, record.id, found, files, output)
     if found and output == "cli-table":
-        beside.echo(f"They are in {_checkpoint_location(ledger, record)}")
-        beside.echo(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
+        terminal.echo(f"They are in {_checkpoint_location(ledger, record)}")
+        terminal.echo(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
     return OK
 
 

@@ -73,28 +73,28 @@ def prune_checkpoints(
 
     if which.job_id is None and which.selected_project is None:
         raise PrefectBtError("Nothing to prune was named.", next_step="Give --job-id or --project.")
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    records = select_jobs(ledger, which, beside)
+    ledger = open_ledger()
+    records = select_jobs(ledger, which, terminal)
     if not records:
         raise no_jobs_error(ledger, which)
     policy = RetentionPolicy(keep_last, keep_every)
-    with beside.spinner("Reading the manifests"):
-        plans = [_plan(ledger, record, policy, checkpoint_name, beside) for record in records]
+    with terminal.spinner("Reading the manifests"):
+        plans = [_plan(ledger, record, policy, checkpoint_name, terminal) for record in records]
     _check_names(plans, checkpoint_name)
-    _show(beside, plans)
+    _show(terminal, plans)
     going = [plan for plan in plans if not plan.is_empty]
     if policy.keeps_all and not checkpoint_name:
-        beside.info("Which ones may go: --keep-last, --keep-every or --checkpoint-name.")
+        terminal.info("Which ones may go: --keep-last, --keep-every or --checkpoint-name.")
     if dry_run or not going:
-        return _report_result(beside, plans, [], dry_run, output)
+        return _report_result(terminal, plans, [], dry_run, output)
     goes = format_count(sum(len(plan.to_delete) for plan in going), "checkpoint")
     question = f"Delete {goes} and what is left of others, for good?"
-    if not (yes or beside.confirm(question)):
+    if not (yes or terminal.confirm(question)):
         terminal.error("Nothing was deleted.")
         return FAILED
-    with beside.spinner("Deleting"):
+    with terminal.spinner("Deleting"):
         done = [(plan, _execute_plan(ledger, plan)) for plan in going]
-    return _report_result(beside, plans, done, dry_run, output)
+    return _report_result(terminal, plans, done, dry_run, output)
 
 
 def _plan(

@@ -38,18 +38,18 @@ def show_checkpoint(
     from prefect_bt.cli.checkpoints import render_tensors as render
     from prefect_bt.ledger.opening import open_ledger
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     checkpoint = get_checkpoint(found, checkpoint_name, record.id)
     chosen = _select_file(checkpoint, file, rank)
     table = read_tensors(ledger.store, chosen.key, path=chosen.path, size=chosen.size)
-    if beside.machine_readable:
-        beside.print_json(
+    if terminal.machine_readable:
+        terminal.print_json(
             render.tensors_document(record.id, checkpoint.checkpoint_id, chosen, table)
         )
     else:
-        render.show_tensors(beside, chosen, table)
+        render.show_tensors(terminal, chosen, table)
     return OK
 
 

@@ -35,16 +35,16 @@ def verify_checkpoints(
     from prefect_bt.checkpoints.committed.verify_committed import ExpectedObjects
     from prefect_bt.ledger.opening import open_ledger
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
     names = _resolve_names(ledger, record, checkpoint_name)
     promises = ExpectedObjects(ledger.store, record.project_id, record.id, names=names)
-    with byte_progress(beside, "Verifying", promises.size) as tick:
+    with byte_progress(terminal, "Verifying", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     if output == "json":
-        beside.print_json(_document(record.id, report))
+        terminal.print_json(_document(record.id, report))
     else:
-        _print_report(beside, record.id, report)
+        _print_report(terminal, record.id, report)
     return FAILED if report.failures else OK
 
 

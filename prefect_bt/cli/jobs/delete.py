@@ -28,11 +28,11 @@ def delete(
     """
     from prefect_bt.ledger.opening import open_ledger
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     if which.job_id is not None:
-        done = _delete_job(beside, ledger, which, yes)
+        done = _delete_job(terminal, ledger, which, yes)
     elif which.selected_project:
-        done = _delete_project(beside, ledger, which.selected_project, yes)
+        done = _delete_project(terminal, ledger, which.selected_project, yes)
     else:
         raise PrefectBtError(
             "Nothing to delete was named.", next_step="Give --job-id or --project."
@@ -41,7 +41,7 @@ def delete(
         terminal.error("Nothing was deleted.")
         return FAILED
     if output == "json":
-        beside.print_json(done)
+        terminal.print_json(done)
     return OK
 
 

@@ -48,7 +48,6 @@ def drill(
     from prefect_bt.jobs.submit import submit
     from prefect_bt.ledger.opening import open_ledger
 
-    beside = terminal.for_output(output)
     overrides = Overrides(entrypoint=entrypoint)
     project, _ = apply_overrides(load_training_project(config), overrides)
     check_drillable(project)
@@ -58,24 +57,24 @@ def drill(
         )
     ledger = open_ledger(document.get("store"))
     record = ledger.get_job(str(document["id"]))
-    beside.info(f"Job {record.id} begins; a rank of it will be killed.")
+    terminal.info(f"Job {record.id} begins; a rank of it will be killed.")
     try:
-        result = run_drill(ledger, record, DrillOptions(rank, step, patience), echo=beside.info)
+        result = run_drill(ledger, record, DrillOptions(rank, step, patience), echo=terminal.info)
     except DrillError as error:
         terminal.error(str(error))
         result = None
     except BaseException:  # Ctrl-C among them: nobody waits for the job's end then
         if keep_going:
-            beside.info(f"Job {record.id} goes on.")
+            terminal.info(f"Job {record.id} goes on.")
         else:
-            _request_stop(beside, ledger, record.id)
+            _request_stop(terminal, ledger, record.id)
         raise
     if result is not None:
-        beside.echo(result.why, style="green" if result.resumed else "red")
-        if beside.machine_readable:
-            beside.print_json(codec.encode(result))
-    if not keep_going and _request_stop(beside, ledger, record.id):
-        with beside.spinner(f"Waiting for job {record.id} to end"):
+        terminal.echo(result.why, style="green" if result.resumed else "red")
+        if terminal.machine_readable:
+            terminal.print_json(codec.encode(result))
+    if not keep_going and _request_stop(terminal, ledger, record.id):
+        with terminal.spinner(f"Waiting for job {record.id} to end"):
             stop.wait_for_end(ledger, record.id)
     return OK if result is not None and result.resumed else FAILED
 

@@ -82,7 +82,6 @@ def push(
     `prefect-bt push config.py --dry-run -o json`
     """
     _ = remote
-    beside = terminal.for_output(output)
     with _open_launcher(
         deployment, dry_run=dry_run
     ) as starter:  # first: it gets ready while we plan
@@ -110,13 +109,13 @@ def push(
             keep_every=keep_every,
             max_run_time=max_run_time,
         )
-        project = _load(beside, config, overrides)
+        project = _load(terminal, config, overrides)
         if dry_run:
-            return _show_plan(beside, project, config, options)
-        with beside.spinner("Submitting the job"):
+            return _show_plan(terminal, project, config, options)
+        with terminal.spinner("Submitting the job"):
             folder = _folder(config)
             document = submit(project, source_dir=folder, options=options, launcher=starter)
-    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))
+    return print_and_follow(terminal, document, FollowOptions(tail=tail, wait=wait, output=output))
 
 
 def _open_launcher(

@@ -49,16 +49,15 @@ def recreate(
     from prefect_bt.ledger.opening import open_ledger
 
     _ = remote
-    beside = terminal.for_output(output)
-    chosen = job_id or select_job(open_ledger(), JobFilter(), beside).id
-    if job_id is None and not yes and not beside.confirm(f"Recreate training job {chosen}?"):
-        beside.error("Training job not recreated.")
+    chosen = job_id or select_job(open_ledger(), JobFilter(), terminal).id
+    if job_id is None and not yes and not terminal.confirm(f"Recreate training job {chosen}?"):
+        terminal.error("Training job not recreated.")
         return FAILED
-    with beside.spinner(f"Recreating job {chosen}"):
+    with terminal.spinner(f"Recreating job {chosen}"):
         options = SubmitOptions(
             deployment=deployment,
             retry_choices=retrying.build_overrides(),
             max_run_time=max_run_time,
         )
         document = submit_again(chosen, options=options)
-    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))
+    return print_and_follow(terminal, document, FollowOptions(tail=tail, wait=wait, output=output))

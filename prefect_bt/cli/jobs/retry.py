@@ -32,7 +32,6 @@ def retry(
     from prefect_bt.jobs import resubmit
 
     _ = remote
-    beside = terminal.for_output(output)
-    with beside.spinner(f"Retrying job {job_id}"):
+    with terminal.spinner(f"Retrying job {job_id}"):
         document = resubmit.retry(job_id, max_run_time=max_run_time)
-    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))
+    return print_and_follow(terminal, document, FollowOptions(tail=tail, wait=wait, output=output))

@@ -60,13 +60,13 @@ def view(
 
     if all and limit is not None:
         raise PrefectBtError("--all and --limit exclude each other.", next_step="Give one of them.")
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     if which.job_id:
-        _show_one(beside, ledger, which)
+        _show_one(terminal, ledger, which)
     elif which.selected_project or all or limit is not None:
-        _show_newest(beside, ledger, which, None if all else limit or DEFAULT_LIMIT)
+        _show_newest(terminal, ledger, which, None if all else limit or DEFAULT_LIMIT)
     else:
-        _show_overview(beside, ledger)
+        _show_overview(terminal, ledger)
     return OK
 
 

@@ -169,11 +169,11 @@ def logs(
             "--tail cannot be combined with --end: it follows the job to its end.",
             next_step="Leave one of them out.",
         )
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
-    get_reconciled_state(ledger, record.id, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
+    get_reconciled_state(ledger, record.id, terminal)
     if first_failure:
-        _print_first_failure(beside, ledger, record, chosen, raw=raw)
+        _print_first_failure(terminal, ledger, record, chosen, raw=raw)
         return OK
     ranks = parse_number_ranges(rank)
     query = LineFilter(
@@ -185,18 +185,18 @@ def logs(
         pattern=grep,
         until=end,
         min_level=min_level,
-        levels=beside.machine_readable or should_use_color(),
+        levels=terminal.machine_readable or should_use_color(),
     )
     shown = follow.LogDisplayOptions(
-        choose_deduplicator(record, ranks=ranks, fold=fold, documents=beside.machine_readable),
-        as_json=beside.machine_readable,
-        use_color=not raw and not beside.machine_readable and should_use_color(),
+        choose_deduplicator(record, ranks=ranks, fold=fold, documents=terminal.machine_readable),
+        as_json=terminal.machine_readable,
+        use_color=not raw and not terminal.machine_readable and should_use_color(),
         raw=raw,
         platform=platform,
         limit=limit,
     )
     print_lines = follow.tail_logs if tail else _print_all
-    print_lines(beside, ledger, record, query, shown)
+    print_lines(terminal, ledger, record, query, shown)
     return OK
 
 

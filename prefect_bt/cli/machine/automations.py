@@ -28,14 +28,13 @@ def create_automations(
     """
     from prefect_bt.prefect_api.automations import ensure_automations
 
-    beside = terminal.for_output(output)
-    with beside.spinner("Asking Prefect"):
+    with terminal.spinner("Asking Prefect"):
         done = ensure_automations(notify)
-    if beside.machine_readable:
-        beside.print_json([asdict(one) for one in done])
+    if terminal.machine_readable:
+        terminal.print_json([asdict(one) for one in done])
         return OK
     for one in done:
-        beside.echo(f"{one.status:<9} {one.name} {one.id}".rstrip())
+        terminal.echo(f"{one.status:<9} {one.name} {one.id}".rstrip())
         if one.reason:
-            beside.info(one.reason)
+            terminal.info(one.reason)
     return OK

@@ -40,36 +40,36 @@ def gc(
     from prefect_bt.gc.collector import scan_for_orphans
     from prefect_bt.settings import Settings
 
-    beside, older = terminal.for_output(output), ages.parse_older_than(older_than)
-    with beside.spinner("Looking"):
+    terminal, older = terminal.for_output(output), ages.parse_older_than(older_than)
+    with terminal.spinner("Looking"):
         found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=older)
     for note in found.notes:
         terminal.warn(note)
     if dry_run or not found.removable:
-        _show(beside, found.orphans, output)
+        _show(terminal, found.orphans, output)
         if output != "json":
-            beside.echo(_summarize(found))
+            terminal.echo(_summarize(found))
         return OK
     if output != "json":
-        _show(beside, found.orphans, output)
-    if not (yes or beside.confirm(f"Remove {format_count(len(found.removable), 'thing')}?")):
+        _show(terminal, found.orphans, output)
+    if not (yes or terminal.confirm(f"Remove {format_count(len(found.removable), 'thing')}?")):
         terminal.error("Nothing was removed.")
         return FAILED
-    return _remove(beside, terminal, found, output)
+    return _remove(terminal, terminal, found, output)
 
 
 def _remove(beside: Terminal, terminal: Terminal, found: Findings, output: str) -> int:
     from prefect_bt.gc.findings import remove_all
     from prefect_bt.text.quantities import format_size
 
-    with beside.spinner("Removing"):
+    with terminal.spinner("Removing"):
         tried = list(remove_all(found))
     left = [one for one in tried if one.error]
     for one in left:
         terminal.error(f"{one.kind} {one.location} could not be removed: {one.error}")
     if output == "json":
         kept = [one for one in found.orphans if one.kept_reason]
-        beside.print_json(
+        terminal.print_json(
             [
                 *({**_document(one), "removed": not one.error} for one in tried),
                 *({**_document(one), "removed": False} for one in kept),
@@ -78,7 +78,7 @@ def _remove(beside: Terminal, terminal: Terminal, found: Findings, output: str) 
     else:
         gone = [one for one in tried if not one.error]
         freed = format_size(sum(one.bytes for one in gone))
-        beside.echo(f"Removed {format_count(len(gone), 'thing')}, {freed}.", style="green")
+        terminal.echo(f"Removed {format_count(len(gone), 'thing')}, {freed}.", style="green")
     return FAILED if left else OK
 
 
@@ -96,7 +96,7 @@ def _show(beside: Terminal, items: Sequence[Orphan], output: str) -> None:
 
     rows = [_document(one) for one in items]
     if output == "json":
-        beside.print_json(rows)
+        terminal.print_json(rows)
     elif rows:
         columns = [
             Column("Kind", lambda row: row["kind"], no_wrap=True),
@@ -107,7 +107,7 @@ def _show(beside: Terminal, items: Sequence[Orphan], output: str) -> None:
             Column("Why", lambda row: row["why"], min_width=20),
             Column("What Happens", _format_outcome, min_width=12),
         ]
-        show_table(beside, "Left Behind", columns, rows, optional=["Since", "Size"])
+        show_table(terminal, "Left Behind", columns, rows, optional=["Since", "Size"])
 
 
 def _format_outcome(row: dict[str, Any]) -> str:

@@ -80,22 +80,21 @@ def summarize(
     from prefect_bt.training_cache.usage import summarize_cache
 
     _ = remote
-    beside = terminal.for_output(output)
     ledger = open_ledger()
     known = ledger.get_project(project)
-    with _counting_spinner(beside) as tick:
+    with _counting_spinner(terminal) as tick:
         summary = summarize_cache(Settings().state_dir, known.id, on_progress=tick)
     if not summary.timestamp:
-        summary = _find_snapshot(beside, ledger.store, known.id) or summary
+        summary = _find_snapshot(terminal, ledger.store, known.id) or summary
     summary.entries.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
     rows = [_row(entry) for entry in summary.entries]
     if output == "csv":
         write_stdout(_csv(rows))
     elif output == "json":
-        beside.print_json(_document(summary, rows))
+        terminal.print_json(_document(summary, rows))
     else:
-        _show(beside, summary, rows)
-    return _report_uncounted(beside, summary)
+        _show(terminal, summary, rows)
+    return _report_uncounted(terminal, summary)
 
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:

@@ -26,11 +26,10 @@ def up(
     from prefect_bt.cli.checkpoints import serve
     from prefect_bt.local_server import server
 
-    beside = terminal.for_output(output)
-    started = server.up(port=port, worker=worker, echo=beside.echo)
-    serve.restart_file_server(echo=beside.echo)
-    if beside.machine_readable:
-        beside.print_json(started)
+    started = server.up(port=port, worker=worker, echo=terminal.echo)
+    serve.restart_file_server(echo=terminal.echo)
+    if terminal.machine_readable:
+        terminal.print_json(started)
     return OK
 
 
@@ -47,9 +46,8 @@ def down(
     from prefect_bt.cli.checkpoints import serve
     from prefect_bt.local_server import server
 
-    beside = terminal.for_output(output)
-    stopped = server.down(force=force, echo=beside.echo)
-    serve.stop_file_servers(echo=beside.echo)
-    if beside.machine_readable:
-        beside.print_json(stopped)
+    stopped = server.down(force=force, echo=terminal.echo)
+    serve.stop_file_servers(echo=terminal.echo)
+    if terminal.machine_readable:
+        terminal.print_json(stopped)
     return OK

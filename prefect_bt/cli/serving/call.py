@@ -92,10 +92,10 @@ def call_deployment(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.curl_example import EXAMPLE_PROMPT
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     address, models = _resolve_endpoint(ledger, name)
     if prompt is None:
-        beside.info(f"> {EXAMPLE_PROMPT}", style="dim")
+        terminal.info(f"> {EXAMPLE_PROMPT}", style="dim")
     said = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or EXAMPLE_PROMPT
     question = CompletionRequest(model or models[0], said, max_tokens)
     key = _resolve_api_key(ledger, name, api_key_secret)
@@ -103,8 +103,8 @@ def call_deployment(
     # The way to a server of ours never leads over a proxy of the environment.
     with httpx.Client(headers=headers, timeout=_READ_TIMEOUT, trust_env=False) as client:
         asking = _CompletionClient(client, f"{address}/v1", name)
-        if beside.machine_readable:
-            beside.print_json(asking.complete(question))
+        if terminal.machine_readable:
+            terminal.print_json(asking.complete(question))
         else:
             _show(asking.stream(question))
     return OK

@@ -60,21 +60,21 @@ def deploy_checkpoints(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout.deploy import plan_serving
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    desk = DeployInputs(ledger, _load(config), which, given, Wizard(beside, _VERB))
+    ledger = open_ledger()
+    desk = DeployInputs(ledger, _load(config), which, given, Wizard(terminal, _VERB))
     choice, options = resolve_deployment(desk)
     serving, filled = plan_serving(choice, options)
-    beside.echo(f"Deployment {options.model_name}", style="bold")
-    show_choice(beside, serving, filled)
+    terminal.echo(f"Deployment {options.model_name}", style="bold")
+    show_choice(terminal, serving, filled)
     path = None
     if dry_run or truss_config_output_dir:
         compute = options.server.compute  # as it was asked for, not as this machine has it
-        path = _write_config(beside, serving, filled, compute, truss_config_output_dir)
+        path = _write_config(terminal, serving, filled, compute, truss_config_output_dir)
     if dry_run:
-        return _print_dry_run(beside, serving, filled, path)
+        return _print_dry_run(terminal, serving, filled, path)
     if path:
-        _print_config_path(beside, path)
-    return _deploy(beside, ledger, serving, options, path, wait=wait)
+        _print_config_path(terminal, path)
+    return _deploy(terminal, ledger, serving, options, path, wait=wait)
 
 
 def _load(config: Path | None) -> DeployCheckpointsConfig:

@@ -38,16 +38,16 @@ def list_deployments(*, output: Output = "cli-table", terminal: InjectedTerminal
     from prefect_bt.serving.deployment_records import DeploymentLedger
     from prefect_bt.serving.rollout.revisions import deployment_document
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    with beside.spinner("Looking at the deployments"):
+    ledger = open_ledger()
+    with terminal.spinner("Looking at the deployments"):
         found = [
             deployment_document(ledger, one.name)
             for one in DeploymentLedger(ledger).list_deployments()
         ]
-    if beside.machine_readable:
-        beside.print_json({"deployments": found})
+    if terminal.machine_readable:
+        terminal.print_json({"deployments": found})
     else:
-        show_deployments(beside, found)
+        show_deployments(terminal, found)
     return OK
 
 
@@ -62,12 +62,12 @@ def view_deployment(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout.revisions import deployment_document
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     found = deployment_document(ledger, name)
-    if beside.machine_readable:
-        beside.print_json(found)
+    if terminal.machine_readable:
+        terminal.print_json(found)
     else:
-        show_deployment(beside, found)
+        show_deployment(terminal, found)
     return OK
 
 
@@ -116,26 +116,26 @@ def stop_deployment(
     from prefect_bt.serving.deployment_records import DeploymentLedger
     from prefect_bt.serving.rollout import revisions
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     DeploymentLedger(ledger).get_deployment(name)
-    if not yes and not beside.confirm(f"Stop deployment {name}?"):
-        beside.error("Nothing was stopped.")
+    if not yes and not terminal.confirm(f"Stop deployment {name}?"):
+        terminal.error("Nothing was stopped.")
         return FAILED
-    with beside.spinner(f"Stopping deployment {name}"):
+    with terminal.spinner(f"Stopping deployment {name}"):
         jobs = revisions.stop_deployment(ledger, name, by=current_user())
     try:
-        with beside.spinner(f"Waiting for {format_count(len(jobs), 'server')} of {name} to end"):
+        with terminal.spinner(f"Waiting for {format_count(len(jobs), 'server')} of {name} to end"):
             for job_id in jobs:
                 wait_for_end(ledger, job_id)
     except KeyboardInterrupt:
-        beside.info("")
-        beside.warn(f"Deployment {name} is still being stopped; nobody needs to wait for it.")
+        terminal.info("")
+        terminal.warn(f"Deployment {name} is still being stopped; nobody needs to wait for it.")
         raise
-    if beside.machine_readable:
-        beside.print_json({**revisions.deployment_document(ledger, name), "stopped_jobs": jobs})
+    if terminal.machine_readable:
+        terminal.print_json({**revisions.deployment_document(ledger, name), "stopped_jobs": jobs})
         return OK
     ended = f" {format_count(len(jobs), 'server')} ended." if jobs else " No server ran."
-    beside.echo(f"Deployment {name} is stopped.{ended}", style="green")
+    terminal.echo(f"Deployment {name} is stopped.{ended}", style="green")
     return OK
 
 
@@ -160,10 +160,10 @@ def promote_revision(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout import revisions
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    with beside.spinner(f"Promoting revision {revision} of {name}"):
+    ledger = open_ledger()
+    with terminal.spinner(f"Promoting revision {revision} of {name}"):
         job_id = revisions.promote(ledger, name, revision, by=current_user())
-    return _follow_revision(beside, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
+    return _follow_revision(terminal, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
 
 
 def roll_back(
@@ -182,10 +182,10 @@ def roll_back(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout import revisions
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    with beside.spinner(f"Rolling {name} back"):
+    ledger = open_ledger()
+    with terminal.spinner(f"Rolling {name} back"):
         revision, job_id = revisions.rollback(ledger, name, by=current_user())
-    return _follow_revision(beside, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
+    return _follow_revision(terminal, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
 
 
 def _follow_revision(

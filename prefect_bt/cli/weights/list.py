@@ -26,13 +26,13 @@ def list_weights(*, output: Output = "cli-table", terminal: InjectedTerminal) ->
     """
     from prefect_bt.settings import Settings
 
-    settings, beside = Settings(), terminal.for_output(output)
+    settings = Settings()
     cache = open_cache(settings)
-    document = _document(cache, list_all_entries(beside, settings, cache))
+    document = _document(cache, list_all_entries(terminal, settings, cache))
     if output == "json":
-        beside.print_json(document)
+        terminal.print_json(document)
     else:
-        _show(beside, document)
+        _show(terminal, document)
     return OK
 
 

@@ -66,13 +66,13 @@ def mirror_weights(
     from prefect_bt.settings import Settings
     from prefect_bt.text.url_redaction import redact_url
 
-    settings, beside = Settings(), terminal.for_output(output)
+    settings = Settings()
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
     stop, interrupted = threading.Event(), False
     names = [redact_url(plan.source) for plan in plans]
     with (
-        beside.spinner("Asking the sources") if dry_run else nullcontext(),
-        progress_callbacks(beside, names, quiet=dry_run or output == "json") as callbacks,
+        terminal.spinner("Asking the sources") if dry_run else nullcontext(),
+        progress_callbacks(terminal, names, quiet=dry_run or output == "json") as callbacks,
     ):
         pool = _MirrorPool(plans, settings, callbacks, stop, dry_run=dry_run)
         try:
@@ -84,9 +84,9 @@ def mirror_weights(
         terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished(settings)}")
         return INTERRUPTED
     if output == "json":
-        beside.print_json({"weights": [_row(one) for one in outcomes]})
+        terminal.print_json({"weights": [_row(one) for one in outcomes]})
     else:
-        _print_outcomes(beside, outcomes)
+        _print_outcomes(terminal, outcomes)
     return FAILED if any(isinstance(one, _FailedMirror) for one in outcomes) else OK
 
 

@@ -93,22 +93,22 @@ def prune_weights(
     if store and settings.store_weights_bytes and not (names or older_than or everything):
         keep_bytes = keep_bytes or str(int(settings.store_weights_bytes))
     policy = _policy(names, keep_bytes, older_than, everything)
-    beside, place = terminal.for_output(output), open_prune_target(settings, store=store)
+    place = open_prune_target(settings, store=store)
     choice = _choose(place, policy)
-    _show(beside, place, choice)
+    _show(terminal, place, choice)
     if dry_run or choice.is_empty:
-        return _report_result(beside, choice, dry_run=dry_run, done=False, output=output)
+        return _report_result(terminal, choice, dry_run=dry_run, done=False, output=output)
     what = (
         format_count(len(choice.to_delete), "tree")
         if choice.to_delete
         else "what was begun and left"
     )
-    if not (yes or beside.confirm(f"Remove {what} from {place.title}?")):
+    if not (yes or terminal.confirm(f"Remove {what} from {place.title}?")):
         terminal.error("Nothing was removed.")
         return FAILED
-    with beside.spinner("Removing"):
+    with terminal.spinner("Removing"):
         _remove(place, policy, choice)
-    return _report_result(beside, choice, dry_run=dry_run, done=True, output=output)
+    return _report_result(terminal, choice, dry_run=dry_run, done=True, output=output)
 
 
 def _policy(

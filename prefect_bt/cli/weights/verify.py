@@ -42,20 +42,20 @@ def verify_weights(
     from prefect_bt.settings import Settings
     from prefect_bt.weights.verification import ExpectedFiles, repair
 
-    settings, beside = Settings(), terminal.for_output(output)
+    settings = Settings()
     cache = open_cache(settings)
     trees = _select_trees(cache, names)
     promises = ExpectedFiles(cache, trees, include_unreferenced=not names)
-    with byte_progress(beside, "Verifying", promises.size) as tick:
+    with byte_progress(terminal, "Verifying", promises.size) as tick:
         report = promises.verify(on_bytes=tick)
     mended = {} if dry_run else repair(cache, report)
-    stored = _verify_store(beside, settings, cache, names, dry_run=dry_run) if store else None
+    stored = _verify_store(terminal, settings, cache, names, dry_run=dry_run) if store else None
     if output == "json":
-        beside.print_json(_document(report, mended, stored, dry_run))
+        terminal.print_json(_document(report, mended, stored, dry_run))
     else:
-        _print_report(beside, report, mended, dry_run)
+        _print_report(terminal, report, mended, dry_run)
         if stored is not None:
-            _print_store_report(beside, stored, dry_run)
+            _print_store_report(terminal, stored, dry_run)
     return FAILED if report.failures or (stored and stored.failures) else OK
 
 
