@@ -220,7 +220,6 @@ class ServingError(PrefectBtError):
         super().__init__(message, next_step=next_step)
 
 
-
 class MaxRunTimeError(PrefectBtError):
     """Nothing is left of a job's maximum run time."""
 

@@ -38,13 +38,13 @@ _GROUP_HELP: Final = {
     "deployments": (_SERVING, "List, view, promote, roll back and stop deployments."),
 }
 
-_COMMANDS: Final = (
+_REGISTRY: Final = (
     (_JOBS, "init", "init:init", "Create a training project, or copy examples."),
     (_JOBS, "push", "jobs.push:push", "Submit the job of a config file."),
     (_JOBS, "view", "jobs.view:view", "Show projects, jobs, or one job."),
     (_JOBS, "logs", "logs.logs:logs", "Print or follow the log of a job."),
     (_JOBS, "stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
-    (_JOBS, "retry", "jobs.recreate:retry", "Run a failed or stopped job again under its id."),
+    (_JOBS, "retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),
     (_JOBS, "recreate", "jobs.recreate:recreate", "Submit a copy of a job as a new job."),
     (_JOBS, "download", "jobs.download:download", "Download the files that a job was pushed with."),
     (_JOBS, "delete", "jobs.delete:delete", "Delete a job or a project permanently."),
@@ -90,12 +90,15 @@ _COMMANDS: Final = (
      "Create Prefect automations for failed and completed jobs."),
 )  # fmt: skip
 """Group, name, import path below prefect_bt.cli, and help of every command."""
+COMMANDS: Final = tuple(name for _, name, _, _ in _REGISTRY)
+"""Names of all commands, such as `checkpoints list`."""
 
 _ALIASES: Final = {
     "get_checkpoint_urls": ["get-checkpoint-urls"],
     "deploy_checkpoints": ["deploy-checkpoints", "deploy_checkpoint"],
 }
 
+_HELP_FLAGS: Final = frozenset({"--help", "-h"})
 _ABOUT: Final = "Run training jobs on your own machines with Prefect, from one config file."
 _EPILOGUE: Final = """\
 First steps: prefect-bt init, then prefect-bt push truss-train-init/config.py --tail
@@ -118,16 +121,20 @@ def make_app(*, help_format: Literal["markdown", "plaintext"] = "markdown") -> A
     )
     for name, (group, about) in _GROUP_HELP.items():
         app.command(App(name=name, help=about, group=group, help_epilogue=""))
-    for group, name, path, about in _COMMANDS:
+    for order, (group, name, path, about) in enumerate(_REGISTRY):
         parent, _, verb = name.rpartition(" ")
-        (app[parent] if parent else app).command(
-            f"prefect_bt.cli.{path}",
-            name=verb,
-            alias=_ALIASES.get(name),
-            help=about,
-            help_epilogue="",
-            **({} if parent else {"group": group}),
-        )
+        for alias in (verb, *_ALIASES.get(name, ())):
+            (app[parent] if parent else app).command(
+                f"prefect_bt.cli.{path}",
+                name=alias,
+                help=about,
+                help_epilogue="",
+                sort_key=order,
+                show=alias == verb,
+                **({} if parent else {"group": group}),
+            )
+    for flag in ("--help", "--version"):
+        app[flag].group = _GLOBAL_OPTIONS
     app.register_install_completion_command(  # pyright: ignore[reportUnknownMemberType]
         help="Install completion for the current shell.", group=_GLOBAL_OPTIONS
     )
@@ -136,14 +143,19 @@ def make_app(*, help_format: Literal["markdown", "plaintext"] = "markdown") -> A
 
 
 def describe_command(app: App, words: Sequence[str]) -> App:
-    """Import the command that `words` begin with; add its docstring to its help. Return it."""
+    """Import the command that `words` begin with, and return it with its docstring as help.
+
+    The examples of the docstring follow the options.
+    """
     command = app
     for word in words:
         if word.startswith("-") or word not in command:
             break
         command = command[word]
     if (function := command.default_command) and command is not app:
-        command.help = f"{command.help}\n\n{inspect.getdoc(function) or ''}"
+        details, _, examples = (inspect.getdoc(function) or "").partition("Examples:")
+        command.help = f"{command.help}\n\n{details}"
+        command.help_epilogue = f"Examples:\n\n{examples.strip()}" if examples else ""
     return command
 
 
@@ -154,6 +166,8 @@ def main(tokens: Sequence[str] | None = None) -> int:
     # Rendering Markdown costs an import that a list of commands can do without.
     app = make_app(help_format="plaintext" if is_command_list(given) else "markdown")
     try:
+        if _HELP_FLAGS & set(given):
+            describe_command(app, given)
         code = app.meta(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -167,7 +181,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 def is_command_list(tokens: Sequence[str]) -> bool:
     """Return whether the command prints a list of commands: all, or those of a group."""
-    words = [token for token in tokens if token not in {"--help", "-h"}]
+    words = [token for token in tokens if token not in _HELP_FLAGS]
     return not words or (len(words) == 1 and words[0] in _GROUP_HELP)
 
 
@@ -202,8 +216,6 @@ def _make_launcher(app: App) -> Callable[..., object]:
             ),
         ] = "humanfriendly",
     ) -> object:
-        if {"--help", "-h"} & set(tokens) and not is_command_list(tokens):
-            describe_command(app, tokens)
         command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
         _set_up_logging(log)
         terminal = open_terminal(

@@ -34,6 +34,8 @@ _HEAD_FIELDS: Final = {
     "Total size": "total_size_human_readable",
 }
 _UNITS: Final = ((1000**4, "TB"), (1000**3, "GB"), (1000**2, "MB"), (1000, "KB"))
+_LONG_PATH: Final = 60
+"""Characters of a path from which the table suggests another format."""
 _MAX_LISTED_PATHS: Final = 5
 _MAX_PATH_LENGTH: Final = 200
 """Longest path in a sentence, in characters."""
@@ -166,6 +168,8 @@ def _show(terminal: Terminal, document: dict[str, Any]) -> None:
         if key in document:
             terminal.echo(f"{name}: {document[key]}", style="bold")
     terminal.echo()
+    if any(len(row["path"]) > _LONG_PATH for row in document["files"]):
+        terminal.echo("Tip: -o csv and -o json print each path on one line.\n", style="dim")
     title = f"Cache summary for project: {document['project_id']}"
     show_table(terminal, title, _COLUMNS, document["files"])
 

@@ -78,7 +78,7 @@ def show_table(
 ) -> None:
     """Print a table. A narrow terminal hides columns, and names them below the table."""
     boxed = terminal.out.is_terminal and len(rows) <= _MAX_BOXED_ROWS
-    cells = {c.name: [_escape(c.cell(row, clickable=boxed)) for row in rows] for c in columns}
+    cells = {c.name: [_escape_line(c.cell(row, clickable=boxed)) for row in rows] for c in columns}
     if not boxed:
         _print_plain(terminal, title, list(cells), cells.values())
         return
@@ -146,6 +146,11 @@ def _escape(cell: Cell) -> str | Text:
         harmless = escape_controls(cell.plain)
         return cell if harmless == cell.plain else Text(harmless, style=cell.style)
     return Text(escape_controls(cell))
+
+
+def _escape_line(cell: Cell) -> str | Text:
+    """Return a cell of one line, as `_escape` otherwise."""
+    return _escape(cell.replace("\n", "\u240a") if isinstance(cell, str) else cell)
 
 
 def _choose_columns(

@@ -158,7 +158,7 @@ def test_a_queued_job_says_what_it_waits_for(within: Within, shop: Shop):
 def test_several_jobs_match(cli: Cli, shop: Shop, over, ended):
     newest = shop.job("tiny", *ended)
     done = cli("logs")
-    assert f"this is the one created last: {newest.id}" in done.err
+    assert f"using the newest: {newest.id}" in done.err
 
 
 @pytest.mark.slow
