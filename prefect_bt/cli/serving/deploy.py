@@ -46,7 +46,6 @@ def deploy_checkpoints(
     """
     from prefect_bt.cli.serving import render_deploy
     from prefect_bt.cli.serving.resolve import resolve_deployment
-    from prefect_bt.cli.serving.truss_config_file import write_truss_config
     from prefect_bt.definitions import DeployCheckpointsConfig, load_deploy_checkpoints_config
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout.deploy import deploy, plan_serving
@@ -58,7 +57,9 @@ def deploy_checkpoints(
     render_deploy.show_plan(terminal, serving, planned)
     path = None
     if dry_run or truss_config_output_dir:
-        path = write_truss_config(terminal, selection, options, truss_config_output_dir)
+        path = render_deploy.write_truss_config(
+            terminal, selection, options, truss_config_output_dir
+        )
     if dry_run:
         return terminal.print_result(
             render_deploy.dry_run_document(serving, planned, path),

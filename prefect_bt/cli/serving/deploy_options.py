@@ -16,90 +16,43 @@ from prefect_bt.errors import DefinitionError
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ServingOptions:
-    """Options that override the config file."""
+    """Options that override the config file. The text below each is its help."""
 
-    checkpoint: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Serve this checkpoint: a name, or `latest`. Repeat the option to serve several "
-            "LoRA adapters of one base model."
-        ),
-    ] = ()
-    served_name: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Set the model name that requests use for a checkpoint, as CHECKPOINT=NAME. "
-            "The default is the checkpoint's own name."
-        ),
-    ] = ()
-    model_name: Annotated[str | None, Parameter(help="Name the deployment.")] = None
-    base_model: Annotated[
-        str | None,
-        Parameter(
-            help="Set the base model of LoRA adapters: a Hugging Face id, a weights URI or a "
-            "folder. The default is the model that the adapters name."
-        ),
-    ] = None
-    engine: Annotated[
-        str | None,
-        Parameter(
-            help="Serve with `vllm` (default with an accelerator) or `transformers` (default "
-            "without one)."
-        ),
-    ] = None
-    image: Annotated[
-        str | None, Parameter(help="Use this image on Docker instead of the engine's image.")
-    ] = None
-    accelerator: Annotated[
-        str | None, Parameter(help="Use these GPUs, as TYPE or TYPE:N, or `none` for CPUs.")
-    ] = None
-    hf_secret: Annotated[
-        str | None,
-        Parameter(help="Name the secret with the Hugging Face token, or `none` for no token."),
-    ] = None
-    substrate: Annotated[
-        str | None,
-        Parameter(
-            help="Run the server on `local` or `docker`. The default is PREFECT_BT_SUBSTRATE."
-        ),
-    ] = None
-    api_key_secret: Annotated[
-        str | None,
-        Parameter(
-            help="Name the secret with the API key that clients must send. The default is the "
-            "secret of the previous revision, if it has one."
-        ),
-    ] = None
-    host: Annotated[
-        str | None,
-        Parameter(
-            help="Listen on this address. The default is the deployment's previous address, or "
-            "127.0.0.1."
-        ),
-    ] = None
-    port: Annotated[
-        int | None,
-        Parameter(
-            validator=Number(gte=1, lte=65535),
-            help="Listen on this port. The default is the deployment's previous port, or a "
-            "free one.",
-        ),
-    ] = None
-    gate: Annotated[
-        Path | None,
-        Parameter(
-            help="Test the server before it serves requests. The JSON file has prompts with "
-            "expected answers, or a command."
-        ),
-    ] = None
-    patience: Annotated[
-        float,
-        Parameter(validator=Number(gt=0), help="Fail if the server is not ready in SECONDS."),
-    ] = 1800.0
-    hold: Annotated[
-        bool,
-        Parameter(help="Send no requests to the server until you run `deployments promote`."),
-    ] = False
+    checkpoint: tuple[str, ...] = ()
+    """Serve this checkpoint: a name, or `latest`. Repeat the option to serve several LoRA adapters
+    of one base model."""
+    served_name: tuple[str, ...] = ()
+    """Set the model name that requests use for a checkpoint, as CHECKPOINT=NAME. The default is the
+    checkpoint's own name."""
+    model_name: str | None = None
+    """Name the deployment."""
+    base_model: str = ""
+    """Set the base model of LoRA adapters: a Hugging Face id, a weights URI or a folder. The
+    default is the model that the adapters name."""
+    engine: str | None = None
+    """Serve with `vllm` (default with an accelerator) or `transformers` (default without one)."""
+    image: str = ""
+    """Use this image on Docker instead of the engine's image."""
+    accelerator: str | None = None
+    """Use these GPUs, as TYPE or TYPE:N, or `none` for CPUs."""
+    hf_secret: str = ""
+    """Name the secret with the Hugging Face token, or `none` for no token."""
+    substrate: str = ""
+    """Run the server on `local` or `docker`. The default is PREFECT_BT_SUBSTRATE."""
+    api_key_secret: str = ""
+    """Name the secret with the API key that clients must send. The default is the secret of the
+    previous revision, if it has one."""
+    host: str = ""
+    """Listen on this address. The default is the deployment's previous address, or 127.0.0.1."""
+    port: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65535))] = None
+    """Listen on this port. The default is the deployment's previous port, or a free one."""
+    gate: Path | None = None
+    """Test the server before it serves requests. The JSON file has prompts with expected answers,
+    or a command."""
+    patience: Annotated[float, Parameter(validator=Number(gt=0))] = 1800.0
+    """Fail if the server is not ready in this number of seconds."""
+    hold: bool = False
+    """Send no requests to the server until you run `deployments promote`."""
 
 
 NO_SERVING_OPTIONS = ServingOptions()

@@ -1,19 +1,23 @@
-"""Print the plan of a deployment before it starts, and the result after."""
+"""Print the plan of a deployment, write its truss config, print the result."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import time
 from pathlib import Path
 
 from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import project_document
+from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.serving.curl_example import CHAT, EXAMPLE_PROMPT, TRANSCRIPTION, format_curl
 from prefect_bt.serving.deployment_records import ReadinessVerdict
+from prefect_bt.serving.engines.truss_config import FILE_NAME, truss_config_text
 from prefect_bt.serving.rollout.deploy import DeployedRevision, DeployOptions
 from prefect_bt.serving.rollout.revisions import deployment_document
+from prefect_bt.serving.served_model import ModelSelection
 from prefect_bt.serving.serving_job import ServingJob
 
 
@@ -37,6 +41,34 @@ def show_plan(terminal: Terminal, serving: ServingJob, options: DeployOptions) -
             f"The deployment answers everyone who can reach {options.host}. "
             "--api-key-secret NAME requires a key."
         )
+
+
+def write_truss_config(
+    terminal: Terminal, selection: ModelSelection, options: DeployOptions, folder: Path | None
+) -> Path | None:
+    """Write the config to `folder`, by default a new one in `truss_configs`; return its path.
+
+    Without `folder`, warn and return None for models that vLLM cannot serve. `options` has the
+    compute as requested, not as available on this machine.
+    """
+    server = options.server
+    try:
+        text = truss_config_text(selection, options.model_name, server.compute, server.environment)
+    except DefinitionError as error:
+        if folder:
+            raise
+        terminal.warn(f"No truss config was written: {error}")
+        return None
+    target = folder or Path("truss_configs") / f"dry_run_{time.strftime('%Y%m%d_%H%M%S')}"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / FILE_NAME).write_text(text, "utf-8")
+    except OSError as error:
+        raise DefinitionError(
+            f"The truss config cannot be written to {target}: {error.strerror}.",
+            next_step="Choose another folder with --truss-config-output-dir.",
+        ) from error
+    return target / FILE_NAME
 
 
 def dry_run_document(

@@ -90,9 +90,9 @@ def resolve_deployment(
             environment=_build_environment(terminal, config, given.hf_secret, selection),
         ),
         substrate=substrate,
-        host=given.host or "",
+        host=given.host,
         port=given.port,
-        key_secret=given.api_key_secret or "",
+        key_secret=given.api_key_secret,
         ready_timeout=given.patience,
         gate=gate,
         hold=given.hold,
@@ -187,7 +187,7 @@ def _resolve_compute(
 def _build_environment(
     terminal: Terminal,
     config: DeployCheckpointsConfig,
-    secret: str | None,
+    secret: str,
     selection: ModelSelection,
 ) -> EnvironmentVariables:
     """Return the variables of the config and the secret of the Hugging Face token.
@@ -196,7 +196,7 @@ def _build_environment(
     """
     environment = dict(config.runtime.environment_variables) if config.runtime else {}
     from_hub = selection.base is not None and selection.base.source.startswith("hf://")
-    if secret is None and from_hub and not environment and can_ask(terminal):
+    if not secret and from_hub and not environment and can_ask(terminal):
         secret = ask_hf_secret(terminal)
     if secret and secret != NONE:
         environment[HF_TOKEN] = SecretReference(name=secret)
