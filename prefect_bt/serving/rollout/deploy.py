@@ -1,8 +1,8 @@
 """Start one revision of a deployment from selected checkpoints.
 
-What can be refused is refused first. Then, in this order: the deployment, the revision, its job,
-and the wish that it serve (serving.deployment_records). Whoever dies in between leaves nothing that
-serves by mistake: without the wish a revision stands by, and the one before goes on.
+The options are validated first. Then `deploy` writes the deployment, the revision and its job, and
+promotes the revision last (serving.deployment_records). If the process dies before that, the
+revision is on hold and the previous one continues to serve.
 """
 
 from __future__ import annotations
