@@ -88,7 +88,7 @@ def ask_checkpoints(terminal: Terminal, found: ServableCheckpoints) -> tuple[str
             terminal,
             f"--checkpoint {LATEST} or --checkpoint NAME. {found.alternatives.rstrip('.')}",
             questionary.checkbox,
-            f"Which checkpoints of job {replace_unprintable(found.job.name)}?",
+            f"Which checkpoints of job {found.job.id}?",
             choices=choices,
             instruction="(space selects, enter confirms)",
             validate=_validate_selection,
