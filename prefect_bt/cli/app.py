@@ -44,7 +44,7 @@ _COMMANDS: Final = (
     (_JOBS, "view", "jobs.view:view", "Show projects, jobs, or one job."),
     (_JOBS, "logs", "logs.logs:logs", "Print or follow the log of a job."),
     (_JOBS, "stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
-    (_JOBS, "retry", "jobs.retry:retry", "Run a failed or stopped job again under its id."),
+    (_JOBS, "retry", "jobs.recreate:retry", "Run a failed or stopped job again under its id."),
     (_JOBS, "recreate", "jobs.recreate:recreate", "Submit a copy of a job as a new job."),
     (_JOBS, "download", "jobs.download:download", "Download the files that a job was pushed with."),
     (_JOBS, "delete", "jobs.delete:delete", "Delete a job or a project permanently."),
@@ -97,7 +97,8 @@ _ALIASES: Final = {
 }
 
 _ABOUT: Final = "Run training jobs on your own machines with Prefect, from one config file."
-_EPILOGUE: Final = """First steps: prefect-bt init, then prefect-bt push truss-train-init/config.py --tail
+_EPILOGUE: Final = """\
+First steps: prefect-bt init, then prefect-bt push truss-train-init/config.py --tail
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted with Ctrl-C."""
 
@@ -127,7 +128,7 @@ def make_app(*, help_format: Literal["markdown", "plaintext"] = "markdown") -> A
             help_epilogue="",
             **({} if parent else {"group": group}),
         )
-    app.register_install_completion_command(
+    app.register_install_completion_command(  # pyright: ignore[reportUnknownMemberType]
         help="Install completion for the current shell.", group=_GLOBAL_OPTIONS
     )
     app.meta.default(_make_launcher(app))
@@ -180,7 +181,9 @@ def _version() -> str:
 
 
 def _format_default(value: object) -> str | None:
-    return str(value) if isinstance(value, (int, float, str)) and value and value is not True else None
+    return (
+        str(value) if isinstance(value, (int, float, str)) and value and value is not True else None
+    )
 
 
 def _make_launcher(app: App) -> Callable[..., object]:

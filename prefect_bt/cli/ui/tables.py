@@ -47,7 +47,7 @@ def format_local_time(iso: str | None) -> str:
 class Column:
     """A column of a table.
 
-    `key`: dotted path of the value in a row's document.
+    `key`: dotted path of the value in a row's document; "" for the whole row.
     `format`: value -> cell. `size`: the value is a number of bytes; CSV has it twice.
     `wrap`: free text that may continue on a second line. `link`: the value is a URL.
     `hide`: order in which a narrow terminal hides columns; 0 is always shown.
@@ -64,8 +64,8 @@ class Column:
     def value(self, row: Mapping[str, Any]) -> Any:
         """Return the value in `row`; None where a part of the path is missing or null."""
         found: Any = row
-        for part in self.key.split("."):
-            found = (found or {}).get(part)
+        for part in self.key.split(".") if self.key else ():
+            found = found.get(part) if found else None
         return found
 
     def cell(self, row: Mapping[str, Any], *, clickable: bool = False) -> Cell:
@@ -91,6 +91,11 @@ def show_table(
     terminal.out.print(table)
     if hidden := [column.name for column in columns if column not in shown]:
         terminal.echo(f"Hidden columns: {', '.join(hidden)}. -o json shows all.", style="dim")
+
+
+def list_fields(columns: Iterable[Column], document: Document) -> list[tuple[str, Cell]]:
+    """Return (name, cell) of the columns whose value in the document is not null."""
+    return [(c.name, c.cell(document)) for c in columns if c.value(document) is not None]
 
 
 def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell]]) -> None:
