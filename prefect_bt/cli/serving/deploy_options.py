@@ -27,7 +27,7 @@ class ServingOptions:
     model_name: str | None = None
     """Name the deployment."""
     base_model: str = ""
-    """Set the base model of LoRA adapters: a Hugging Face id, a weights URI or a folder. The
+    """Set the base model of LoRA adapters: a Hugging Face ID, a weights URI or a folder. The
     default is the model that the adapters name."""
     engine: str | None = None
     """Serve with `vllm` (default with an accelerator) or `transformers` (default without one)."""

@@ -79,7 +79,7 @@ def show_logs(
 ) -> int:
     """Read the log of the job that runs the server.
 
-    For filters by time or text run `prefect-bt logs` with the job id that `deployments view` shows.
+    For filters by time or text run `prefect-bt logs` with the job ID that `deployments view` shows.
 
     Examples:
 
@@ -128,7 +128,7 @@ def stop_deployment(
             for job_id in jobs:
                 wait_for_end(ledger, job_id)
     except KeyboardInterrupt:
-        terminal.warn(f"\nThe servers of {name} continue to stop without this command.")
+        terminal.warn(f"\nDetached. The servers of {name} are still stopping.")
         raise
     stopped = f"{format_count(len(jobs), 'server')} stopped" if jobs else "no server was running"
     return terminal.print_result(

@@ -104,7 +104,7 @@ def ask_base_model(terminal: Terminal) -> str:
     return ask_text(
         terminal,
         "--base-model MODEL",
-        "Which base model? (Hugging Face id, weights URI or folder)",
+        "Which base model? (Hugging Face ID, weights URI or folder)",
         parse_base_model,
     )
 

@@ -12,6 +12,7 @@ from prefect_bt.cli.ui.tables import (
     Document,
     format_local_time,
     format_value,
+    list_fields,
     show_fields,
     show_table,
 )
@@ -36,6 +37,17 @@ _DEPLOYMENTS: Final = [
     Column("Models", "models", wrap=True),
     Column("Address", "address"),
     Column("Created", "created_at", format_local_time, hide=1),
+]
+_FIELDS: Final = [
+    Column("Name", "name"),
+    Column("Status", "status", format_state),
+    Column("Address", "address"),
+    Column("Router", "router"),
+    Column("API Key Secret", "api_key_secret"),
+    Column("Serving Revision", "serving_revision"),
+    Column("Wanted Revision", "wanted_revision"),
+    Column("Models", "models"),
+    Column("Created", "created_at", format_local_time),
 ]
 _REVISIONS: Final = [
     Column("Revision", "number"),
@@ -67,19 +79,7 @@ def show_deployments(terminal: Terminal, deployments: Sequence[Document]) -> Non
 
 def show_deployment(terminal: Terminal, deployment: Document) -> None:
     """Print the fields of a deployment, its revisions, its promotions and its curl line."""
-    wanted, serving = deployment["wanted_revision"], deployment["serving_revision"]
-    fields = [
-        ("Name", deployment["name"]),
-        ("Status", format_state(deployment["status"])),
-        ("Address", deployment["address"]),
-        ("Router", deployment["router"]),
-        ("API Key Secret", deployment["api_key_secret"]),
-        ("Serving Revision", str(serving or "none")),
-        ("Wanted Revision", None if wanted == serving else str(wanted or "none")),
-        ("Models", format_value(deployment["models"]) or None),
-        ("Created", format_local_time(deployment["created_at"])),
-    ]
-    show_fields(terminal, f"Deployment: {deployment['name']}", fields)
+    show_fields(terminal, "Deployment", list_fields(_FIELDS, deployment))
     for title, columns, key in (
         ("Revisions", _REVISIONS, "revisions"),
         ("Promotions", _PROMOTIONS, "moves"),
@@ -88,5 +88,4 @@ def show_deployment(terminal: Terminal, deployment: Document) -> None:
             terminal.echo()
             show_table(terminal, title, columns, rows)
     if deployment["curl"]:
-        terminal.echo()
-        terminal.echo(deployment["curl"])
+        terminal.echo(f"\n{deployment['curl']}")

@@ -31,9 +31,9 @@ def wait_on_terminal(
                 ledger, awaited, lambda phase: show(f"{awaited.label}: {phase}"), serving=serving
             )
     except KeyboardInterrupt:
-        terminal.warn(f"\n{awaited.label} continues without this command.")
-        terminal.info(f"  Status: prefect-bt deployments view {awaited.name}")
-        terminal.info(f"  Stop:   prefect-bt stop --job-id {awaited.job_id}")
+        terminal.warn(f"\nDetached. {awaited.label} continues.")
+        terminal.info(f"  View it: prefect-bt deployments view {awaited.name}")
+        terminal.info(f"  Stop it: prefect-bt stop --job-id {awaited.job_id}")
         raise
     except ServingError as error:
         for line in error.log_tail:
