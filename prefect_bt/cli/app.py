@@ -131,12 +131,15 @@ def make_app(*, help_format: Literal["markdown", "plaintext"] = "markdown") -> A
                 help_epilogue="",
                 sort_key=order,
                 show=alias == verb,
-                **({} if parent else {"group": group}),
+                group=None if parent else group,
             )
     for flag in ("--help", "--version"):
         app[flag].group = _GLOBAL_OPTIONS
-    app.register_install_completion_command(  # pyright: ignore[reportUnknownMemberType]
-        help="Install completion for the current shell.", group=_GLOBAL_OPTIONS
+    app.command(
+        "prefect_bt.cli.completion:install_completion",
+        name="--install-completion",
+        help="Install completion for the current shell.",
+        group=_GLOBAL_OPTIONS,
     )
     app.meta.default(_make_launcher(app))
     return app

@@ -39,7 +39,7 @@ def _format_capacity_type(model: str) -> str:
 _TEAM = Column("Team", "team_name")
 _PROJECT_COLUMNS = [
     Column("Project ID", "id", hide=4),
-    Column("Name", "name"),
+    Column("Name", "name", wrap=True),
     Column("Created", "created_at", format_local_time, hide=3),
     Column("Last Modified", "updated_at", format_local_time, hide=2),
     Column("Latest Job ID", "latest_job.id"),
@@ -49,8 +49,8 @@ _PROJECT_COLUMNS = [
 ]
 _NAMES = [
     Column("Job ID", "id"),
-    Column("Job Name", "name", hide=5),
-    Column("Project", "training_project.name"),
+    Column("Job Name", "name", wrap=True, hide=5),
+    Column("Project", "training_project.name", wrap=True),
 ]
 _CAPACITY = [
     Column("Instance Type", "instance_type.name", wrap=True, hide=3),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -85,7 +86,8 @@ def show_table(
     shown = _choose_columns(columns, cells, terminal.out.width)
     table = _new_table(title)
     for column in shown:
-        table.add_column(column.name, no_wrap=not column.wrap, overflow="fold")
+        header = _wrap_header(column.name, cells[column.name])
+        table.add_column(header, no_wrap=not column.wrap, overflow="fold")
     for row in zip(*(cells[column.name] for column in shown), strict=True):
         table.add_row(*row)
     terminal.out.print(table)
@@ -157,10 +159,10 @@ def _choose_columns(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str | Text]], width: int
 ) -> list[Column]:
     """Hide columns until each of the others has the width that it needs."""
-    from rich.cells import cell_len
 
     def needed_width(column: Column) -> int:
-        longest = max(cell_len(str(text)) for text in (column.name, *cells[column.name]))
+        header = _wrap_header(column.name, cells[column.name])
+        longest = _max_width([*header.split("\n"), *cells[column.name]])
         return min(longest, _MIN_WRAPPED_WIDTH) if column.wrap else longest
 
     shown = list(columns)
@@ -169,6 +171,18 @@ def _choose_columns(
             break
         shown.remove(column)
     return shown
+
+
+def _wrap_header(name: str, cells: Sequence[str | Text]) -> str:
+    """Break a header between words if it is wider than its cells."""
+    width = max(_max_width(cells), _max_width(name.split()))
+    return "\n".join(textwrap.wrap(name, width))
+
+
+def _max_width(texts: Iterable[str | Text]) -> int:
+    from rich.cells import cell_len
+
+    return max((cell_len(str(text)) for text in texts), default=0)
 
 
 def _new_table(title: str, *, show_header: bool = True) -> Table:
@@ -194,7 +208,7 @@ def _print_plain(
     texts = [[str(cell) for cell in column] for column in columns]
     if names:
         texts = [[name, *column] for name, column in zip(names, texts, strict=True)]
-    widths = [max(map(cell_len, column), default=0) for column in texts]
+    widths = [_max_width(column) for column in texts]
     write = sys.stderr.write if terminal.machine_readable else write_stdout
     write(f"{escape_controls(title)}\n")
     for row in zip(*texts, strict=True):

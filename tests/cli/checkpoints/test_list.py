@@ -220,7 +220,7 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
     server = cli.start("checkpoints", "serve", "--address", "http://localhost:1/x/")
     try:
         said = server.stdout.readline()
-        assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C ends it.\n"
+        assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C stops it.\n"
         known = next(FileServerFolder.iter_all(serving)).read_record()
         assert known.pid == server.pid
         assert cli("get_checkpoint_urls").code == 0

@@ -30,7 +30,7 @@ def test_ages(text: str, seconds: float) -> None:
 def test_what_is_no_age(text: str) -> None:
     with pytest.raises(ValueError, match="is not an age: write for example"):
         parse_age(text)
-    with pytest.raises(PrefectBtError, match=r"--older-than .* is no age\. Write"):
+    with pytest.raises(PrefectBtError, match=r"--older-than .* is not an age\. Write"):
         parse_older_than(text)
 
 
