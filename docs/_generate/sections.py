@@ -1,0 +1,162 @@
+"""Generate the sections of the reference pages from the code.
+
+A page names a section in a comment, `<!-- generate: settings -->` or
+`<!-- generate: record prefect_bt.ledger.records.JobRecord -->`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from textwrap import dedent
+from typing import Any
+
+from docs._generate import fields
+from docs._generate.fields import code, table
+
+_MARKER = re.compile(r"^<!-- generate: (\w+) ?(\S*) -->$", re.MULTILINE)
+_EVENT = re.compile(r"`(prefect-bt\.[a-z]+\.[a-z<>]+)`")
+_TREE = re.compile(r"(?:^(?:<[a-z_ ]+>/.*|[ ]+\S.*|)\n)+", re.MULTILINE)
+"""Indented lines, and the line of the folder that they are below."""
+_FIELDS = ("field", "label in the form", "type", "default", "meaning")
+
+
+def fill_in(markdown: str) -> str:
+    """Replace each comment of a page by the section that it names."""
+    return _MARKER.sub(lambda found: SECTIONS[found[1]](*filter(None, [found[2]])), markdown)
+
+
+def commands() -> str:
+    """Return every command of the command line with its options."""
+    from prefect_bt.cli import app as module
+
+    make_app: Callable[[], Any] = getattr(module, "make_app", None) or module._make_app
+    text: str = make_app().generate_docs(heading_level=1, flatten_commands=True)
+    contents = re.compile(r"^# prefect-bt\n|^## Table of Contents\n.*?(?=^\*\*|^#)", re.M | re.S)
+    return re.sub(r"^#(?= )", "##", contents.sub("", text), flags=re.MULTILINE)
+
+
+def settings() -> str:
+    """Return a table of the variables of prefect_bt.settings.Settings."""
+    from prefect_bt.settings import Settings
+
+    return _variables_table(Settings, "")
+
+
+def cluster_settings() -> str:
+    """Return a table of the variables of the Kubernetes substrate."""
+    from prefect_bt.cluster_settings import ClusterSettings
+
+    return _variables_table(ClusterSettings, "kubernetes_")
+
+
+def _variables_table(model: Any, prefix: str) -> str:
+    from prefect_bt.settings import variable_name
+
+    rows = [
+        (code(variable_name(prefix + name)), *described)
+        for name, *described in fields.list_model_fields(model)
+    ]
+    return table(("variable", "type", "default", "meaning"), rows)
+
+
+def blocks() -> str:
+    """Return a section for each block type."""
+    from prefect_bt.blocks import BLOCKS
+
+    return "\n\n".join(_describe_block(block) for block in BLOCKS)
+
+
+def _describe_block(block: Any) -> str:
+    parts = [
+        f"## {block.get_block_type_name()}",
+        f"`prefect_bt.blocks.{block.__name__}`, slug `{block.get_block_type_slug()}`",
+        block.get_description(),
+        table(_FIELDS, _list_form_fields(block)),
+    ]
+    for model in fields.nested_models(block):
+        parts += [
+            f"### {block.get_block_type_name()}: {model.__name__}",
+            inspect.getdoc(model) or "",
+            table(_FIELDS, _list_form_fields(model)),
+        ]
+    return "\n\n".join([*parts, dedent(block.get_code_example() or "")])
+
+
+def _list_form_fields(model: Any) -> list[tuple[str, ...]]:
+    return [
+        (code(name), model.model_fields[name].title or "", *described)
+        for name, *described in fields.list_model_fields(model)
+    ]
+
+
+def events() -> str:
+    """Return a table of the events, from the docstrings of the functions that emit them."""
+    module = fields.parse_object("prefect_bt.flows.tasks.reporting.report")
+    documented = [fields.docstring(function) for function in module.functions.values()]
+    rows = [
+        (code(event[1]), text) for text in documented if (event := _EVENT.search(text)) is not None
+    ]
+    return table(("event", "emitted"), rows)
+
+
+def job_states() -> str:
+    """Return a table of the states of a job and of the states that follow each."""
+    from prefect_bt.ledger.states import TRANSITIONS, JobState
+
+    rows = [
+        (
+            code(state.value),
+            "yes" if state.terminal else "",
+            ", ".join(code(one.short_name) for one in JobState if one in TRANSITIONS[state]),
+        )
+        for state in JobState
+    ]
+    return table(("state", "final", "next"), rows)
+
+
+def failure_causes() -> str:
+    """Return a table of the causes of failures with class and remedy."""
+    from prefect_bt.attempts.diagnosis import CAUSES
+    from prefect_bt.ledger.records import Cause
+
+    rows = [
+        (
+            code(cause.value),
+            code(CAUSES[cause].failure_class.value),
+            CAUSES[cause].description or fields.attribute_docstring(Cause, cause.name),
+            CAUSES[cause].remedy,
+        )
+        for cause in Cause
+        if cause in CAUSES
+    ]
+    return table(("cause", "class", "description", "remedy"), rows)
+
+
+def values(path: str) -> str:
+    """Return a table of the values of an enum."""
+    return fields.members_table(fields.load_class(path), "value")
+
+
+def layout(module: str) -> str:
+    """Return the tree of files in the docstring of a module."""
+    text = fields.docstring(fields.parse_object(module))
+    tree = max(_TREE.findall(f"{text}\n"), key=len)
+    return f"```text\n{dedent(tree).strip()}\n```"
+
+
+SECTIONS: dict[str, Callable[..., str]] = {
+    one.__name__: one
+    for one in (
+        commands,
+        settings,
+        cluster_settings,
+        blocks,
+        events,
+        job_states,
+        failure_causes,
+        values,
+        layout,
+    )
+} | {"record": fields.record_table}
