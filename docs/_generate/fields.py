@@ -21,8 +21,10 @@ PACKAGE = "prefect_bt"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
+    """Return a Markdown table without the columns that are empty in every row."""
+    rows = list(rows)
+    kept = [index for index in range(len(head)) if any(row[index] for row in rows)]
+    lines = [[line[index] for index in kept] for line in (head, ["---"] * len(head), *rows)]
     return "\n".join(f"| {' | '.join(map(_escape_cell, line))} |" for line in lines)
 
 
@@ -32,7 +34,9 @@ def code(text: str) -> str:
 
 
 def _escape_cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    """Escape the separator outside of code, in which Markdown does not read it as one."""
+    parts = re.split(r"(`[^`]*`)", re.sub(r"\s+", " ", text).strip())
+    return "".join(part if part[:1] == "`" else part.replace("|", "\\|") for part in parts)
 
 
 @cache
@@ -115,16 +119,23 @@ def format_default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
-    if value is PydanticUndefined or isinstance(value, BaseModel):
+    if value is PydanticUndefined:
         return ""
-    value = value.value if isinstance(value, Enum) else value
-    text = str(value) if value or isinstance(value, (bool, int, float)) else ""
+    text = _format_value(value) if value or isinstance(value, (bool, int, float)) else ""
     return code(text.replace(str(Path.home()), "~"))
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_format_value, value))}]"
+    if isinstance(value, BaseModel):
+        return f"{type(value).__name__}()"
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def type_name(annotation: Any) -> str:
     """Return the type of a field as a user reads it: an enum is the list of its values."""
-    return ", ".join(code(name) for name in dict.fromkeys(_type_names(annotation)))
+    return " or ".join(code(name) for name in dict.fromkeys(_type_names(annotation)))
 
 
 def _type_names(annotation: Any) -> list[str]:
@@ -135,11 +146,13 @@ def _type_names(annotation: Any) -> list[str]:
         return [name for one in arguments for name in _type_names(one)]
     if origin is Literal:
         return [str(one) for one in arguments]
-    if inspect.isclass(annotation) and origin is None:
-        if issubclass(annotation, Enum):
-            return [str(one.value) for one in annotation]
-        return ["None" if annotation is types.NoneType else annotation.__name__]
-    return [re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(annotation))]
+    if inspect.isclass(origin):
+        inside = ", ".join(" | ".join(_type_names(one)) for one in arguments)
+        return [f"{origin.__name__}[{inside}]"]
+    if inspect.isclass(annotation) and issubclass(annotation, Enum):
+        return [str(one.value) for one in annotation]
+    names = {types.NoneType: "None", ...: "..."}
+    return [names.get(annotation) or getattr(annotation, "__name__", str(annotation))]
 
 
 def nested_models(model: type[BaseModel]) -> list[type[BaseModel]]:

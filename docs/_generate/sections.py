@@ -15,7 +15,7 @@ from typing import Any
 from docs._generate import fields
 from docs._generate.fields import code, table
 
-_MARKER = re.compile(r"^<!-- generate: (\w+) ?(\S*) -->$", re.MULTILINE)
+_MARKER = re.compile(r"^<!-- generate: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 _EVENT = re.compile(r"`(prefect-bt\.[a-z]+\.[a-z<>]+)`")
 _TREE = re.compile(r"(?:^(?:<[a-z_ ]+>/.*|[ ]+\S.*|)\n)+", re.MULTILINE)
 """Indented lines, and the line of the folder that they are below."""
@@ -24,7 +24,7 @@ _FIELDS = ("field", "label in the form", "type", "default", "meaning")
 
 def fill_in(markdown: str) -> str:
     """Replace each comment of a page by the section that it names."""
-    return _MARKER.sub(lambda found: SECTIONS[found[1]](*filter(None, [found[2]])), markdown)
+    return _MARKER.sub(lambda found: SECTIONS[found[1]](*found[2].split()), markdown)
 
 
 def commands() -> str:
@@ -91,14 +91,28 @@ def _list_form_fields(model: Any) -> list[tuple[str, ...]]:
     ]
 
 
+def definitions(*names: str) -> str:
+    """Return a section for each of the classes of prefect_bt.definitions."""
+    from prefect_bt import definitions as module
+
+    return "\n\n".join(_describe_definition(getattr(module, name)) for name in names)
+
+
+def _describe_definition(kind: Any) -> str:
+    rows = [(code(name), *described) for name, *described in fields.list_model_fields(kind)]
+    head = ("field", "type", "default", "meaning")
+    return f"### {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n{table(head, rows)}"
+
+
 def events() -> str:
     """Return a table of the events, from the docstrings of the functions that emit them."""
     module = fields.parse_object("prefect_bt.flows.tasks.reporting.report")
-    documented = [fields.docstring(function) for function in module.functions.values()]
     rows = [
-        (code(event[1]), text) for text in documented if (event := _EVENT.search(text)) is not None
+        (code(event[1]), code(name), fields.docstring(function))
+        for name, function in module.functions.items()
+        if (event := _EVENT.search(fields.docstring(function))) is not None
     ]
-    return table(("event", "emitted"), rows)
+    return table(("event", "emitted by", "what the function does"), rows)
 
 
 def job_states() -> str:
@@ -153,6 +167,7 @@ SECTIONS: dict[str, Callable[..., str]] = {
         settings,
         cluster_settings,
         blocks,
+        definitions,
         events,
         job_states,
         failure_causes,

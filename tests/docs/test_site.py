@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
+from pydantic import BaseModel
 
+from prefect_bt import definitions
 from prefect_bt.blocks import BLOCKS
 from prefect_bt.cli import app as cli_app
 from prefect_bt.cluster_settings import ClusterSettings
@@ -138,6 +140,22 @@ def test_the_reference_has_every_setting(site: Path) -> None:
     page = (site / "reference" / "settings.html").read_text("utf-8")
     names = [*Settings.model_fields, *(f"kubernetes_{one}" for one in ClusterSettings.model_fields)]
     assert [name for name in names if f"<code>{variable_name(name)}</code>" not in page] == []
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_definition_and_field(site: Path) -> None:
+    page = (site / "reference" / "definitions.html").read_text("utf-8")
+    exported = [getattr(definitions, name) for name in definitions.__all__]
+    models = [one for one in exported if isinstance(one, type) and issubclass(one, BaseModel)]
+    assert definitions.TrainingProject in models
+    missing = [model for model in models if f">{model.__name__}<" not in page]
+    missing += [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name in model.model_fields
+        if f"<code>{name}</code>" not in page
+    ]
+    assert not missing
 
 
 @pytest.mark.slow
