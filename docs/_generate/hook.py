@@ -43,8 +43,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files of the repository that are pages, and the list of decisions."""
     docs = Path(config.docs_dir)
     for source, page in BROUGHT.items():
-        if page in files.src_uris:
-            continue
         files.append(File.generated(config, page, content=(docs.parent / source).read_text()))
     files.append(File.generated(config, "decisions/index.md", content=_list_decisions(docs)))
     return files
@@ -59,6 +57,5 @@ def _list_decisions(docs: Path) -> str:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Fill in the generated sections of a page, and rewrite its links."""
-    path, is_brought = page.file.src_uri, page.file.abs_src_path is None
-    source = _SOURCES.get(path) if is_brought else None
-    return fill_in(rewrite_links(markdown, source or f"docs/{path}", path))
+    path = page.file.src_uri
+    return fill_in(rewrite_links(markdown, _SOURCES.get(path, f"docs/{path}"), path))

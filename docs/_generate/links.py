@@ -7,13 +7,11 @@ import re
 from pathlib import PurePosixPath
 
 BROUGHT = {
-    "README.md": "index.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Files outside docs/ that are pages of the site, and the names of their pages. A page of that name
-in docs/ has precedence."""
+"""Files outside docs/ that are pages of the site, and the names of their pages."""
 _FENCE = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~) *$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 

@@ -17,8 +17,8 @@ from docs._generate.fields import code, table
 
 _MARKER = re.compile(r"^<!-- generate: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 _EVENT = re.compile(r"`(prefect-bt\.[a-z]+\.[a-z<>]+)`")
-_TREE = re.compile(r"(?:^(?:<[a-z_ ]+>/.*|[ ]+\S.*|)\n)+", re.MULTILINE)
-"""Indented lines, and the line of the folder that they are below."""
+_TREE = re.compile(r"(?:^(?:<[a-z_ ]+>/.*|[ ├│└]+\S.*|)\n)+", re.MULTILINE)
+"""Indented lines, branches of a tree, and the line of the folder that they are below."""
 _FIELDS = ("field", "label in the form", "type", "default", "meaning")
 
 
@@ -154,10 +154,15 @@ def values(path: str) -> str:
 
 
 def layout(module: str) -> str:
-    """Return the tree of files in the docstring of a module."""
+    """Return the tree of files or classes in the docstring of a module."""
     text = fields.docstring(fields.parse_object(module))
     tree = max(_TREE.findall(f"{text}\n"), key=len)
     return f"```text\n{dedent(tree).strip()}\n```"
+
+
+def classes(module: str) -> str:
+    """Return a directive of mkdocstrings for each class of a module."""
+    return "\n\n".join(f"::: {module}.{name}" for name in fields.parse_object(module).classes)
 
 
 SECTIONS: dict[str, Callable[..., str]] = {
@@ -173,5 +178,6 @@ SECTIONS: dict[str, Callable[..., str]] = {
         failure_causes,
         values,
         layout,
+        classes,
     )
 } | {"record": fields.record_table}

@@ -29,6 +29,8 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "TrainingProject": load_training_project,
     "DeployCheckpointsConfig": load_deploy_checkpoints_config,
 }
+PLACEHOLDER = re.compile(r"<[a-z][\w -]*>")
+"""A shell reads `<job id>` as redirections."""
 OURS = {"prefect_bt"}
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 
@@ -101,6 +103,7 @@ def _load(code: str, load: Callable[[Path], object]) -> Iterator[str]:
 
 
 def _check_shell(code: str) -> Iterator[str]:
+    yield from (f"placeholder {one}: write an example" for one in PLACEHOLDER.findall(code))
     done = subprocess.run(["sh", "-n"], input=code, capture_output=True, text=True, check=False)
     if done.returncode:
         yield f"no shell: {done.stderr.strip()}"

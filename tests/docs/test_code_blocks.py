@@ -45,6 +45,7 @@ def fence(language: str, code: str) -> str:
         ("sh", "HF=x prefect-bt logs --rank | head", "--rank"),
         ("sh", "prefect-bt view --non-interactiv", "--non-interactiv"),
         ("sh", "prefect-bt --versio", "--versio"),
+        ("sh", "cat <job id>.json", "placeholder <job id>"),
         ("sh", "make dem", "dem"),
         ("sh", "echo 'open", "no shell"),
         ("python", "job = push(", "no Python"),
