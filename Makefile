@@ -167,10 +167,11 @@ bench-listing: $(SETUP) ## measure lists of 2,000 jobs beside `find` (three minu
 bench-docker: $(SETUP) engines ## measure the first line in a container beside docker run (two minutes)
 	@$(BIN)/python benchmarks/start_in_docker.py $(BENCH_ARGS)
 
-# mkdocs runs as a module, in this folder, because its hook imports docs/ and prefect_bt/.
+# mkdocs runs as a module, in this folder, because its hook imports docs/ and prefect_bt/. With --quiet it
+# would ignore warnings, on which a strict build fails.
 docs: $(SETUP) ## build the documentation site into site/
 	@echo "docs: building site/"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 docs-serve: $(SETUP) ## serve the documentation site, and build it again when a file changes
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
