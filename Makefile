@@ -27,7 +27,7 @@ INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing docs docs-serve lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -175,6 +175,9 @@ docs: $(SETUP) ## build the documentation site into site/
 
 docs-serve: $(SETUP) ## serve the documentation site, and build it again when a file changes
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+screens: $(SETUP) browser ## make the pictures of docs/screens with a real server and Chromium (two minutes)
+	@$(BIN)/python -m docs.screens.make_screens
 
 ruff: $(SETUP)
 	@echo "lint: ruff check"
