@@ -8,7 +8,7 @@ FILES = (
     Attack(
         "pipe-swap",
         "a file that becomes a pipe whenever the uploader is about to read it",
-        "nothing but regular files is opened, and never in a way that blocks",
+        "only regular files are opened, and never in a way that blocks",
         python="""
         one = checkpoint("swapped")
         (one / "x").write_bytes(b"mine" * 1000)
@@ -20,7 +20,7 @@ FILES = (
     ),
     Attack(
         "pipes-by-name",
-        "pipes that are called as the files a checkpoint is judged by",
+        "pipes with the names of files that decide about a checkpoint",
         "they are left out",
         """
         checkpoint pipes; cd $C/pipes
@@ -55,7 +55,7 @@ FILES = (
     Attack(
         "sparse-terabyte",
         "files of a terabyte without contents",
-        "a file from 64 GiB on that is nearly all hole is a fault of its checkpoint",
+        "a file of 64 GiB or more that is nearly empty on disk is an error of its checkpoint",
         python="""
         (C / "sparse").mkdir()
         for name, size in (("x", 2**40), ("y", 2**36), ("z", 2**62)):
@@ -78,7 +78,7 @@ FILES = (
     ),
     Attack(
         "truncated-for-ever",
-        "files that are cut, replaced, punched and written again while they are read",
+        "files that are truncated, replaced, punched and written again while they are read",
         "a file that changed while it was read is not committed",
         python="""
         one = checkpoint("cut")
@@ -99,7 +99,7 @@ FILES = (
     Attack(
         "changed-behind-times",
         "contents changed through a memory map while size and modification time stay",
-        "what is committed has the digest that was read; `verify` proves it",
+        "committed files have the digest that was read; `verify` proves it",
         python="""
         one = checkpoint("mapped")
         (one / "x").write_bytes(b"0" * 65536)
@@ -116,8 +116,8 @@ FILES = (
     ),
     Attack(
         "times",
-        "modification times before 1970, of the year 2400 and at the ends of what there is",
-        "they are committed as any other",
+        "modification times before 1970, of the year 2400 and at the limits of the type",
+        "they are committed like any other file",
         python="""
         for n, when in enumerate((-1, -(10**18), 0, 10**18 * 9, 2**63 - 1, -(2**63), 2**33 * 10**9)):
             with suppress(OSError, OverflowError):
@@ -128,8 +128,8 @@ FILES = (
     ),
     Attack(
         "write-lease",
-        "a lease on a file, which makes whoever opens it wait for 45 s",
-        "an open that would wait is tried again; the other checkpoints are committed meanwhile",
+        "a lease on a file, which delays every open for 45 s",
+        "an open that would wait is retried; the other checkpoints are committed meanwhile",
         python="""
         one = checkpoint("leased")
         signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -149,7 +149,7 @@ FILES = (
     Attack(
         "closed-to-all",
         "files and folders of mode 000, immutable or append-only ones",
-        "root reads them; a container may set no such attribute; `delete` removes them",
+        "root reads them; a container cannot set such an attribute; `delete` removes them",
         python="""
         one = checkpoint("closed")
         (one / "sub").mkdir()
@@ -167,7 +167,7 @@ FILES = (
     Attack(
         "names",
         "names with newlines, escapes, no UTF-8, options, quotes, 255 bytes, `..` in other spellings",
-        "they are committed, or a fault of their checkpoint; no table, log or path is led astray",
+        "they are committed, or an error of their checkpoint; no table, log or path is changed by them",
         python="""
         names = [b"a\\nb", b"\\x1b]0;title\\x07", b"\\x1b[2J", b"\\xff\\xfe", b"-rf", b"--help", b"x" * 255,
             b" ", b"*", b"~", b"...", b"$(touch " + MARK.encode() + b")", b"`id`", b"%2e%2e%2f", b"%00",
@@ -186,8 +186,8 @@ FILES = (
     ),
     Attack(
         "our-names",
-        "names that are ours: temporary files, manifests, ranks, quoted paths",
-        "names are data; none is taken for ours",
+        "names that prefect-bt uses: temporary files, manifests, ranks, quoted paths",
+        "names are data; none is treated as a file of prefect-bt",
         """
         for n in .prefect-bt-restore.tmp .prefect-bt-0 manifest.json 000000-000001.json rank-0 \\
             rank-1 objects manifests deleting.json withdrawn honest%2Fa.json .git .metadata
@@ -218,7 +218,7 @@ FILES = (
     Attack(
         "deep-folders",
         "folders 1,500 deep, deeper than a path is long, in every volume",
-        "a fault of that checkpoint; deletion needs no paths and no recursion",
+        "an error of that checkpoint; deletion needs no paths and no recursion",
         python="""
         (C / "deep").mkdir()
         for place in (C / "deep", S, P, W):
@@ -232,8 +232,8 @@ FILES = (
     ),
     Attack(
         "renamed-while-scanned",
-        "checkpoints renamed, removed and made again while they are walked",
-        "what vanished is left out; what is committed is whole",
+        "checkpoints renamed, removed and created again while they are walked",
+        "removed files are left out; committed checkpoints are complete",
         python="""
         up()
         for n in itertools.count():
@@ -251,7 +251,7 @@ FILES = (
     Attack(
         "everything-is-removed",
         "`rm -rf` of all that is mounted, and of the root of the container",
-        "mount points stay; what was committed before is committed",
+        "mount points remain; earlier commits are kept",
         """
         rm -rf $W/* $C/* $S/* $P/* $HF/* $CACHE/* $PIPES/* /etc /root /tmp /mnt 2>/dev/null
         up; while :; do sleep 0.1; done

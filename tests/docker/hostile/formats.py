@@ -8,7 +8,7 @@ FORMATS = (
     Attack(
         "safetensors-headers",
         "headers of 2^63 bytes, of deep brackets, of offsets that are negative or overlap",
-        "headers are bounded and checked; what is not whole is not committed",
+        "headers are limited and checked; incomplete files are not committed",
         python="""
         def tensors(name, header, size=None, data=b"0" * 64):
             size = len(header) if size is None else size
@@ -31,7 +31,7 @@ FORMATS = (
     Attack(
         "json-bombs",
         "JSON that is nested 100,000 deep, has numbers of a million digits or is no text",
-        "a fault of that checkpoint; the uploader goes on",
+        "an error of that checkpoint; the uploader continues",
         python="""
         bombs = [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
             b"9" * 1_000_000, b"1e999999999", b"-Infinity", b"NaN", b"null", b"[]", b'""', b"\\xef\\xbb\\xbf{}",
@@ -45,7 +45,7 @@ FORMATS = (
     Attack(
         "index-of-elsewhere",
         "an index whose shards are files of the host, of other checkpoints, or 100,000 that are missing",
-        "the index's names are compared with what the checkpoint has; none is opened by its path",
+        "the names of the index are compared with the files of the checkpoint; none is opened by its path",
         python="""
         maps = [{"w": f"{HOST}/secret"}, {"w": "../honest/a.json"}, {"w": "../" * 20 + f"{HOST}/secret"},
             {str(n): f"shard-{n}" for n in range(100_000)}, {"w": None}, {"w": ["x"]}, {"w": {"x": 1}},
@@ -58,8 +58,8 @@ FORMATS = (
     ),
     Attack(
         "zip-bombs",
-        "archives that expand without end, whose directory lies elsewhere, whose members leave the folder",
-        "archives are never unpacked; their directory is looked for within bounds",
+        "archives that expand without end, whose directory is elsewhere, whose members leave the folder",
+        "archives are never unpacked; the search for their directory is limited",
         python="""
         import zipfile, io
         def archived(name, data):
@@ -83,8 +83,8 @@ FORMATS = (
     ),
     Attack(
         "pickles",
-        "pickles that run a command in whoever loads them",
-        "nothing of ours unpickles, imports or evaluates what a job wrote",
+        "pickles that run a command when they are loaded",
+        "prefect-bt never unpickles, imports or evaluates files of a job",
         python="""
         import pickle
         class Runs:
@@ -103,7 +103,7 @@ FORMATS = (
     Attack(
         "git-folders",
         "a repository whose settings and hooks run commands",
-        "git is run in the folder of a push alone, never where a job writes",
+        "git runs only in the folder of a push, never where a job writes",
         """
         for d in $C/repository $W $P $S; do
           mkdir -p $d/.git/hooks $d/.git/objects $d/.git/refs; echo ref: refs/heads/x > $d/.git/HEAD
@@ -116,7 +116,7 @@ FORMATS = (
     Attack(
         "names-of-models",
         "base models, adapters and steps whose names are paths, escapes, markup or other types",
-        "they are shown as text and believed by nobody",
+        "they are shown as text and never used as paths",
         python="""
         names = [f"{HOST}", "../../x", "\\x1b]52;c;aGk=\\x07", "[link=x]y[/link]", {"a": 1}, ["x"], None, -1, 10**400, True]
         for n, name in enumerate(names):

@@ -10,7 +10,7 @@ KERNEL = (
     Attack(
         "search-for-secrets",
         "environments, descriptors, mounts and settings, for passwords and paths of the host",
-        "the environment is the definition's; a container sees its own processes and mounts alone",
+        "the environment is the definition's; a container sees only its own processes and mounts",
         """
         env; for p in /proc/[0-9]*; do tr '\\0' '\\n' < $p/environ; tr '\\0' ' ' < $p/cmdline
         ls -l $p/fd $p/cwd $p/root; cat $p/status | head -3; done 2>/dev/null
@@ -54,7 +54,7 @@ KERNEL = (
     Attack(
         "leave-the-root",
         "the ways out of a chroot: descriptors, working directories, file handles",
-        "the container's root is no chroot: above it is nothing; handles need DAC_READ_SEARCH",
+        "the container's root is not a chroot: it has no parent; handles need DAC_READ_SEARCH",
         python="""
         def out():
             os.makedirs("/tmp/jail", exist_ok=True)
@@ -83,7 +83,7 @@ KERNEL = (
     Attack(
         "first-process",
         "tracing and halting the first process and its listener, writing their memory",
-        "they are the container's own; a stop kills what is traced, or the container",
+        "they belong to the container; a stop kills traced processes, or the container",
         python="""
         up()
         libc.ptrace(16, 1, 0, 0)

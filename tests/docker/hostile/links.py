@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .attack import Attack
 
-LEFT_OUT = "the checkpoint with the link is not committed, and the log names where it leads"
+LEFT_OUT = "the checkpoint with the link is not committed, and the log names its target"
 
 LINKS = (
     Attack(
@@ -76,7 +76,7 @@ LINKS = (
     Attack(
         "link-chain",
         "a chain of 60 links that ends at the host's file, and one that ends at its own",
-        "a chain of more than 40 links leads nowhere, as for the kernel",
+        "a chain of more than 40 links has no target, as for the kernel",
         """
         ln -s $HOST/secret $S/l-0
         for i in $(seq 1 60); do ln -s $S/l-$((i-1)) $S/l-$i; done
@@ -97,7 +97,7 @@ LINKS = (
     Attack(
         "link-file-exchange",
         "a file that is exchanged with a link to the host's file, thousands of times a second",
-        "the name is never followed: what was opened is what is read",
+        "the name is never followed: the opened file is read",
         python="""
         one = checkpoint("exchanged")
         (one / "x").write_bytes(b"mine" * 1000)
@@ -110,7 +110,7 @@ LINKS = (
     Attack(
         "link-folder-exchange",
         "a folder of a checkpoint exchanged with a link to the host's folder while it is walked",
-        "each folder is opened from the one above it, without following",
+        "each folder is opened from its parent, without following links",
         python="""
         one = checkpoint("exchanged")
         (one / "sub/deep").mkdir(parents=True)
@@ -137,7 +137,7 @@ LINKS = (
     Attack(
         "link-before-restore",
         "links at every place where a retry writes: its own files, checkpoints, the temporary name",
-        "a retry writes below the checkpoint folder alone; what is in its way is moved aside",
+        "a retry writes only below the checkpoint folder; files in its way are moved aside",
         """
         mkdir -p $C/checkpoint-1/sub; echo '{"mine": 1}' | tee $C/checkpoint-1/secret \\
           > $C/checkpoint-1/sub/secret
@@ -169,8 +169,8 @@ LINKS = (
     ),
     Attack(
         "setuid-programs",
-        "programs of root's with set-user-ID bits and capabilities in a checkpoint",
-        "checkpoints come back without these bits; capabilities cannot be set",
+        "programs of root with set-user-ID bits and capabilities in a checkpoint",
+        "checkpoints are restored without these bits; capabilities cannot be set",
         python="""
         one = checkpoint("programs")
         for name in ("su", "sg"):

@@ -5,26 +5,26 @@ from __future__ import annotations
 from .attack import Attack
 
 ENDED = "the container is ended, and the failure names the pipe"
-FLOOD = "what is read at a time is bounded; a stop is answered"
+FLOOD = "each read is limited; a stop is answered"
 
 PIPES = (
     Attack(
         "reports-flood",
-        "zeros without end into the pipe of exit codes",
+        "endless zeros into the pipe of exit codes",
         ENDED,
         "cat /dev/zero > $PIPES/reports; sleep 100000",
         alone=True,
     ),
     Attack(
         "reports-forged",
-        "exit codes, beginnings and other lines that nobody asked for",
-        "a job may lie about its own exit code; anything else ends the container",
+        "exit codes, beginnings and other lines without a request",
+        "a job can report a false exit code of its own; any other data ends the container",
         "for line in 0 0 0 ready 7 -1 99999 '' x; do echo $line > $PIPES/reports; done; sleep 100000",
         alone=True,
     ),
     Attack(
         "pipes-flood",
-        "floods into all other pipes, while what is in them is stolen",
+        "floods into all other pipes, while their contents are read",
         FLOOD,
         """
         cat $PIPES/orders > /dev/null & cat $PIPES/signals > /dev/null &
@@ -38,7 +38,7 @@ PIPES = (
     Attack(
         "orders-forged",
         "orders to the first process: `end`, `set`, `run`, of any length",
-        "that process is the container's own: it runs what the job could run anyway; a stop needs no order",
+        "that process belongs to the container and runs only commands that the job could run anyway; a stop needs no order",
         """
         printf 'set PATH=.\\n' > $PIPES/orders; printf 'run id > /tmp/x.\\n' > $PIPES/orders
         printf 'copy /etc.\\n' > $PIPES/orders; printf 'end.\\n' > $PIPES/orders
@@ -50,7 +50,7 @@ PIPES = (
     Attack(
         "pipes-closed",
         "closing every output, and pipes without readers or writers",
-        "the agent holds every pipe itself; no end of one is an end",
+        "the agent holds every pipe itself; a closed end has no effect",
         "exec 0<&- 1>&- 2>&- 3>&- 4>&- 5>&-; sleep 1; echo nothing; true",
     ),
     Attack(
@@ -76,7 +76,7 @@ PIPES = (
     Attack(
         "reader-that-never-reads",
         "a command whose output pipe is full and whose children hold it open",
-        "output is read as it comes, and ends with the container",
+        "output is read as it arrives, and ends with the container",
         """
         (setsid sh -c 'while :; do sleep 1; done' &)
         yes filled | head -c 3000000; (trap '' TERM; sleep 100000) & exit 3
@@ -86,7 +86,7 @@ PIPES = (
     Attack(
         "line-without-end",
         "ten megabytes (times the length) without a newline, and a line of a megabyte",
-        "lines are cut; the reader's memory is bounded",
+        "lines are split; the reader's memory is limited",
         "head -c $((10000000 * SCALE)) /dev/zero | tr '\\0' x; echo; head -c 1000000 /dev/zero | tr '\\0' y",
         alone=True,
     ),
@@ -110,8 +110,8 @@ PIPES = (
     ),
     Attack(
         "forged-log-lines",
-        "lines like ours: a node that is done, another rank's, a failure's, other times",
-        "a job's lines keep its rank and their own time; states come from records, not from lines",
+        "lines like those of the platform: a completed node, another rank, a failure, other times",
+        "lines of a job keep its rank and their own time; states are read from records, not from lines",
         """
         echo '[prefect-bt] node is done: exit code 0'
         echo '[prefect-bt] checkpoints synced; committed by this node: forged'

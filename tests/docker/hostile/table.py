@@ -31,4 +31,4 @@ def document() -> str:
 
 def _table(title: str, attacks: tuple[Attack, ...]) -> list[str]:
     rows = [f"| `{one.name}` | {one.tries} | {one.instead} |" for one in attacks]
-    return [f"## {title}", "", "| | it tries | instead |", "|---|---|---|", *rows, ""]
+    return [f"## {title}", "", "| attack | it tries | result |", "|---|---|---|", *rows, ""]
