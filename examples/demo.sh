@@ -38,7 +38,17 @@ prefect-bt deploy_checkpoints --job-id "$job_id" --checkpoint latest --model-nam
   --accelerator none --hf-secret none
 echo
 echo "demo: a question, and its answer"
-prefect-bt deployments call tiny-lm "Tell me a story: Lily and the blue boat" --max-tokens 120 || status=$?
+prefect-bt deployments view tiny-lm -o json | python -c '
+import json, sys
+from urllib.request import ProxyHandler, Request, build_opener
+
+messages = [{"role": "user", "content": "Tell me a story: Lily and the blue boat"}]
+body = {"model": "tiny-lm", "messages": messages, "max_tokens": 120}
+url = json.load(sys.stdin)["address"] + "/chat/completions"
+request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+with build_opener(ProxyHandler({})).open(request) as answer:
+    print(json.load(answer)["choices"][0]["message"]["content"])
+' || status=$?
 echo
 prefect-bt deployments stop tiny-lm --yes
 exit "$status"

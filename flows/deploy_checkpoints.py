@@ -32,13 +32,9 @@ from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models
 from prefect_bt.serving.curl_example import format_curl
 from prefect_bt.serving.deployment_records import ReadinessVerdict
-from prefect_bt.serving.rollout.deploy import (
-    DeployedRevision,
-    DeployOptions,
-    deploy,
-    wait_for_ready,
-)
+from prefect_bt.serving.rollout.deploy import DeployedRevision, DeployOptions, deploy
 from prefect_bt.serving.rollout.revisions import deployment_document
+from prefect_bt.serving.rollout.wait import wait_for_revision
 from prefect_bt.serving.served_model import ModelSelection
 from prefect_bt.serving.serving_job import ServerOptions
 from prefect_bt.settings import use_settings
@@ -166,7 +162,9 @@ def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevi
 def await_answer(deployed: DeployedRevision, *, store: str | None = None) -> ReadinessVerdict:
     """Wait until the server answers under every name; ServingError if it never will."""
     log = get_run_logger()
-    verdict = wait_for_ready(open_ledger(store), deployed, lambda phrase: log.info("%s", phrase))
+    verdict = wait_for_revision(
+        open_ledger(store), deployed.awaited, lambda phase: log.info("%s", phase)
+    )
     log.info("%s", verdict.sentence)
     return verdict
 

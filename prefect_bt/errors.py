@@ -17,7 +17,6 @@ PrefectBtError
 ├── CheckpointError          a checkpoint could not be committed, verified or restored
 ├── WeightsError             a weights source could not be resolved or mirrored
 ├── ServingError             a model that cannot be deployed, or does not answer
-├── DrillError               a drill that could not show whether the job would go on
 ├── MaxRunTimeError          a job's commands have run as long as they may
 ├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
 └── ServerError              the Prefect API or a local server could not be used
@@ -219,10 +218,6 @@ class ServingError(PrefectBtError):
     ) -> None:
         self.deployment, self.log_tail = deployment, tuple(log_tail)
         super().__init__(message, next_step=next_step)
-
-
-class DrillError(PrefectBtError):
-    """Nothing was learned: the job ended first, or committed nothing with a step."""
 
 
 class MaxRunTimeError(PrefectBtError):

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -20,13 +20,13 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
+from prefect_bt import codec
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.flows.tasks.reporting.run_progress import report_progress
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import Progress
-from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
 from prefect_bt.weights.mirror import format_result
@@ -54,11 +54,11 @@ class MirrorContext:
     """Prefix of the objects that have the job's progress for its log; empty without a job."""
 
     def publish_progress(self, plan: WeightsPlan, progress: Progress) -> None:
-        """Write the progress to the store. Errors of the store are ignored."""
+        """Write the progress to the store as JSON. Errors of the store are ignored."""
         if self.progress_prefix:
-            text = f"{progress.percent:.0f} % of {format_size(progress.bytes_total)}"
+            document = codec.dumps(replace(progress, name=redact_url(plan.source)))
             with suppress(StoreError):
-                self.store.put(f"{self.progress_prefix}/{plan.key}", text.encode())
+                self.store.put(f"{self.progress_prefix}/{plan.key}", document.encode())
 
     def artifact_key(self, plan: WeightsPlan) -> str:
         """Return the key of the progress artifact: one for each job and source."""
@@ -85,7 +85,7 @@ def mirror_with_progress(
     settings = site.settings
     try:
         with report_progress(
-            site.artifact_key(plan), on_step=partial(site.publish_progress, plan)
+            site.artifact_key(plan), on_report=partial(site.publish_progress, plan)
         ) as progress:
             mirrored = mirror_source(
                 plan,

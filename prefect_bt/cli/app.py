@@ -1,24 +1,22 @@
-"""The `prefect-bt` command: which verbs there are, and how a run of one ends.
+"""The `prefect-bt` command: its commands, the options of all of them, and its exit codes.
 
-A verb's module is imported when it is called, so that `prefect-bt` starts fast; nothing here or in
-those modules imports Prefect or a cloud's SDK before it is needed.
-
-Exit codes: 0 it was done, 1 it was not, 2 it was asked for in a wrong way, 130 Ctrl-C.
+Commands are registered by import path, so that `prefect-bt --help` imports none of their modules.
+Nothing here imports Prefect or the SDK of a cloud.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from prefect_bt.cli.summaries import get_summary, to_markup
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
 from prefect_bt.errors import PrefectBtError
 
@@ -26,12 +24,168 @@ LogLevel = Literal[
     "humanfriendly", "W", "WARNING", "I", "INFO", "D", "DEBUG", "warning", "info", "debug"
 ]
 
-_HELP = frozenset({"--help", "-h"})
-_GLOBAL = Group("Global options", sort_key=9)
-_COMMANDS = "prefect_bt.cli"
-_GROUPS = frozenset({"cache", "checkpoints", "deployments", "weights"})
-_ABOUT = "Training jobs on Prefect, from one config file. Verbs as in `truss train`."
-_FIRST_STEPS = "First steps: `prefect-bt init`, then `prefect-bt push config.py --tail`."
+_GLOBAL_OPTIONS: Final = Group("Global options", sort_key=9)
+_JOBS: Final = Group("Jobs", sort_key=1)
+_CHECKPOINTS: Final = Group("Checkpoints", sort_key=2)
+_WEIGHTS: Final = Group("Weights and caches", sort_key=3)
+_SERVING: Final = Group("Serving", sort_key=4)
+_MACHINE: Final = Group("Machine", sort_key=5)
+
+_GROUP_HELP: Final = {
+    "checkpoints": (_CHECKPOINTS, "List, download, verify, prune and serve checkpoints."),
+    "weights": (_WEIGHTS, "List, mirror, verify and prune weights."),
+    "cache": (_WEIGHTS, "Show the training cache of a project."),
+    "deployments": (_SERVING, "List, view, promote, roll back and stop deployments."),
+}
+
+_REGISTRY: Final = (
+    (_JOBS, "init", "init:init", "Create a training project, or copy examples."),
+    (_JOBS, "push", "jobs.push:push", "Submit the job of a config file."),
+    (_JOBS, "view", "jobs.view:view", "Show projects, jobs, or one job."),
+    (_JOBS, "logs", "logs.logs:logs", "Print or follow the log of a job."),
+    (_JOBS, "stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
+    (_JOBS, "retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),
+    (_JOBS, "recreate", "jobs.recreate:recreate", "Submit a copy of a job as a new job."),
+    (_JOBS, "download", "jobs.download:download", "Download the files that a job was pushed with."),
+    (_JOBS, "delete", "jobs.delete:delete", "Delete a job or a project permanently."),
+    (_CHECKPOINTS, "checkpoints list", "checkpoints.list:list_checkpoints",
+     "List or browse the checkpoints of a job."),
+    (_CHECKPOINTS, "checkpoints download", "checkpoints.download:download_checkpoints",
+     "Download checkpoints as folders."),
+    (_CHECKPOINTS, "checkpoints verify", "checkpoints.verify:verify_checkpoints",
+     "Hash every committed file again and report damage."),
+    (_CHECKPOINTS, "checkpoints prune", "checkpoints.prune:prune_checkpoints",
+     "Delete checkpoints by name or by a retention policy."),
+    (_CHECKPOINTS, "checkpoints serve", "checkpoints.serve:serve_checkpoints",
+     "Serve the checkpoint files of a local store over HTTP."),
+    (_CHECKPOINTS, "get_checkpoint_urls", "checkpoints.list:get_checkpoint_urls",
+     "Write a file with a URL for every checkpoint file of a job."),
+    (_WEIGHTS, "weights list", "weights.list:list_weights",
+     "List mirrored sources and their sizes."),
+    (_WEIGHTS, "weights mirror", "weights.mirror:mirror_weights",
+     "Download weights before a job needs them."),
+    (_WEIGHTS, "weights verify", "weights.verify:verify_weights",
+     "Hash every mirrored file again and report damage."),
+    (_WEIGHTS, "weights prune", "weights.prune:prune_weights",
+     "Delete mirrored sources from this machine or from the store."),
+    (_WEIGHTS, "cache summarize", "machine.training_cache:summarize",
+     "List the files of a project's training cache."),
+    (_SERVING, "deploy_checkpoints", "serving.deploy:deploy_checkpoints",
+     "Serve checkpoints with an OpenAI-compatible API."),
+    (_SERVING, "deployments list", "serving.deployments:list_deployments", "List deployments."),
+    (_SERVING, "deployments view", "serving.deployments:view_deployment",
+     "Show the address, revisions and history of a deployment."),
+    (_SERVING, "deployments logs", "serving.deployments:show_logs",
+     "Print or follow the log of a revision's server."),
+    (_SERVING, "deployments promote", "serving.deployments:promote_revision",
+     "Send requests to another revision."),
+    (_SERVING, "deployments rollback", "serving.deployments:roll_back",
+     "Send requests to the previous revision."),
+    (_SERVING, "deployments stop", "serving.deployments:stop_deployment",
+     "Stop the servers of a deployment."),
+    (_MACHINE, "up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),
+    (_MACHINE, "down", "machine.up_down:down", "Stop the local Prefect server and worker."),
+    (_MACHINE, "gc", "machine.gc:gc", "Find and delete files that no job owns any more."),
+    (_MACHINE, "automations", "machine.automations:create_automations",
+     "Create Prefect automations for failed and completed jobs."),
+)  # fmt: skip
+"""Group, name, import path below prefect_bt.cli, and help of every command."""
+COMMANDS: Final = tuple(name for _, name, _, _ in _REGISTRY)
+"""Names of all commands, such as `checkpoints list`."""
+
+_ALIASES: Final = {
+    "get_checkpoint_urls": ["get-checkpoint-urls"],
+    "deploy_checkpoints": ["deploy-checkpoints", "deploy_checkpoint"],
+}
+
+_HELP_FLAGS: Final = frozenset({"--help", "-h"})
+_ABOUT: Final = "Run training jobs on your own machines with Prefect, from one config file."
+_EPILOGUE: Final = """\
+First steps: prefect-bt init, then prefect-bt push truss-train-init/config.py --tail
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted with Ctrl-C."""
+
+
+def make_app(*, help_format: Literal["markdown", "plaintext"] = "markdown") -> App:
+    """Return the app with every command registered and none imported."""
+    app = App(
+        name="prefect-bt",
+        help=_ABOUT,
+        help_epilogue=_EPILOGUE,
+        help_format=help_format,
+        version=_version,
+        version_flags=["--version"],
+        default_parameter=Parameter(negative="", show_default=_format_default),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (group, about) in _GROUP_HELP.items():
+        app.command(App(name=name, help=about, group=group, help_epilogue=""))
+    for order, (group, name, path, about) in enumerate(_REGISTRY):
+        parent, _, verb = name.rpartition(" ")
+        for alias in (verb, *_ALIASES.get(name, ())):
+            (app[parent] if parent else app).command(
+                f"prefect_bt.cli.{path}",
+                name=alias,
+                help=about,
+                help_epilogue="",
+                sort_key=order,
+                show=alias == verb,
+                group=None if parent else group,
+            )
+    for flag in ("--help", "--version"):
+        app[flag].group = _GLOBAL_OPTIONS
+    app.command(
+        "prefect_bt.cli.completion:install_completion",
+        name="--install-completion",
+        help="Install completion for the current shell.",
+        group=_GLOBAL_OPTIONS,
+    )
+    app.meta.default(_make_launcher(app))
+    return app
+
+
+def describe_command(app: App, words: Sequence[str]) -> App:
+    """Import the command that `words` begin with, and return it with its docstring as help.
+
+    The examples of the docstring follow the options.
+    """
+    command = app
+    for word in words:
+        if word.startswith("-") or word not in command:
+            break
+        command = command[word]
+    if (function := command.default_command) and command is not app:
+        details, _, examples = (inspect.getdoc(function) or "").partition("Examples:")
+        command.help = f"{command.help}\n\n{details}"
+        command.help_epilogue = f"Examples:\n\n{examples.strip()}" if examples else ""
+    return command
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    given = list(sys.argv[1:] if tokens is None else tokens)
+    terminal = open_terminal(interactive=True, debug=_is_debug_requested(given))
+    # Rendering Markdown costs an import that a list of commands can do without.
+    app = make_app(help_format="plaintext" if is_command_list(given) else "markdown")
+    try:
+        if _HELP_FLAGS & set(given):
+            describe_command(app, given)
+        code = app.meta(given, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _handle_broken_pipe()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # every error of a command is reported here
+        return _report(terminal, error)
+    return code if isinstance(code, int) else OK
+
+
+def is_command_list(tokens: Sequence[str]) -> bool:
+    """Return whether the command prints a list of commands: all, or those of a group."""
+    words = [token for token in tokens if token not in _HELP_FLAGS]
+    return not words or (len(words) == 1 and words[0] in _GROUP_HELP)
 
 
 def _version() -> str:
@@ -43,140 +197,35 @@ def _version() -> str:
         return "0+unknown"
 
 
-class LazyHelpApp(App):
-    """An app that prints its list of commands without importing their modules."""
-
-    def command(self, obj: Any = None, name: Any = None, **options: Any) -> Any:
-        """Register a command; one given by its import path gets its line of cli.summaries."""
-        if isinstance(obj, str):
-            options["help"] = to_markup(get_summary(obj))
-        return super().command(obj, name, **options)
-
-
-def _make_app(kind: type[App] = App) -> App:
-    app = kind(
-        name="prefect-bt",
-        help=_ABOUT if kind is App else to_markup(_ABOUT),
-        help_epilogue=_FIRST_STEPS if kind is App else to_markup(_FIRST_STEPS),
-        help_format="markdown" if kind is App else "rich",
-        version=_version,
-        version_flags=["--version"],
-        default_parameter=Parameter(negative="", show_default=_format_default),
-        result_action="return_value",
-        suppress_keyboard_interrupt=False,
-    )
-    for command in (
-        "jobs.push:push",
-        "jobs.recreate:recreate",
-        "jobs.retry:retry",
-        "logs.logs:logs",
-        "jobs.stop:stop",
-        "jobs.view:view",
-        "jobs.download:download",
-        "init:init",
-    ):
-        verb = command.rpartition(":")[2]
-        app.command(f"{_COMMANDS}.{command}", name=verb, help_epilogue="")
-    app.command(
-        f"{_COMMANDS}.checkpoints.list:get_checkpoint_urls",
-        name="get_checkpoint_urls",
-        alias="get-checkpoint-urls",
-        help_epilogue="",
-    )
-    checkpoints = kind(
-        name="checkpoints", help="List, fetch, check and delete checkpoints.", help_epilogue=""
-    )
-    checkpoints.command(f"{_COMMANDS}.checkpoints.list:list_checkpoints", name="list")
-    checkpoints.command(f"{_COMMANDS}.checkpoints.download:download_checkpoints", name="download")
-    checkpoints.command(f"{_COMMANDS}.checkpoints.show:show_checkpoint", name="show")
-    checkpoints.command(f"{_COMMANDS}.checkpoints.serve:serve_checkpoints", name="serve")
-    checkpoints.command(f"{_COMMANDS}.checkpoints.verify:verify_checkpoints", name="verify")
-    checkpoints.command(f"{_COMMANDS}.checkpoints.prune:prune_checkpoints", name="prune")
-    app.command(checkpoints)
-    cache = kind(name="cache", help="See what a project's training cache holds.", help_epilogue="")
-    cache.command(f"{_COMMANDS}.machine.training_cache:summarize", name="summarize")
-    app.command(cache)
-    weights = kind(name="weights", help="Mirror, list, check and remove weights.", help_epilogue="")
-    weights.command(f"{_COMMANDS}.weights.list:list_weights", name="list")
-    weights.command(f"{_COMMANDS}.weights.mirror:mirror_weights", name="mirror")
-    weights.command(f"{_COMMANDS}.weights.verify:verify_weights", name="verify")
-    weights.command(f"{_COMMANDS}.weights.prune:prune_weights", name="prune")
-    app.command(weights)
-    app.command(
-        f"{_COMMANDS}.serving.deploy:deploy_checkpoints",
-        name="deploy_checkpoints",
-        alias=("deploy-checkpoints", "deploy_checkpoint"),
-        help_epilogue="",
-    )
-    deployments = kind(
-        name="deployments", help="See, ask, change and stop what is served.", help_epilogue=""
-    )
-    deployments.command(f"{_COMMANDS}.serving.deployments:list_deployments", name="list")
-    deployments.command(f"{_COMMANDS}.serving.deployments:view_deployment", name="view")
-    deployments.command(f"{_COMMANDS}.serving.call:call_deployment", name="call")
-    deployments.command(f"{_COMMANDS}.serving.deployments:show_logs", name="logs")
-    deployments.command(f"{_COMMANDS}.serving.deployments:promote_revision", name="promote")
-    deployments.command(f"{_COMMANDS}.serving.deployments:roll_back", name="rollback")
-    deployments.command(f"{_COMMANDS}.serving.deployments:stop_deployment", name="stop")
-    app.command(deployments)
-    app.command(f"{_COMMANDS}.jobs.delete:delete", name="delete", help_epilogue="")
-    app.command(f"{_COMMANDS}.jobs.drill:drill", name="drill", help_epilogue="")
-    app.command(f"{_COMMANDS}.machine.gc:gc", name="gc", help_epilogue="")
-    app.command(f"{_COMMANDS}.machine.up_down:up", name="up", help_epilogue="")
-    app.command(f"{_COMMANDS}.machine.up_down:down", name="down", help_epilogue="")
-    app.command(
-        f"{_COMMANDS}.machine.automations:create_automations", name="automations", help_epilogue=""
-    )
-    app.meta.default(_launcher(app))
-    return app
-
-
-def is_command_list(tokens: Sequence[str]) -> bool:
-    """Whether the output is a list of commands: of all of them, or of one group."""
-    words = [token for token in tokens if token not in _HELP]
-    return not words or (len(words) == 1 and words[0] in _GROUPS)
-
-
 def _format_default(value: object) -> str | None:
-    return str(value) if isinstance(value, (int, str)) and value and value is not True else None
+    return (
+        str(value) if isinstance(value, (int, float, str)) and value and value is not True else None
+    )
 
 
-def main(tokens: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    given = list(sys.argv[1:] if tokens is None else tokens)
-    terminal = open_terminal(interactive=True, debug=_is_debug_requested(given))
-    app = _make_app(LazyHelpApp if is_command_list(given) else App)
-    try:
-        code = app.meta(given, exit_on_error=False, print_error=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return _handle_broken_pipe()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:  # one of the few places where anything may arrive: it must be told
-        return _report(terminal, error)
-    return code if isinstance(code, int) else OK
-
-
-def _launcher(app: App) -> Callable[..., object]:
+def _make_launcher(app: App) -> Callable[..., object]:
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         non_interactive: Annotated[
-            bool, Parameter(group=_GLOBAL, help="Never ask; take the answer that goes on.")
+            bool,
+            Parameter(group=_GLOBAL_OPTIONS, help="Ask nothing; agree to every confirmation."),
         ] = False,
         log: Annotated[
             LogLevel,
             Parameter(
-                group=_GLOBAL,
-                help="What to tell on standard error; DEBUG adds tracebacks.",
+                group=_GLOBAL_OPTIONS,
+                help="Log level on standard error; DEBUG adds tracebacks.",
                 show_choices=False,
             ),
         ] = "humanfriendly",
     ) -> object:
         command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
         _set_up_logging(log)
-        debug = log.lower() in {"d", "debug"}
-        terminal = open_terminal(interactive=not non_interactive, debug=debug)
+        terminal = open_terminal(
+            interactive=not non_interactive,
+            debug=log.lower() in {"d", "debug"},
+            output=bound.arguments.get("output", "cli-table"),
+        )
         extra = {"terminal": terminal} if "terminal" in ignored else {}
         return command(*bound.args, **bound.kwargs, **extra)
 
@@ -193,33 +242,31 @@ def _set_up_logging(level: LogLevel) -> None:
 
 
 def _is_debug_requested(tokens: Sequence[str]) -> bool:
-    """Known before the tokens are parsed, because parsing may be what fails."""
-    debug = {"d", "debug"}
+    """Return whether --log debug is given; read before parsing, which itself can fail."""
     levels = [b for a, b in pairwise(tokens) if a == "--log"]
     levels += [token.removeprefix("--log=") for token in tokens if token.startswith("--log=")]
-    return any(level.lower() in debug for level in levels)
+    return any(level.lower() in {"d", "debug"} for level in levels)
 
 
 def _report(terminal: Terminal, error: Exception) -> int:
     if terminal.debug:
         traceback.print_exception(error)
     if isinstance(error, CycloptsError):
-        terminal.error(f"{error}\nSee: {_help_for(error)}")
+        command = " ".join(["prefect-bt", *(error.command_chain or ())])
+        terminal.error(f"{error}\nSee: {command} --help")
         return USAGE
     if isinstance(error, PrefectBtError):
         terminal.error(str(error))
-        return FAILED
-    settings = _settings_error(error)
-    if settings:
+    elif settings := _format_settings_error(error):
         terminal.error(settings)
-        return FAILED
-    again = "" if terminal.debug else " Run it again with --log debug to see where."
-    terminal.error(f"{type(error).__name__}: {error}.{again}")
+    else:
+        again = "" if terminal.debug else " Run it again with --log debug to see the traceback."
+        terminal.error(f"{type(error).__name__}: {error}.{again}")
     return FAILED
 
 
-def _settings_error(error: Exception) -> str:
-    """What is wrong with PREFECT_BT_* variables, if that is the error."""
+def _format_settings_error(error: Exception) -> str:
+    """Return the invalid PREFECT_BT_* variables; "" for any other error."""
     from pydantic import ValidationError
 
     from prefect_bt.settings import Settings, variable_name
@@ -232,12 +279,8 @@ def _settings_error(error: Exception) -> str:
     )
 
 
-def _help_for(error: CycloptsError) -> str:
-    return " ".join(["prefect-bt", *(error.command_chain or ()), "--help"])
-
-
 def _handle_broken_pipe() -> int:
-    """Whoever read our output (`| head`) has gone; what is still buffered has no reader."""
+    """Drop the rest of the output, which has no reader (`| head`)."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     return FAILED

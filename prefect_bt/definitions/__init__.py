@@ -22,7 +22,6 @@ from prefect_bt.definitions.compute import (
     AcceleratorSpec,
     AvailabilityModel,
     Compute,
-    parse_accelerator,
     parse_memory,
 )
 from prefect_bt.definitions.config_file.loader import (
@@ -62,7 +61,11 @@ from prefect_bt.definitions.json_documents import (
     project_document,
     training_project_from_json,
 )
-from prefect_bt.definitions.overrides import Overrides, apply_overrides
+from prefect_bt.definitions.overrides import (
+    Overrides,
+    apply_overrides,
+    parse_accelerator_option,
+)
 from prefect_bt.definitions.runtime import CacheConfig, Runtime
 from prefect_bt.definitions.session import (
     InteractiveSession,
@@ -136,7 +139,7 @@ __all__ = [
     "literal_variables",
     "load_deploy_checkpoints_config",
     "load_training_project",
-    "parse_accelerator",
+    "parse_accelerator_option",
     "parse_memory",
     "project_document",
     "secret_names",

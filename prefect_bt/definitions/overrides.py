@@ -109,7 +109,7 @@ def _apply_to_compute(job: TrainingJob, overrides: Overrides, warnings: list[str
         if old is not None:
             flag = "--accelerator"
             warnings.append(_warning("accelerator", old, flag=flag, new=overrides.accelerator))
-        compute.accelerator = _parse_accelerator_option(overrides.accelerator)
+        compute.accelerator = parse_accelerator_option(overrides.accelerator)
     if overrides.node_count is not None:
         nodes = compute.node_count
         if nodes != 1:
@@ -133,7 +133,8 @@ def _parse_trigger(value: InteractiveSessionTrigger | str) -> InteractiveSession
         ) from error
 
 
-def _parse_accelerator_option(text: str) -> AcceleratorSpec | None:
+def parse_accelerator_option(text: str) -> AcceleratorSpec | None:
+    """Return the accelerator of `--accelerator`; None for `none`. Raise DefinitionError."""
     if text.strip().lower() == NO_ACCELERATOR:
         return None
     try:
@@ -141,7 +142,7 @@ def _parse_accelerator_option(text: str) -> AcceleratorSpec | None:
     except ValueError as error:
         raise DefinitionError(
             f"--accelerator {text!r} is not valid: {error}.",
-            next_step=f"Write TYPE or TYPE:N, or {NO_ACCELERATOR!r} for a CPU job.",
+            next_step=f"Write TYPE or TYPE:N, or {NO_ACCELERATOR!r} to use CPUs.",
             field="accelerator",
             value=text,
         ) from error

@@ -237,8 +237,6 @@ class JobCatalog:
         for folder in _RECORDS:
             for info in self.ledger.store.list(f"{prefix}/{folder}"):
                 digest.update(f"{info.key} {_fingerprint(info)}\n".encode("utf-8", "surrogatepass"))
-        with suppress(ObjectNotFound):
-            digest.update(self.ledger.store.get(f"{prefix}/drill.json"))
         return f"{entry.fingerprint} {digest.hexdigest()}"
 
     # -- what is kept -------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from prefect_bt.checkpoints.sync_status import SyncStatus, read_sync_status
 from prefect_bt.checkpoints.upload.progress_text import format_upload
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.errors import DefinitionError
-from prefect_bt.jobs.drill_result import find_drill
 from prefect_bt.jobs.provenance import provenance_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition
@@ -79,7 +78,6 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "weights": _weights_documents(ledger, record.id, job),
         "events": [{**event_document(event), "at": format_iso(event.at)} for event in events],
         "resources": _resources_document(resources),
-        "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
         "max_run_time": ledger.get_max_run_time(record),
         "run_time": sum_run_time(ledger.list_outcomes(record.id)),

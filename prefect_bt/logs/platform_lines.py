@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
+from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
@@ -19,6 +20,8 @@ from prefect_bt.logs.job_reader import JobLine
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_format import PLATFORM_RANK, LogLine
 from prefect_bt.object_keys import mirroring_prefix
+from prefect_bt.text.progress import Phase, Progress
+from prefect_bt.text.quantities import format_size
 
 _LEVELS: Final = {JobState.FAILED: LogLevel.ERROR, JobState.DEPLOY_FAILED: LogLevel.ERROR}
 _END_MESSAGES: Final = {
@@ -101,7 +104,7 @@ class JobHistory:
         for source, key in self._list_sources():
             if pin := pins.get(key):
                 what = (
-                    f"{pin.files:,} files, {_format_size(pin.bytes)}, revision {pin.revision[:12]}"
+                    f"{pin.files:,} files, {format_size(pin.bytes)}, revision {pin.revision[:12]}"
                 )
                 yield pin.at, f"Weights {source} are mirrored: {what}.", LogLevel.INFO
 
@@ -145,18 +148,29 @@ class JobHistory:
             return ""
         pins = self._ledger.read_pinned_weights(self._record.id)
         missing = [
-            f"{source}{self._read_mirror_progress(key)}"
+            f"{source}{_format_tenths(self._find_mirror_progress(key))}"
             for source, key in self._list_sources()
             if key not in pins
         ]
         return f"Mirroring weights: {'; '.join(missing)}." if missing else ""
 
-    def _read_mirror_progress(self, key: str) -> str:
+    def list_mirrors(self) -> list[Progress]:
+        """Return the progress of each source that has no pinned revision yet."""
+        if not self._weights:
+            return []
+        pins = self._ledger.read_pinned_weights(self._record.id)
+        return [
+            self._find_mirror_progress(key) or Progress(source, Phase.LISTING)
+            for source, key in self._list_sources()
+            if key not in pins
+        ]
+
+    def _find_mirror_progress(self, key: str) -> Progress | None:
         prefix = mirroring_prefix(self._record.project_id, self._record.id)
         try:
-            return f" {self._ledger.store.get(f'{prefix}/{key}').decode()}"
+            return codec.loads(Progress, self._ledger.store.get(f"{prefix}/{key}"))
         except ObjectNotFound:
-            return ""
+            return None
 
     def _list_sources(self) -> list[tuple[str, str]]:
         """Return (source as it may be shown, key) of each."""
@@ -195,7 +209,8 @@ def _to_job_line(at: float, message: str, level: LogLevel, started: list[Attempt
     return JobLine(attempt, line, level)
 
 
-def _format_size(count: int) -> str:
-    from prefect_bt.text.quantities import format_size
-
-    return format_size(count)
+def _format_tenths(progress: Progress | None) -> str:
+    """Return ` 40 % of 2.0 GB`, in steps of ten percent: each step is a line of the log."""
+    if progress is None:
+        return ""
+    return f" {progress.percent // 10 * 10:.0f} % of {format_size(progress.bytes_total)}"

@@ -265,7 +265,7 @@ def _resolve_base(
         raise DefinitionError(
             f"The {_describe(models[0])} was saved without its tokenizer: "
             "nothing can be asked of it.",
-            next_step="Give base_model_id: the model whose tokenizer it was trained with.",
+            next_step="Give base_model_id (--base-model): the model whose tokenizer it used.",
             field="checkpoint_details.base_model_id",
         )
     return without_weights(found)
@@ -298,7 +298,7 @@ def _resolve_adapter_base(
     found, model = _find_trained_base(ledger, one, shelves), one.contents.base_model
     if found is not None:
         return found
-    step = "Give base_model_id, an id of the Hub or a weights URI"
+    step = "Give base_model_id (--base-model), an id of the Hub or a weights URI"
     if not model:
         what = "does not say which base model it stands on"
     else:

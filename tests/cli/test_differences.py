@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prefect_bt.cli.app import _make_app
+from prefect_bt.cli.app import make_app
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
 TRUSS_TRAIN = {
@@ -41,7 +41,7 @@ def test_each_command_of_truss_is_here_or_named_as_missing():
 
 
 def _is_registered(command: str) -> bool:
-    app = _make_app()
+    app = make_app()
     for word in command.split():
         if word not in app:
             return False

@@ -56,8 +56,8 @@ def test_the_document_of_the_command(
     assert (node["kind"], node["job"], node["why"]) == ("node", job_id, "the job is completed")
     assert (folder["kind"], folder["kept"]) == ("job folder", None)
     assert main(["gc", "--dry-run"]) == 0
-    assert "2 things would go" in capsys.readouterr().out
+    assert "Would delete 2 orphans" in capsys.readouterr().out
     assert main(["gc", "--yes", "-o", "json"]) == 0
     assert all(one["removed"] for one in json.loads(capsys.readouterr().out))
     assert main(["gc"]) == 0
-    assert "Nothing was left behind" in capsys.readouterr().out
+    assert "No orphans found" in capsys.readouterr().out

@@ -12,7 +12,6 @@ import pytest
 
 from prefect_bt.job_index.entries import JobCatalog, document_stamp, iter_document_sources
 from prefect_bt.jobs.delete import delete_job
-from prefect_bt.jobs.drill_result import DrillResult, save_drill
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
@@ -186,15 +185,13 @@ def test_records_removed_by_hand(shop: Shop, look: Look, store: Store) -> None:
 
 
 def test_what_changes_after_a_jobs_end(shop: Shop, look: Look, store: Store) -> None:
-    """A prune, a drill's result, a run bound late: the document has them at once."""
+    """A prune and a run that is bound late are in the next document."""
     job = ended(shop)
     shop.checkpoint(job, "checkpoint-1", size=10, at=1)
     shop.checkpoint(job, "checkpoint-2", size=10, at=2)
     assert len(look().documents[job.id]["checkpoints"]) == 2
     store.delete(next(iter(store.list(manifests_prefix(job.project_id, job.id)))).key)
     assert len(look().documents[job.id]["checkpoints"]) == 1
-    save_drill(shop.ledger, job, DrillResult(job.id, True, "it went on", rank=0, at=shop.at))
-    assert look().documents[job.id]["drill"]["why"] == "it went on"
     shop.ledger.bind_run("a-run", job.id, url="https://one")
     assert look().documents[job.id]["flow_run_url"] == "https://one"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt import codec
 from prefect_bt.definitions import (
     Compute,
     Image,
@@ -25,6 +26,7 @@ from prefect_bt.logs.platform_lines import JobHistory
 from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.planner import plan_weights
+from prefect_bt.text.progress import Progress
 
 SOURCE = "hf://owner/model"
 
@@ -71,7 +73,9 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE}."
     (plan,) = plan_weights(job)
     progress = f"{mirroring_prefix(record.project_id, record.id)}/{plan.key}"
-    ledger.store.put(progress, b"40 % of 100 B")
+    moved = Progress(SOURCE, items_total=2, bytes_done=48, bytes_total=100)
+    ledger.store.put(progress, codec.dumps(moved).encode())
+    assert JobHistory(ledger, record).list_mirrors() == [moved]
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE} 40 % of 100 B."
     ledger.pin_weights(record.id, plan.key, "abc", files=2, size=100)
     assert waits_for(ledger, record) == "Waiting for the job's flow to begin an attempt."

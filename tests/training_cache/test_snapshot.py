@@ -153,9 +153,9 @@ def test_another_machine_shows_the_newest_snapshot(
     found = json.loads(told.out)
     assert (found["host"], found["complete"], found["total_files"]) == ("alpha", True, 37)
     assert [file["path"] for file in found["files"]] == ["d0", "d1", "d2", "link"]
-    assert f"a snapshot of host alpha, captured at {found['timestamp']}." in told.err
-    assert "33 entries further down are left out" in told.err
-    assert "Older snapshots are there of host beta." in told.err
+    assert f"the snapshot of host alpha, captured at {found['timestamp']}." in told.err
+    assert "33 entries in deep folders are not listed" in told.err
+    assert "Hosts with older snapshots: beta." in told.err
     assert elsewhere("cli-table") == 0
     assert "Host: alpha" in capsys.readouterr().out
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.cli.jobs.render_workspace import show_workspace
+from prefect_bt.cli.jobs.render_plan import show_workspace
 from prefect_bt.cli.ui.terminal import open_terminal
 from prefect_bt.workspace.archive import pack_workspace
 from prefect_bt.workspace.file_list import collect_entries

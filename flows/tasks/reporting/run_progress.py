@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from prefect_bt.text.progress import (
 
 CLOSE_TIMEOUT: Final = 20.0
 """Seconds in which the last values are sent to Prefect."""
+_REPORT_SECONDS: Final = 2.0
+"""Seconds between two calls of `on_report` for the same tenth."""
 
 
 class ProgressArtifact:
@@ -54,11 +57,12 @@ class ProgressArtifact:
 class RunProgress:
     """Show one transfer on the current run. `update` never blocks and is safe in any thread.
 
-    `on_step` is called for each tenth from the reporting thread.
+    `on_report` is called at least every two seconds of progress, from the reporting thread.
     """
 
-    def __init__(self, key: str, on_step: ProgressCallback | None) -> None:
-        self._artifact, self._steps, self._on_step = ProgressArtifact(key), StepFilter(), on_step
+    def __init__(self, key: str, on_report: ProgressCallback | None) -> None:
+        self._artifact, self._steps = ProgressArtifact(key), StepFilter()
+        self._on_report, self._reported_at = on_report, 0.0
         self._condition = threading.Condition()
         self._progress: Progress | None = None
         self._notes: deque[str] = deque()
@@ -112,10 +116,14 @@ class RunProgress:
         if progress.phase is Phase.TRANSFERRING and progress.items_total and not self._started:
             self._started = True
             self._logger.info("%s", text)
-        if not progress.items_total or not self._steps.is_step(progress):
+        if not progress.items_total:
             return
-        if self._on_step is not None:
-            self._on_step(progress)
+        is_step, now = self._steps.is_step(progress), time.monotonic()
+        if self._on_report and (is_step or now - self._reported_at >= _REPORT_SECONDS):
+            self._reported_at = now
+            self._on_report(progress)
+        if not is_step:
+            return
         try:
             self._artifact.show(progress, text)
         except API_ERRORS as error:
@@ -123,9 +131,11 @@ class RunProgress:
 
 
 @contextmanager
-def report_progress(key: str, *, on_step: ProgressCallback | None = None) -> Generator[RunProgress]:
+def report_progress(
+    key: str, *, on_report: ProgressCallback | None = None
+) -> Generator[RunProgress]:
     """Show a transfer's progress on the current run until the block ends."""
-    progress = RunProgress(key, on_step)
+    progress = RunProgress(key, on_report)
     # The thread needs the context of the run: artifacts and log lines belong to it.
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(progress.run,), daemon=True)

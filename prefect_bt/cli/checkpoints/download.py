@@ -1,4 +1,4 @@
-"""`prefect-bt checkpoints download`: committed checkpoints as the folders the job wrote."""
+"""`prefect-bt checkpoints download`: write committed checkpoints as folders."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.cli.checkpoints.list import get_checkpoint
 from prefect_bt.cli.jobs.selection import select_job
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter
+from prefect_bt.cli.ui.options import NO_FILTER, CheckpointNames, InjectedTerminal, JobFilter
 from prefect_bt.cli.ui.progress_bars import byte_progress
-from prefect_bt.cli.ui.terminal import OK
-from prefect_bt.errors import NotFoundError, PrefectBtError, WorkspaceError
+from prefect_bt.cli.ui.terminal import OK, format_count
+from prefect_bt.errors import PrefectBtError, WorkspaceError
 
 if TYPE_CHECKING:
     from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
@@ -21,19 +22,20 @@ if TYPE_CHECKING:
 def download_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
-    checkpoint_name: Annotated[
-        tuple[str, ...], Parameter(help="Only this one; may be given several times.")
-    ] = (),
+    checkpoint_name: CheckpointNames = (),
     target_directory: Annotated[
         Path | None,
-        Parameter(help="Folder to put them in; `<project>_<job>_checkpoints` when left out."),
+        Parameter(help="Target folder; default: `<project>_<job>_checkpoints`."),
     ] = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """Get committed checkpoints as folders, by default all of the newest job.
+    """Write the checkpoints of a job as the job wrote them; default: all of the newest job.
 
-    Every file is hashed on arrival. Run again, it fetches what is missing or differs. Where not
-    only rank 0 wrote, each rank's part is in a folder `rank-<n>`.
+    The digest of every file is verified. The same command, run again, downloads only files that
+    are missing or differ. If several ranks wrote checkpoints, the files of each rank are in a
+    folder `rank-<n>`.
+
+    Examples:
 
     `prefect-bt checkpoints download --job-id abc1234 --checkpoint-name checkpoint-240`
     """
@@ -53,18 +55,16 @@ def download_checkpoints(
             next_step="Give another --target-directory.",
             path=str(target),
         )
-    here = {path: entry for path, entry in wanted.items() if (target / path).exists()}
-    with byte_progress(terminal, "Comparing", sum(entry.size for entry in here.values())) as tick:
-        right = download.find_matching(target, here, on_bytes=tick)
-    missing = {path: entry for path, entry in wanted.items() if path not in right}
-    with byte_progress(
-        terminal, "Downloading", sum(entry.size for entry in missing.values())
-    ) as tick:
+    present = {path: entry for path, entry in wanted.items() if (target / path).exists()}
+    with byte_progress(terminal, "Comparing", sum(e.size for e in present.values())) as tick:
+        matching = download.find_matching(target, present, on_bytes=tick)
+    missing = {path: entry for path, entry in wanted.items() if path not in matching}
+    with byte_progress(terminal, "Downloading", sum(e.size for e in missing.values())) as tick:
         download.download_files(ledger.store, missing, root=target, on_bytes=tick)
     download.set_folder_times(target, wanted)
-    already = f" ({len(right)} were there already)" if right else ""
-    files = "1 checkpoint file is" if len(wanted) == 1 else f"{len(wanted)} checkpoint files are"
-    terminal.echo(f"{files} in {target}{already}", style="green")
+    already = f" ({len(matching)} were there already)" if matching else ""
+    count = format_count(len(wanted), "checkpoint file")
+    terminal.echo(f"{count} in {target}{already}", style="green")
     return OK
 
 
@@ -74,17 +74,15 @@ def _select_checkpoints(
     if not found:
         raise PrefectBtError(
             f"Job {job_id} has no committed checkpoint.",
-            next_step=f"How far its upload is: prefect-bt view --job-id {job_id}",
+            next_step=f"Upload status: prefect-bt view --job-id {job_id}",
         )
-    listed = ", ".join(checkpoint.checkpoint_id for checkpoint in found) or "none"
     for name in names:
-        if all(name not in (one.checkpoint_id, one.id) for one in found):
-            raise NotFoundError("checkpoint", name, next_step=f"Job {job_id} has: {listed}.")
+        get_checkpoint(found, name, job_id)
     return [one for one in found if not names or one.checkpoint_id in names or one.id in names]
 
 
 def _map_target_paths(chosen: list[CommittedCheckpoint]) -> DesiredFiles:
-    """Path below the target -> what lies there; with a folder a rank if not only rank 0 wrote."""
+    """Return path below the target -> file; with a folder for each rank if others than 0 wrote."""
     from prefect_bt.checkpoints.layout import join_checkpoint_path
 
     manifests = [manifest for checkpoint in chosen for manifest in checkpoint.manifests]

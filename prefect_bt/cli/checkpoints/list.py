@@ -1,4 +1,4 @@
-"""`prefect-bt checkpoints list` and `prefect-bt get_checkpoint_urls`: what a job has saved."""
+"""`prefect-bt checkpoints list` and `prefect-bt get_checkpoint_urls`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.checkpoints.urls import FileUrls, signed_urls, unsigned_urls
 from prefect_bt.cli.jobs.selection import select_job
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Remote
-from prefect_bt.cli.ui.terminal import OK, Terminal, write_stdout
+from prefect_bt.cli.ui.options import (
+    NO_FILTER,
+    InjectedTerminal,
+    JobFilter,
+    Order,
+    Remote,
+    TableOutput,
+)
+from prefect_bt.cli.ui.terminal import OK, Terminal, format_count
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
 if TYPE_CHECKING:
@@ -38,50 +45,54 @@ def list_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
     checkpoint_name: Annotated[
-        str | None, Parameter(help="Only this checkpoint, with its files.")
+        str | None, Parameter(help="Only this checkpoint, by name or ID, with its files.")
     ] = None,
-    sort: Annotated[SortBy, Parameter(help="What to sort by.")] = "created",
-    order: Annotated[Literal["asc", "desc"], Parameter(help="Up or down.")] = "asc",
-    output: Annotated[
-        Literal["cli-table", "csv", "json"],
-        Parameter(name=["--output", "-o", "--output-format"], help="How to print the list."),
-    ] = "cli-table",
+    sort: Annotated[SortBy, Parameter(help="Sort key.")] = "created",
+    order: Order = "asc",
+    output: TableOutput = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """List the committed checkpoints of a job, by default of the newest one.
+    """Show the committed checkpoints of a job; default: the newest job.
 
-    On a terminal they can be walked through: their folders, files and tensors. With
-    --non-interactive, or where the output goes elsewhere, it is a table.
+    On a terminal the list is a browser: arrow keys and Enter open folders, text files, and the
+    tensors of safetensors files. With --non-interactive, or when the output is redirected, the
+    list is a table.
 
-    `prefect-bt checkpoints list --job-id abc1234 -o json`
+    Examples:
+
+    `prefect-bt checkpoints list --job-id abc1234`
+
+    `prefect-bt checkpoints list --checkpoint-name checkpoint-240 -o json`
     """
     from prefect_bt.checkpoints.committed import catalog
+    from prefect_bt.cli.checkpoints import render
     from prefect_bt.ledger.opening import open_ledger
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
     committed = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
     chosen = get_checkpoint(committed, checkpoint_name, record.id) if checkpoint_name else None
     committed.sort(
         key=lambda one: _SORT_KEYS[sort](catalog.checkpoint_document(one)),
         reverse=order == "desc",
     )
-    if committed and output == "cli-table" and _can_explore(terminal):
+    if committed and not terminal.machine_readable and _can_explore(terminal):
         from prefect_bt.cli.checkpoints.browser_terminal import explore
 
         return explore(terminal, ledger.store, record.id, committed, start=chosen)
     shown = committed if chosen is None else [chosen]
     found = [catalog.checkpoint_document(one) for one in shown]
     files = _file_documents(shown, unsigned_urls(ledger.store)) if chosen else []
-    _print(beside, record.id, found, files, output)
-    if found and output == "cli-table":
-        beside.echo(f"They are in {_checkpoint_location(ledger, record)}")
-        beside.echo(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
+    document = render.checkpoint_list_document(record.id, found, files)
+    terminal.print_result(document, lambda: render.show_checkpoints(terminal, document))
+    if found and not terminal.machine_readable:
+        terminal.echo(f"Location: {_checkpoint_location(ledger, record)}")
+        terminal.echo(f"Download: prefect-bt checkpoints download --job-id {record.id}")
     return OK
 
 
 def _can_explore(terminal: Terminal) -> bool:
-    """Whether somebody sits at a terminal that can be drawn on."""
+    """Return whether the terminal is interactive and can draw the browser."""
     return (
         terminal.interactive
         and sys.stdout.isatty()
@@ -90,51 +101,36 @@ def _can_explore(terminal: Terminal) -> bool:
 
 
 def _checkpoint_location(ledger: Ledger, record: JobRecord) -> str:
-    """What can be opened: a folder of this machine as a path, anything else as its address."""
+    """Return the path of a folder of this machine, or the URL in a bucket."""
     from prefect_bt.object_keys import job_prefix
 
     url = f"{ledger.store.url.rstrip('/')}/{job_prefix(record.project_id, record.id)}"
     return url.removeprefix("file://")
 
 
-def _print(
-    terminal: Terminal, job_id: str, found: list[Document], files: list[Document], output: str
-) -> None:
-    from prefect_bt.cli.checkpoints import render
-
-    if output == "csv":
-        write_stdout(render.checkpoints_csv(job_id, found))
-    elif output == "json":
-        document = render.checkpoints_document(job_id, found)
-        terminal.print_json({**document, "files": files} if files else document)
-    elif not found:
-        terminal.warn(f"No checkpoints found for training job {job_id}.")
-    else:
-        render.show_checkpoints(terminal, job_id, found)
-        if files:
-            render.show_files(terminal, found[0]["checkpoint_id"], files)
-
-
 def get_checkpoint_urls(
     *,
-    job_id: Annotated[str | None, Parameter(help="The job; the newest when left out.")] = None,
+    job_id: Annotated[str | None, Parameter(help="ID of the job; default: the newest.")] = None,
     unsigned: Annotated[
-        bool, Parameter(help="Addresses as the store has them (file://, s3://).")
+        bool, Parameter(help="Write URLs of the store itself (file://, s3://), unsigned.")
     ] = False,
     remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file.
+    """Create `<project>_<job>_checkpoints.json` in the current directory.
 
-    Anyone who has an address can GET that file, in ranges too, for a week. Of a store in a local
-    folder, a process of this machine serves them, which is started if none does yet.
+    A URL is valid for seven days; no other credentials are needed. For a store in a local folder,
+    a file server on this machine serves the files; the command starts it if none runs.
+
+    Examples:
+
+    `prefect-bt get_checkpoint_urls --job-id abc1234`
     """
     from prefect_bt.checkpoints.committed import catalog
     from prefect_bt.cli.jobs.download import folder_name
     from prefect_bt.jobs.job_json import job_document
     from prefect_bt.ledger.opening import open_ledger
 
-    _ = remote
     ledger = open_ledger()
     record = select_job(ledger, JobFilter(job_id=job_id), terminal)
     with terminal.spinner("Reading the manifests"):
@@ -142,9 +138,9 @@ def get_checkpoint_urls(
     if not found:
         raise PrefectBtError(
             f"No checkpoints found for training job {record.id}.",
-            next_step=f"How far its upload is: prefect-bt view --job-id {record.id}",
+            next_step=f"Upload status: prefect-bt view --job-id {record.id}",
         )
-    with terminal.spinner("Signing addresses"):
+    with terminal.spinner("Signing URLs"):
         addresses = (unsigned_urls if unsigned else signed_urls)(ledger.store)
         files = _file_documents(found, addresses)
     document = {
@@ -154,8 +150,8 @@ def get_checkpoint_urls(
     }
     target = Path.cwd() / f"{folder_name(record)}_checkpoints.json"
     target.write_text(json.dumps(document, indent=2) + "\n")
-    count = "1 checkpoint file" if len(files) == 1 else f"{len(files)} checkpoint files"
-    terminal.echo(f"Addresses of {count} written to {target}", style="green")
+    count = format_count(len(files), "checkpoint file")
+    terminal.echo(f"URLs of {count} written to {target}", style="green")
     terminal.echo(addresses.note)
     return OK
 
@@ -163,7 +159,7 @@ def get_checkpoint_urls(
 def get_checkpoint(
     found: Sequence[CommittedCheckpoint], name: str, job_id: str
 ) -> CommittedCheckpoint:
-    """The one with this name or id; NotFoundError lists those there are."""
+    """Return the checkpoint with this name or ID; NotFoundError lists the known ones."""
     for checkpoint in found:
         if name in (checkpoint.checkpoint_id, checkpoint.id):
             return checkpoint

@@ -1,38 +1,52 @@
-"""`prefect-bt checkpoints prune`: delete committed checkpoints that nobody needs any more."""
+"""`prefect-bt checkpoints prune`: delete committed checkpoints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from prefect_bt.cli.jobs.selection import get_reconciled_state, no_jobs_error, select_jobs
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Yes
-from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
+from prefect_bt.cli.ui.options import (
+    NO_FILTER,
+    DryRun,
+    InjectedTerminal,
+    JobFilter,
+    Output,
+    PositiveCount,
+    Yes,
+)
+from prefect_bt.cli.ui.tables import Column, show_table
+from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.workspace.limits import format_bytes
 
 if TYPE_CHECKING:
     from prefect_bt.checkpoints.retention.prune import Inventory, PruneResult
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.ledger.records import JobRecord, RetentionPolicy
 
-PositiveCount = Annotated[int | None, Parameter(validator=Number(gte=1))]
+_COLUMNS: Final = [
+    Column("Checkpoint Name", "checkpoint_id"),
+    Column("Size", "size_bytes", lambda size: "" if size is None else format_bytes(size)),
+    Column("Action", "action", wrap=True),
+]
+
+_RESUME_REASON: Final = "the running job would resume from it"
 
 
 @dataclass
 class _PrunePlan:
-    """What is to happen to one job's checkpoints. Sizes in bytes, with nothing else freed by it."""
+    """The checkpoints of one job to delete, name -> bytes, and to keep, name -> reason."""
 
     record: JobRecord
     is_running: bool
     to_delete: dict[str, int] = field(default_factory=dict[str, int])
     to_keep: dict[str, str] = field(default_factory=dict[str, str])
-    """Name -> why."""
     freed_bytes: int = 0
     orphan_objects: int = 0
-    """Objects that no checkpoint names, of a job that is over."""
+    """Objects that no checkpoint references, of a job that has ended."""
 
     @property
     def names(self) -> set[str]:
@@ -47,54 +61,61 @@ def prune_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
     keep_last: Annotated[
-        PositiveCount,
-        Parameter(help="Keep so many of every series (those with the highest steps)."),
+        PositiveCount, Parameter(help="Keep the N checkpoints with the highest steps, per series.")
     ] = None,
     keep_every: Annotated[
-        PositiveCount, Parameter(help="Keep those whose step is a multiple of it as well.")
+        PositiveCount, Parameter(help="Also keep checkpoints whose step is a multiple of N.")
     ] = None,
     checkpoint_name: Annotated[
-        tuple[str, ...], Parameter(help="Delete this one (name or id); may be given several times.")
+        tuple[str, ...], Parameter(help="Delete this checkpoint, by name or ID. Repeatable.")
     ] = (),
-    dry_run: Annotated[bool, Parameter(help="Only show what would go.")] = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Delete committed checkpoints: those named, and those that a policy lets go.
+    """Keep what is in use: checkpoints that another job loads, that a deployment serves, or that a
+    running job would resume from.
 
-    What another job loads or a deployment serves stays, and so does what a running job would go on
-    from. Of a job that is over, bytes that no checkpoint names go as well.
+    For a job that has ended, objects that no checkpoint references are deleted as well.
+
+    Examples:
 
     `prefect-bt checkpoints prune --job-id abc1234 --keep-last 3 --dry-run`
+
+    `prefect-bt checkpoints prune --job-id abc1234 --checkpoint-name checkpoint-20 --yes`
     """
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.ledger.records import RetentionPolicy
 
     if which.job_id is None and which.selected_project is None:
-        raise PrefectBtError("Nothing to prune was named.", next_step="Give --job-id or --project.")
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    records = select_jobs(ledger, which, beside)
+        raise PrefectBtError(
+            "checkpoints prune needs a job or a project.", next_step="Give --job-id or --project."
+        )
+    ledger = open_ledger()
+    records = select_jobs(ledger, which, terminal)
     if not records:
         raise no_jobs_error(ledger, which)
     policy = RetentionPolicy(keep_last, keep_every)
-    with beside.spinner("Reading the manifests"):
-        plans = [_plan(ledger, record, policy, checkpoint_name, beside) for record in records]
+    with terminal.spinner("Reading the manifests"):
+        plans = [_plan(ledger, record, policy, checkpoint_name, terminal) for record in records]
     _check_names(plans, checkpoint_name)
-    _show(beside, plans)
-    going = [plan for plan in plans if not plan.is_empty]
+    if not terminal.machine_readable:
+        _show(terminal, plans)
     if policy.keeps_all and not checkpoint_name:
-        beside.info("Which ones may go: --keep-last, --keep-every or --checkpoint-name.")
-    if dry_run or not going:
-        return _report_result(beside, plans, [], dry_run, output)
-    goes = format_count(sum(len(plan.to_delete) for plan in going), "checkpoint")
-    question = f"Delete {goes} and what is left of others, for good?"
-    if not (yes or beside.confirm(question)):
-        terminal.error("Nothing was deleted.")
-        return FAILED
-    with beside.spinner("Deleting"):
-        done = [(plan, _execute_plan(ledger, plan)) for plan in going]
-    return _report_result(beside, plans, done, dry_run, output)
+        terminal.info("Select checkpoints with --keep-last, --keep-every or --checkpoint-name.")
+    pending = [] if dry_run else [plan for plan in plans if not plan.is_empty]
+    if pending:
+        count = format_count(sum(len(plan.to_delete) for plan in pending), "checkpoint")
+        terminal.confirm(f"Delete {count} and unreferenced objects permanently?", yes=yes)
+    for plan in pending:
+        with terminal.spinner(f"Deleting checkpoints of job {plan.record.id}"):
+            pruned = _execute_plan(ledger, plan)
+        _report(terminal, plan, pruned)
+    nothing = "Nothing was deleted." if dry_run else "There is nothing to delete."
+    return terminal.print_result(
+        _document(plans, dry_run), lambda: None if pending else terminal.echo(nothing)
+    )
 
 
 def _plan(
@@ -111,7 +132,7 @@ def _plan(
 
     live = not get_reconciled_state(ledger, record.id, terminal).terminal
     inventory = Inventory(ledger.store, record.project_id, record.id)
-    # What an earlier prune had begun with when it was killed is finished by this one.
+    # Deletions that a killed prune began are completed by this one.
     place = record.project_id, record.id
     dropped = list_outdated(ledger.store, *place)
     begun = {one.name for key, one in iter_tombstones(ledger.store, *place) if key not in dropped}
@@ -128,23 +149,21 @@ def _plan(
             plan.to_keep[name] = kept.get(name) or _explain_kept(name, policy)
     plan.freed_bytes = sum(inventory.exclusive_objects(plan.to_delete).values())
     if not live:
-        unnamed = inventory.unreferenced_objects()
-        plan.orphan_objects, plan.freed_bytes = (
-            len(unnamed),
-            plan.freed_bytes + sum(unnamed.values()),
-        )
+        orphans = inventory.unreferenced_objects()
+        plan.orphan_objects = len(orphans)
+        plan.freed_bytes += sum(orphans.values())
     return plan
 
 
 def _find_protected(ledger: Ledger, inventory: Inventory, *, live: bool) -> dict[str, str]:
-    """Name -> why it stays, whatever was asked for."""
+    """Return name -> reason of the checkpoints that are kept regardless of the options."""
     from prefect_bt.checkpoints.committed.catalog import find_newest
     from prefect_bt.jobs.delete import list_reconciled_holds
 
     place = inventory.project_id, inventory.job_id
     kept: dict[str, str] = {}
     if live and (best := find_newest(ledger.store, *place)):
-        kept[best.checkpoint_id] = "the running job would go on from it"
+        kept[best.checkpoint_id] = _RESUME_REASON
     for hold in list_reconciled_holds(ledger, *place):
         for ref in inventory.manifests:
             if ref.key in hold.manifests:
@@ -157,13 +176,13 @@ def _explain_kept(name: str, policy: RetentionPolicy) -> str:
 
     step = parse_step(name)
     if policy.keeps_all:
-        return "not named"
+        return "not selected"
     if step is None:
-        return "its name tells no step"
+        return "its name has no step"
     if policy.keep_every and step % policy.keep_every == 0:
         return f"its step is a multiple of {policy.keep_every}"
     last = policy.keep_last or 1
-    return "the newest of its series" if last == 1 else f"one of the last {last} of its series"
+    return f"one of the last {last} of its series" if last > 1 else "the newest of its series"
 
 
 def _check_names(plans: list[_PrunePlan], named: tuple[str, ...]) -> None:
@@ -193,68 +212,47 @@ def _execute_plan(ledger: Ledger, plan: _PrunePlan) -> PruneResult:
 
 
 def _show(terminal: Terminal, plans: list[_PrunePlan]) -> None:
-    from prefect_bt.cli.ui.tables import Column, show_table
-    from prefect_bt.workspace.limits import format_bytes
-
     for plan in plans:
-        if terminal.machine_readable:
-            continue
-        rows = [
-            {"name": n, "size": format_bytes(s), "what": "goes"} for n, s in plan.to_delete.items()
+        rows: list[dict[str, Any]] = [
+            {"checkpoint_id": name, "size_bytes": size, "action": "delete"}
+            for name, size in plan.to_delete.items()
         ]
-        rows += [{"name": n, "size": "", "what": f"stays: {w}"} for n, w in plan.to_keep.items()]
+        rows += [
+            {"checkpoint_id": name, "action": f"keep: {why}"} for name, why in plan.to_keep.items()
+        ]
         if rows:
-            columns = [
-                Column("Checkpoint Name", lambda row: row["name"]),
-                Column("Size", lambda row: row["size"], no_wrap=True),
-                Column("What Happens", lambda row: row["what"], min_width=20),
-            ]
-            show_table(terminal, f"Checkpoints for job: {plan.record.id}", columns, rows)
+            show_table(terminal, f"Checkpoints for job: {plan.record.id}", _COLUMNS, rows)
         if plan.orphan_objects:
-            terminal.echo(
-                f"As well: {format_count(plan.orphan_objects, 'object')} that no checkpoint names."
-            )
-        terminal.echo(_format_freed(plan, plan.freed_bytes, "Would free"))
+            terminal.echo(f"Unreferenced objects to delete: {plan.orphan_objects}.")
+        terminal.echo(_format_freed(plan, "Would free"))
 
 
-def _format_freed(plan: _PrunePlan, size: int, verb: str) -> str:
-    from prefect_bt.workspace.limits import format_bytes
-
-    text = f"{verb} {format_bytes(size)}"
-    if plan.is_running and size:
-        return f"{text}, once job {plan.record.id} is over and pruned again."
+def _format_freed(plan: _PrunePlan, verb: str) -> str:
+    text = f"{verb} {format_bytes(plan.freed_bytes)}"
+    if plan.is_running and plan.freed_bytes:
+        return f"{text} when job {plan.record.id} has ended and is pruned again."
     return f"{text}."
 
 
-def _report_result(
-    terminal: Terminal,
-    plans: list[_PrunePlan],
-    done: list[tuple[_PrunePlan, PruneResult]],
-    dry_run: bool,
-    output: str,
-) -> int:
-    """Tell what was done, with what others needed in the last moment."""
-    for plan, pruned in done:
-        for name, holders in pruned.held.items():
-            if name in plan.to_delete:
-                del plan.to_delete[name]
-                plan.to_keep[name] = f"needed by {holders[0].label}"
-        for name in pruned.protected:
-            plan.to_delete.pop(name, None)
-            plan.to_keep[name] = "the running job would go on from it"
-        for key in pruned.unreadable_manifests:
-            terminal.warn(
-                f"{key} is no manifest, so nobody knows which objects it needs and none were "
-                "deleted. Restore it, or prune that checkpoint."
-            )
-        plan.freed_bytes = pruned.freed_bytes
-        text = f"Job {plan.record.id}: {format_count(len(pruned.pruned), 'checkpoint')} deleted. "
-        terminal.echo(text + _format_freed(plan, pruned.freed_bytes, "Freed"), style="green")
-    if output == "json":
-        terminal.print_json(_document(plans, dry_run))
-    elif not done:
-        terminal.echo("Nothing was deleted." if dry_run else "Nothing is to be deleted.")
-    return OK
+def _report(terminal: Terminal, plan: _PrunePlan, pruned: PruneResult) -> None:
+    """Print what was deleted, and keep in the plan what came into use meanwhile."""
+    in_use = {
+        name: f"needed by {holders[0].label}"
+        for name, holders in pruned.held.items()
+        if name in plan.to_delete
+    } | dict.fromkeys(pruned.protected, _RESUME_REASON)
+    for name, why in in_use.items():
+        plan.to_delete.pop(name, None)
+        plan.to_keep[name] = why
+    for key in pruned.unreadable_manifests:
+        terminal.warn(
+            f"{key} cannot be read, so the objects that it references are unknown and none were "
+            "deleted. Restore it, or prune that checkpoint."
+        )
+    plan.freed_bytes = pruned.freed_bytes
+    count = format_count(len(pruned.pruned), "checkpoint")
+    freed = _format_freed(plan, "Freed")
+    terminal.echo(f"Job {plan.record.id}: {count} deleted. {freed}", style="green")
 
 
 def _document(plans: list[_PrunePlan], dry_run: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`prefect-bt checkpoints serve`, and what `up` and `down` do about file servers."""
+"""`prefect-bt checkpoints serve`, and the file servers that `up` and `down` start and stop."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ _MAX_PORT: Final = 65535
 
 def serve_checkpoints(
     *,
-    host: Annotated[str, Parameter(help="Where to listen; 0.0.0.0 for other machines.")] = (
+    host: Annotated[str, Parameter(help="Address to listen on; 0.0.0.0 for other machines.")] = (
         process.LOOPBACK
     ),
     port: Annotated[
         int | None,
         Parameter(
-            help="The last one, or any, when left out.", validator=Number(gte=1, lte=_MAX_PORT)
+            help="Port; default: the last one, or a free port.",
+            validator=Number(gte=1, lte=_MAX_PORT),
         ),
     ] = None,
     address: Annotated[
-        str, Parameter(help="What others call this, as http://box.example:8700.")
+        str, Parameter(help="Base URL that other machines use, such as http://box.example:8700.")
     ] = "",
     terminal: InjectedTerminal,
 ) -> int:
-    """Serve the checkpoint files of a store in a local folder, until Ctrl-C.
+    """Serve the files until Ctrl-C, to this machine or to others.
 
-    `get_checkpoint_urls` starts such a server by itself, for this machine alone. This one can be
-    for others: whoever has an address, which is signed and holds for a week, can read that file.
+    `get_checkpoint_urls` starts such a server for this machine by itself. A URL is signed and
+    valid for seven days; everyone who has it can read its file.
+
+    Examples:
 
     `prefect-bt checkpoints serve --host 0.0.0.0 --port 8700 --address http://box.example:8700`
     """
@@ -50,14 +53,14 @@ def serve_checkpoints(
     place = _get_served_folder()
     if process.is_wildcard(host) and not address:
         raise PrefectBtError(
-            f"{host!r} is no name that others could use.",
-            next_step="Say what they call this machine: --address http://<name>:<port>.",
+            f"{host!r} is not an address that other machines can use.",
+            next_step="Give the URL of this machine: --address http://<name>:<port>.",
         )
     base = _validate_base_url(address)
     with process.become_server(place, host=host, port=port, base=base) as listening:
         known = place.read_record()
-        terminal.echo(f"Serving {place.root} at {known.base if known else base}; Ctrl-C ends it.")
-        terminal.echo("Addresses: prefect-bt get_checkpoint_urls")
+        terminal.echo(f"Serving {place.root} at {known.base if known else base}; Ctrl-C stops it.")
+        terminal.echo("URLs: prefect-bt get_checkpoint_urls")
         serve(
             FileServer(place.root, place.ensure_signing_key(), place.store_id),
             listening,
@@ -67,7 +70,7 @@ def serve_checkpoints(
 
 
 def restart_file_server(*, echo: Echo) -> None:
-    """Let addresses that were given out hold again: the store's server, if it ever had one."""
+    """Start the store's file server again, if it ever ran, so that its URLs work."""
     root = find_local_root(_store_url())
     if root is None:
         return
@@ -78,7 +81,7 @@ def restart_file_server(*, echo: Echo) -> None:
 
 
 def stop_file_servers(*, echo: Echo) -> None:
-    """End every file server of this machine's state folder."""
+    """Stop every file server of this machine's state folder."""
     for known in process.stop_all_servers(Settings().state_dir):
         echo(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")
 
@@ -87,8 +90,8 @@ def _get_served_folder() -> FileServerFolder:
     root = find_local_root(_store_url())
     if root is None:
         raise PrefectBtError(
-            f"{_store_url()} needs no server: a bucket has addresses of its own.",
-            next_step="Use them: prefect-bt get_checkpoint_urls.",
+            f"{_store_url()} needs no file server: a bucket has URLs of its own.",
+            next_step="Create them: prefect-bt get_checkpoint_urls.",
         )
     return FileServerFolder.for_store(root, Settings().state_dir)
 
@@ -102,6 +105,6 @@ def _store_url() -> str:
 def _validate_base_url(address: str) -> str:
     if address and not address.startswith(("http://", "https://")):
         raise PrefectBtError(
-            f"--address {address!r} is no address.", next_step="As http://box.example:8700."
+            f"--address {address!r} is not a URL.", next_step="Write http://box.example:8700."
         )
     return address.rstrip("/")

@@ -1,13 +1,17 @@
-"""`prefect-bt checkpoints verify`: read every committed byte again and hash it."""
+"""`prefect-bt checkpoints verify`: read and hash every committed byte again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from prefect_bt.cli.jobs.selection import select_job
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output
+from prefect_bt.cli.ui.options import (
+    NO_FILTER,
+    CheckpointNames,
+    InjectedTerminal,
+    JobFilter,
+    Output,
+)
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 
@@ -20,36 +24,35 @@ if TYPE_CHECKING:
 def verify_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
-    checkpoint_name: Annotated[
-        tuple[str, ...], Parameter(help="Only this one; may be given several times.")
-    ] = (),
+    checkpoint_name: CheckpointNames = (),
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Re-hash all committed files of a job, by default of the newest one.
+    """Report each file of a job that is missing or corrupt; exit with 1 if there is one.
 
-    Names every object that is missing or not what was committed, and ends with 1 if there is one.
+    The default is the newest job.
+
+    Examples:
 
     `prefect-bt checkpoints verify --job-id abc1234`
     """
     from prefect_bt.checkpoints.committed.verify_committed import ExpectedObjects
     from prefect_bt.ledger.opening import open_ledger
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
     names = _resolve_names(ledger, record, checkpoint_name)
-    promises = ExpectedObjects(ledger.store, record.project_id, record.id, names=names)
-    with byte_progress(beside, "Verifying", promises.size) as tick:
-        report = promises.verify(on_bytes=tick)
-    if output == "json":
-        beside.print_json(_document(record.id, report))
-    else:
-        _print_report(beside, record.id, report)
+    expected = ExpectedObjects(ledger.store, record.project_id, record.id, names=names)
+    with byte_progress(terminal, "Verifying", expected.size) as tick:
+        report = expected.verify(on_bytes=tick)
+    terminal.print_result(
+        _document(record.id, report), lambda: _print_report(terminal, record.id, report)
+    )
     return FAILED if report.failures else OK
 
 
 def _resolve_names(ledger: Ledger, record: JobRecord, names: tuple[str, ...]) -> set[str]:
-    """Names of the wanted, which may be given by id; from keys, so that a broken one is found."""
+    """Return the names of checkpoints given by name or ID, including corrupt ones."""
     if not names:
         return set()
     from prefect_bt.checkpoints.committed.catalog import resolve_names
@@ -70,10 +73,10 @@ def _print_report(terminal: Terminal, job_id: str, report: VerificationReport) -
         terminal.warn(f"No checkpoints found for training job {job_id}.")
     elif report.failures:
         bad = {(fault.manifest, fault.path) for fault in report.failures}
-        word = "1 file is" if len(bad) == 1 else f"{len(bad)} files are"
-        terminal.echo(f"Job {job_id}: {word} not what was committed, of {read}.", style="red")
+        count = format_count(len(bad), "file")
+        terminal.echo(f"Job {job_id}: {count} missing or corrupt, of {read}.", style="red")
     else:
-        terminal.echo(f"Job {job_id}: {read}: all as committed.", style="green")
+        terminal.echo(f"Job {job_id}: {read}: all intact.", style="green")
 
 
 def _document(job_id: str, report: VerificationReport) -> dict[str, Any]:

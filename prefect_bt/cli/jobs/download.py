@@ -1,4 +1,4 @@
-"""`prefect-bt download`: the files a job was pushed with."""
+"""`prefect-bt download`: download the files that a job was pushed with."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ if TYPE_CHECKING:
 
 def download(
     *,
-    job_id: Annotated[str, Parameter(help="The job.")],
+    job_id: Annotated[str, Parameter(help="ID of the job.")],
     target_directory: Annotated[
-        Path | None, Parameter(help="Where to put the folder; the current one when left out.")
+        Path | None,
+        Parameter(help="Directory in which to create the folder; default: the current directory."),
     ] = None,
-    no_unzip: Annotated[bool, Parameter(help="Keep the archive instead of unpacking it.")] = False,
+    no_unzip: Annotated[bool, Parameter(help="Keep the archive packed.")] = False,
     remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """Get the files that a job was pushed with, as a folder `<project>_<job>`."""
+    """Create the folder `<project>_<job>` with the files, or `<project>_<job>.tgz`.
+
+    Examples:
+
+    `prefect-bt download --job-id abc1234`
+    """
     from prefect_bt.ledger.opening import open_ledger
 
-    _ = remote
     ledger = open_ledger()
     record = ledger.get_job(job_id)
     name = folder_name(record)
     target = (target_directory or Path.cwd()).absolute() / (f"{name}.tgz" if no_unzip else name)
-    _check_absent(target)
+    check_absent(target)
     with terminal.spinner(f"Downloading the files of job {job_id}"):
         _download_workspace(ledger, record, target, unpack=not no_unzip)
     terminal.echo(f"Training job data downloaded to {target}", style="green")
@@ -45,12 +50,13 @@ def download(
 
 
 def folder_name(record: JobRecord) -> str:
-    """`<project>_<job>` as one path component: blanks and slashes of the name become `-`."""
+    """Return `<project>_<job>` as one path component, with `-` for blanks and slashes."""
     project = re.sub(r"[\s/\0]", "-", record.project_name)
     return f"{project}_{record.id}"
 
 
-def _check_absent(target: Path) -> None:
+def check_absent(target: Path) -> None:
+    """Raise WorkspaceError if `target` exists."""
     if target.exists() or target.is_symlink():
         raise WorkspaceError(
             f"{str(target)!r} exists already.",
@@ -82,7 +88,7 @@ def _verify_digest(ledger: Ledger, record: JobRecord, archive: Path, key: str) -
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != record.workspace_sha256:
         raise StoreError(
-            f"The files of job {record.id} are damaged: {key} is not what was stored.",
+            f"The files of job {record.id} are corrupt: the digest of {key} differs.",
             url=ledger.store.url,
             key=key,
             next_step="Restore the object from a backup of the store.",

@@ -1,4 +1,4 @@
-"""`prefect-bt push`: from a config file to a running job."""
+"""`prefect-bt push`: submit the job of a config file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
-from prefect_bt.cli.ui.options import InjectedTerminal, MaxRunTime, Output, Remote, Tail
-from prefect_bt.cli.ui.terminal import OK, Terminal
+from prefect_bt.cli.ui.options import (
+    Deployment,
+    DryRun,
+    InjectedTerminal,
+    MaxRunTime,
+    Output,
+    PositiveCount,
+    Remote,
+    Tail,
+    Wait,
+)
+from prefect_bt.cli.ui.terminal import Terminal
 
 if TYPE_CHECKING:
     from prefect_bt.definitions import Overrides, TrainingProject
@@ -22,58 +32,58 @@ Trigger = Literal["on_startup", "on_failure", "on_demand"]
 
 
 def push(
-    config: Annotated[Path, Parameter(help="Python file with one TrainingProject.")],
+    config: Annotated[Path, Parameter(help="Python file that defines one TrainingProject.")],
     /,
     *,
     tail: Tail = False,
-    wait: Annotated[
-        bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
-    ] = False,
+    wait: Wait = False,
     job_name: Annotated[str | None, Parameter(help="Name of the job.")] = None,
     team: Annotated[
         str | None, Parameter(help="Team that owns the project; `default` is the default team.")
     ] = None,
     accelerator: Annotated[
-        str | None, Parameter(help="TYPE[:N] GPUs a node, or `none` for a CPU job.")
+        str | None, Parameter(help="GPUs of each node, as TYPE[:N], or `none` for a CPU job.")
     ] = None,
-    node_count: Annotated[int | None, Parameter(help="Nodes of the gang.")] = None,
+    node_count: Annotated[int | None, Parameter(help="Number of nodes.")] = None,
     entrypoint: Annotated[
-        str | None, Parameter(help="One start command instead of the config's.")
+        str | None, Parameter(help="One start command that replaces those of the config.")
     ] = None,
-    priority: Annotated[int | None, Parameter(help="Higher ones leave the queue first.")] = None,
-    spot: Annotated[bool, Parameter(help="Take nodes that may be preempted.")] = False,
-    interactive: Annotated[Trigger | None, Parameter(help="When a session opens.")] = None,
+    priority: Annotated[
+        int | None, Parameter(help="Priority in the queue; higher starts first.")
+    ] = None,
+    spot: Annotated[bool, Parameter(help="Use nodes that can be preempted.")] = False,
+    interactive: Annotated[
+        Trigger | None, Parameter(help="When an interactive session opens.")
+    ] = None,
     interactive_timeout_minutes: Annotated[
-        int | None, Parameter(help="Minutes until an unused session closes.")
+        int | None, Parameter(help="Minutes after which an unused session closes.")
     ] = None,
     substrate: Annotated[
         str | None,
-        Parameter(help="Where the nodes run: local, docker or kubernetes (PREFECT_BT_SUBSTRATE)."),
+        Parameter(
+            help="Where nodes run: local, docker or kubernetes; default: PREFECT_BT_SUBSTRATE."
+        ),
     ] = None,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
     keep_last: Annotated[
-        int | None, Parameter(help="Let go of checkpoints but the last N; all stay when left out.")
+        PositiveCount,
+        Parameter(help="Keep only the last N checkpoints; default: keep all."),
     ] = None,
     keep_every: Annotated[
-        int | None, Parameter(help="Keep those whose step is a multiple of it, too.")
+        PositiveCount, Parameter(help="Also keep checkpoints whose step is a multiple of N.")
     ] = None,
     max_run_time: MaxRunTime = None,
-    deployment: Annotated[
-        str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
-    ] = None,
-    dry_run: Annotated[
-        bool, Parameter(help="Print what would run; write nothing, start nothing.")
-    ] = False,
+    deployment: Deployment = None,
+    dry_run: DryRun = False,
     output: Output = "cli-table",
     remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """Submit the job of a config file.
+    """Pack the folder of the config file, validate and plan the job, and start it.
 
-    The folder of the config file is packed and goes along. Options win over the config file.
-    Ctrl-C during --tail or --wait leaves the job running.
+    Options override the config file. With --tail or --wait, Ctrl-C detaches and the job continues.
 
-    For example:
+    Examples:
 
     `prefect-bt push config.py --tail`
 
@@ -81,11 +91,7 @@ def push(
 
     `prefect-bt push config.py --dry-run -o json`
     """
-    _ = remote
-    beside = terminal.for_output(output)
-    with _open_launcher(
-        deployment, dry_run=dry_run
-    ) as starter:  # first: it gets ready while we plan
+    with _open_launcher(deployment, dry_run=dry_run) as launcher:  # starts while the job is planned
         from prefect_bt.definitions import Overrides
         from prefect_bt.jobs.options import SubmitOptions
         from prefect_bt.jobs.submit import submit
@@ -110,13 +116,13 @@ def push(
             keep_every=keep_every,
             max_run_time=max_run_time,
         )
-        project = _load(beside, config, overrides)
+        project = _load(terminal, config, overrides)
         if dry_run:
-            return _show_plan(beside, project, config, options)
-        with beside.spinner("Submitting the job"):
-            folder = _folder(config)
-            document = submit(project, source_dir=folder, options=options, launcher=starter)
-    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))
+            return _show_plan(terminal, project, config, options)
+        with terminal.spinner("Submitting the job"):
+            folder = config.absolute().parent
+            document = submit(project, source_dir=folder, options=options, launcher=launcher)
+    return print_and_follow(terminal, document, FollowOptions(tail, wait))
 
 
 def _open_launcher(
@@ -136,10 +142,6 @@ def _load(terminal: Terminal, config: Path, overrides: Overrides) -> TrainingPro
     return project
 
 
-def _folder(config: Path) -> Path:
-    return config.absolute().parent
-
-
 def _show_plan(
     terminal: Terminal, project: TrainingProject, config: Path, options: SubmitOptions
 ) -> int:
@@ -148,10 +150,9 @@ def _show_plan(
     from prefect_bt.jobs.submit import dry_run
     from prefect_bt.workspace.pack_summary import workspace_document
 
-    plan, contents = dry_run(project, source_dir=_folder(config), options=options)
+    plan, contents = dry_run(project, source_dir=config.absolute().parent, options=options)
     workspace = workspace_document(contents)
-    if terminal.machine_readable:
-        terminal.print_json({**codec.encode(plan), **workspace})
-    else:
-        show_plan(terminal, plan, workspace.get("workspace"))
-    return OK
+    return terminal.print_result(
+        {**codec.encode(plan), **workspace},
+        lambda: show_plan(terminal, plan, workspace.get("workspace")),
+    )

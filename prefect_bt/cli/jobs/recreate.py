@@ -1,4 +1,4 @@
-"""`prefect-bt recreate`: a new job from the stored definition and files of another."""
+"""`prefect-bt recreate` and `prefect-bt retry`: run a job again."""
 
 from __future__ import annotations
 
@@ -10,29 +10,24 @@ from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
 from prefect_bt.cli.ui.options import (
+    Deployment,
     InjectedTerminal,
     JobFilter,
     MaxRunTime,
     Output,
     Remote,
     Tail,
+    Wait,
     Yes,
 )
-from prefect_bt.cli.ui.terminal import FAILED
 
 
 def recreate(
     *,
-    job_id: Annotated[
-        str | None, Parameter(help="The job to repeat; the newest when left out.")
-    ] = None,
+    job_id: Annotated[str | None, Parameter(help="ID of the job; default: the newest.")] = None,
     tail: Tail = False,
-    wait: Annotated[
-        bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
-    ] = False,
-    deployment: Annotated[
-        str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
-    ] = None,
+    wait: Wait = False,
+    deployment: Deployment = None,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
     max_run_time: MaxRunTime = None,
     yes: Yes = False,
@@ -40,7 +35,11 @@ def recreate(
     remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """Submit a job again, with the same definition, files and retry policy, as a new job.
+    """Use the definition, files and retry policy of a job for a new job with its own ID.
+
+    To continue a job from its last checkpoint, use `prefect-bt retry`.
+
+    Examples:
 
     `prefect-bt recreate --job-id abc1234 --tail`
     """
@@ -48,17 +47,40 @@ def recreate(
     from prefect_bt.jobs.submit import recreate as submit_again
     from prefect_bt.ledger.opening import open_ledger
 
-    _ = remote
-    beside = terminal.for_output(output)
-    chosen = job_id or select_job(open_ledger(), JobFilter(), beside).id
-    if job_id is None and not yes and not beside.confirm(f"Recreate training job {chosen}?"):
-        beside.error("Training job not recreated.")
-        return FAILED
-    with beside.spinner(f"Recreating job {chosen}"):
+    chosen = job_id or select_job(open_ledger(), JobFilter(), terminal).id
+    terminal.confirm(f"Recreate training job {chosen}?", yes=yes or job_id is not None)
+    with terminal.spinner(f"Recreating job {chosen}"):
         options = SubmitOptions(
             deployment=deployment,
             retry_choices=retrying.build_overrides(),
             max_run_time=max_run_time,
         )
         document = submit_again(chosen, options=options)
-    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))
+    return print_and_follow(terminal, document, FollowOptions(tail, wait))
+
+
+def retry(
+    *,
+    job_id: Annotated[str, Parameter(help="ID of the job.")],
+    tail: Tail = False,
+    wait: Wait = False,
+    max_run_time: MaxRunTime = None,
+    output: Output = "cli-table",
+    remote: Remote = None,
+    terminal: InjectedTerminal,
+) -> int:
+    """Start another attempt, which resumes from the last committed checkpoint.
+
+    BT_RETRY_COUNT is the number of earlier attempts. A job that has used up its maximum run time
+    needs a larger --max-run-time, because all attempts count. To start from the beginning as a new
+    job, use `prefect-bt recreate`.
+
+    Examples:
+
+    `prefect-bt retry --job-id abc1234 --tail`
+    """
+    from prefect_bt.jobs import resubmit
+
+    with terminal.spinner(f"Retrying job {job_id}"):
+        document = resubmit.retry(job_id, max_run_time=max_run_time)
+    return print_and_follow(terminal, document, FollowOptions(tail, wait))

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from prefect_bt.cli.ui.tables import (
-    Cell,
     Column,
     Document,
     format_local_time,
-    format_number,
-    make_link_formatter,
+    list_fields,
     show_fields,
     show_table,
 )
@@ -29,183 +27,163 @@ _STYLES = {
 }
 
 
-# -- projects and jobs ----------------------------------------------------------------------
+def format_status(status: str | None) -> Text:
+    known = status in list(JobState)
+    return Text(status or "", style=_STYLES.get(JobState(status), "yellow") if known else "")
+
+
+def _format_capacity_type(model: str) -> str:
+    return "Spot" if model == "spot" else "On-demand"
+
+
+_TEAM = Column("Team", "team_name")
+_PROJECT_COLUMNS = [
+    Column("Project ID", "id", hide=4),
+    Column("Name", "name", wrap=True),
+    Column("Created", "created_at", format_local_time, hide=3),
+    Column("Last Modified", "updated_at", format_local_time, hide=2),
+    Column("Latest Job ID", "latest_job.id"),
+    Column("Latest Job Status", "latest_job.current_status", format_status),
+    Column("Checkpoint Sync", "latest_job.checkpoint_sync_status", hide=1),
+    Column("Status Page", "latest_job.flow_run_url", link=True, hide=5),
+]
+_NAMES = [
+    Column("Job ID", "id"),
+    Column("Job Name", "name", wrap=True, hide=5),
+    Column("Project", "training_project.name", wrap=True),
+]
+_CAPACITY = [
+    Column("Instance Type", "instance_type.name", wrap=True, hide=3),
+    Column("Capacity Type", "availability_model", _format_capacity_type, hide=1),
+]
+_OWNER = Column("Created By", "user.email", hide=2)
+_PAGE = Column("Job Page", "flow_run_url", link=True, hide=6)
+_JOB_COLUMNS = [
+    *_NAMES,
+    Column("Status", "current_status", format_status),
+    *_CAPACITY,
+    _OWNER,
+    Column("Created", "created_at", format_local_time, hide=4),
+    _PAGE,
+]
+_QUEUED_COLUMNS = [
+    *_NAMES,
+    *_CAPACITY,
+    Column("Priority", "priority"),
+    _OWNER,
+    Column("Queued At", "created_at", format_local_time, hide=4),
+    _PAGE,
+]
+_ATTEMPT_COLUMNS = [
+    Column("Attempt", "attempt"),
+    Column("Status", "status"),
+    Column("Started", "started_at", format_local_time),
+    Column("Ended", "ended_at", format_local_time, hide=3),
+    Column("Exit Code", "exit_code", hide=2),
+    Column("Failed Rank", "failed_rank", hide=1),
+    Column("Message", "message", wrap=True),
+]
 
 
 def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
-    """Newest at the bottom, where the eye is."""
+    """Print the projects, the newest last."""
     if not projects:
         terminal.echo("No training projects yet. Start one: prefect-bt push config.py")
         return
-    link = make_link_formatter(terminal)
-    teams = [Column("Team", lambda p: p.get("team_name") or "")]
-    columns: list[Column] = [
-        Column("Project ID", lambda p: p["id"]),
-        Column("Name", lambda p: p["name"]),
-        *(teams if any(p.get("team_name") for p in projects) else ()),
-        Column("Created", lambda p: format_local_time(p["created_at"])),
-        Column("Last Modified", lambda p: format_local_time(p["updated_at"])),
-        Column("Latest Job ID", lambda p: _latest(p).get("id", "")),
-        Column("Latest Job Status", lambda p: _status(_latest(p))),
-        Column("Checkpoint Sync", lambda p: _sync(_latest(p)) or ""),
-        Column("Status Page", lambda p: link(_latest(p).get("flow_run_url"))),
-    ]
-    spare = ["Checkpoint Sync", "Last Modified", "Created", "Project ID", "Status Page"]
-    show_table(terminal, "Training Projects", columns, projects, optional=spare)
+    columns = list(_PROJECT_COLUMNS)
+    if any(project.get("team_name") for project in projects):
+        columns.insert(2, _TEAM)
+    show_table(terminal, "Training Projects", columns, projects)
 
 
-def show_jobs(terminal: Terminal, jobs: Sequence[Document], *, title: str) -> None:
-    link = make_link_formatter(terminal)
-    columns: list[Column] = [
-        *_JOB_COLUMNS,
-        Column("Status", _status),
-        *_CAPACITY_COLUMNS,
-        Column("Created By", _user),
-        Column("Created", lambda j: format_local_time(j["created_at"])),
-        Column("Job Page", lambda j: link(j.get("flow_run_url"))),
-    ]
-    spare = ["Capacity Type", "Created By", "Instance Type", "Created", "Job Name"]
-    show_table(terminal, title, columns, jobs, optional=spare)
+def show_overview(terminal: Terminal, overview: Document) -> None:
+    """Print the document of `view`: projects, queued jobs, active jobs."""
+    show_projects(terminal, overview["training_projects"])
+    if queued := overview["queued_jobs"]:
+        terminal.echo()
+        show_table(terminal, "Queued Training Jobs", _QUEUED_COLUMNS, queued)
+    if active := overview["active_jobs"]:
+        terminal.echo()
+        show_table(terminal, "Active Training Jobs", _JOB_COLUMNS, active)
+    if not queued and not active:
+        terminal.echo()
+        terminal.echo("No queued or active training jobs.", style="yellow")
 
 
-def show_queued(terminal: Terminal, jobs: Sequence[Document]) -> None:
-    link = make_link_formatter(terminal)
-    columns: list[Column] = [
-        *_JOB_COLUMNS,
-        *_CAPACITY_COLUMNS,
-        Column("Priority", lambda j: str(j["priority"])),
-        Column("Created By", _user),
-        Column("Queued At", lambda j: format_local_time(j["created_at"])),
-        Column("Job Page", lambda j: link(j.get("flow_run_url"))),
-    ]
-    spare = ["Capacity Type", "Created By", "Instance Type", "Job Name"]
-    show_table(terminal, "Queued Training Jobs", columns, jobs, optional=spare)
+def show_details(terminal: Terminal, jobs: Sequence[Document]) -> None:
+    """Print one job in detail, several as a table."""
+    if len(jobs) == 1:
+        show_job(terminal, jobs[0])
+    else:
+        show_table(terminal, "Training Job Details", _JOB_COLUMNS, jobs)
+
+
+def show_active(terminal: Terminal, jobs: Sequence[Document]) -> None:
+    show_table(terminal, "Active Training Jobs", _JOB_COLUMNS, jobs)
 
 
 def show_job(terminal: Terminal, job: Document) -> None:
-    """One job, field by field, then its attempts."""
-    checkpoints = ", ".join(c["checkpoint_id"] for c in job.get("checkpoints") or ())
-    error = job.get("error_message")
-    fields: list[tuple[str, Cell | None]] = [
-        ("Job Name", job.get("name") or ""),
-        ("Job ID", job["id"]),
-        ("Project ID", job["training_project"]["id"]),
-        ("Project Name", job["training_project"]["name"]),
-        ("Team", job["training_project"].get("team_name")),
-        ("Status", _status(job)),
-        ("Instance Type", job["instance_type"]["name"]),
-        ("Priority", str(job["priority"])),
-        ("Availability Model", job["availability_model"]),
-        ("Created By", _user(job)),
-        ("Git", format_git(job.get("truss_user_env") or {}) or None),
-        ("Pushed From", format_client(job.get("truss_user_env") or {}) or None),
-        ("Created", format_local_time(job["created_at"])),
-        ("Last Modified", format_local_time(job["updated_at"])),
-        ("Job Page", _format_run_url(terminal, job)),
-        ("Maximum Run Time", _run_time(job)),
-        ("Substrate", job.get("substrate") or ""),
-        ("Each Node", _node_resources(job)),
-        ("Image", _image(job)),
-        ("Store", job.get("store") or ""),
-        ("Checkpoint Sync", _sync(job)),
-        ("Not Synced", job.get("checkpoint_sync_error")),
-        ("Error Message", Text(error, style="red") if error else None),
-        ("Checkpoints", checkpoints or None),
-        ("Drill", drill["why"] if (drill := job.get("drill")) else None),
-        *(
-            (
-                f"Weights, {weights['mount_location']}",
-                f"{weights['source'].partition('?')[0]} at "
-                f"{weights['revision'] or 'no revision yet'}",
-            )
-            for weights in job.get("weights") or ()
-        ),
-        *(
-            (f"Upload, rank {upload['rank']}", str(upload["summary"]))
-            for upload in job.get("uploads") or ()
-        ),
-    ]
+    """Print one job field by field, then its attempts."""
+    fields = list_fields(_JOB_FIELDS, job)
+    for weights in job.get("weights") or ():
+        source, revision = weights["source"].partition("?")[0], weights["revision"]
+        name = f"Weights, {weights['mount_location']}"
+        fields.append((name, f"{source} at {revision or 'no revision yet'}"))
+    for upload in job.get("uploads") or ():
+        fields.append((f"Upload, rank {upload['rank']}", str(upload["summary"])))
     show_fields(terminal, f"Training Job: {job['id']}", fields)
-    _show_attempts(terminal, job.get("attempts") or ())
+    if attempts := job.get("attempts"):
+        terminal.echo()
+        show_table(terminal, "Attempts", _ATTEMPT_COLUMNS, attempts)
 
 
-def _show_attempts(terminal: Terminal, attempts: Sequence[Document]) -> None:
-    if not attempts:
-        return
-    columns: list[Column] = [
-        Column("Attempt", lambda a: str(a["attempt"])),
-        Column("Status", lambda a: a["status"]),
-        Column("Started", lambda a: format_local_time(a["started_at"])),
-        Column("Ended", lambda a: format_local_time(a.get("ended_at"))),
-        Column("Exit Code", lambda a: format_number(a.get("exit_code"))),
-        Column("Failed Rank", lambda a: format_number(a.get("failed_rank"))),
-        Column("Message", lambda a: a.get("message") or "", min_width=30),
-    ]
-    terminal.echo()
-    spare = ["Failed Rank", "Exit Code", "Ended"]
-    show_table(terminal, "Attempts", columns, attempts, optional=spare)
+def _format_checkpoints(checkpoints: Sequence[Document]) -> str | None:
+    return ", ".join(checkpoint["checkpoint_id"] for checkpoint in checkpoints) or None
 
 
-# -- cells ----------------------------------------------------------------------------------
-
-
-def _capacity_type(job: Document) -> str:
-    return "Spot" if job["availability_model"] == "spot" else "On-demand"
-
-
-_JOB_COLUMNS: list[Column] = [
-    Column("Job ID", lambda j: j["id"]),
-    Column("Job Name", lambda j: j.get("name") or ""),
-    Column("Project", lambda j: j["training_project"]["name"]),
-]
-_CAPACITY_COLUMNS: list[Column] = [
-    Column("Instance Type", lambda j: j["instance_type"]["name"]),
-    Column("Capacity Type", _capacity_type),
-]
-
-
-def _run_time(job: Document) -> str | None:
+def _format_run_time(job: Document) -> str | None:
     if not job.get("max_run_time"):
         return None
     limit, used = format_duration(job["max_run_time"]), job.get("run_time")
     return f"{limit}; ended attempts used {format_duration(used)}" if used else limit
 
 
-def _sync(job: Document) -> str | None:
+def _format_sync(job: Document) -> str | None:
     """Return the status; a failed or incomplete upload has none."""
     failed = "INCOMPLETE" if job.get("checkpoint_sync_error") else None
     return job.get("checkpoint_sync_status") or failed
 
 
-def _latest(project: Document) -> Document:
-    return project.get("latest_job") or {}
-
-
-def _format_run_url(terminal: Terminal, job: Document) -> Cell:
-    """The address itself: there is room for it here. A job no run has taken up has none yet."""
+def _format_page(job: Document) -> str:
+    """Return the URL of the flow run; a job has none before its run starts."""
     if job.get("flow_run_id") and not job.get("flow_run_url"):
         return "none: no Prefect server was up; `prefect-bt up` starts one, with a UI"
-    return make_link_formatter(terminal)(job.get("flow_run_url"), short=False)
+    return job.get("flow_run_url") or ""
 
 
-def _node_resources(job: Document) -> str | None:
-    """Return what a node gets, and why; None for documents of older releases."""
-    resources: Document = job.get("resources") or {}
-    return resources.get("summary")
-
-
-def _image(job: Document) -> str | None:
-    """What the nodes ran in; documents of older releases do not say."""
-    image: Document = job.get("image") or {}
-    return image.get("pinned")
-
-
-def _user(job: Document) -> str:
-    user: Document = job.get("user") or {}
-    return user.get("email") or ""
-
-
-def _status(job: Document) -> Text:
-    status = str(job.get("current_status") or "")
-    style = _STYLES.get(JobState(status), "yellow") if status in list(JobState) else ""
-    return Text(status, style=style)
+_JOB_FIELDS = [
+    Column("Job Name", "name"),
+    Column("Job ID", "id"),
+    Column("Project ID", "training_project.id"),
+    Column("Project Name", "training_project.name"),
+    Column("Team", "training_project.team_name"),
+    Column("Status", "current_status", format_status),
+    Column("Instance Type", "instance_type.name"),
+    Column("Priority", "priority"),
+    Column("Availability Model", "availability_model"),
+    Column("Created By", "user.email"),
+    Column("Git", "truss_user_env", lambda environment: format_git(environment) or None),
+    Column("Pushed From", "truss_user_env", lambda environment: format_client(environment) or None),
+    Column("Created", "created_at", format_local_time),
+    Column("Last Modified", "updated_at", format_local_time),
+    Column("Job Page", "", _format_page),
+    Column("Maximum Run Time", "", _format_run_time),
+    Column("Substrate", "substrate"),
+    Column("Each Node", "resources.summary"),
+    Column("Image", "image.pinned"),
+    Column("Store", "store"),
+    Column("Checkpoint Sync", "", _format_sync),
+    Column("Not Synced", "checkpoint_sync_error"),
+    Column("Error Message", "error_message", lambda error: Text(error, style="red")),
+    Column("Checkpoints", "checkpoints", _format_checkpoints),
+]

@@ -1,4 +1,4 @@
-"""How a plan looks that `push --dry-run` made."""
+"""Render the plan of `push --dry-run`, and the workspace of a push."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from prefect_bt.cli.jobs.render_workspace import show_workspace
 from prefect_bt.cli.ui.tables import Column, Document, show_table
-from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.planning.allocation import format_memory, format_resources
 from prefect_bt.planning.plan import GangPlan, NodePlan
 from prefect_bt.text.durations import format_duration
+from prefect_bt.workspace.ignore import IGNORE_FILE
+from prefect_bt.workspace.limits import format_bytes
 
+_MAX_NAMED_PATHS: Final = 8
 _MAX_VALUES: Final = 4
-"""Values of one variable on different nodes."""
+"""Values shown of a variable that differs between nodes."""
 
 
 def show_plan(terminal: Terminal, plan: GangPlan, workspace: Document | None = None) -> None:
-    """What a push would run, for a person; `-o json` has all of it."""
+    """Print a summary of the plan; `-o json` prints all of it."""
     leader = plan.nodes[0]
     terminal.echo(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
     terminal.echo(f"  Substrate: {plan.substrate}")
@@ -43,20 +45,26 @@ def show_plan(terminal: Terminal, plan: GangPlan, workspace: Document | None = N
 
 
 _NODE_COLUMNS = [
-    Column("Rank", lambda row: row["rank"], no_wrap=True),
-    Column("CPUs", lambda row: row["cpus"]),
-    Column("Memory", lambda row: row["memory"], no_wrap=True),
-    Column("GPUs", lambda row: row["gpus"], no_wrap=True),
-    Column("Grace", lambda row: row["grace"], no_wrap=True),
+    Column("Rank", "rank"),
+    Column("CPUs", "cpus"),
+    Column("Memory", "memory"),
+    Column("GPUs", "gpus"),
+    Column("Grace", "grace"),
 ]
-_NAME_VALUE = [Column("Name", lambda v: v["name"]), Column("Value", lambda v: v["value"])]
+_NAME_VALUE = [Column("Name", "name"), Column("Value", "value", wrap=True)]
+_VOLUME_COLUMNS = [
+    Column("Path", "path", wrap=True),
+    Column("Kind", "kind"),
+    Column("Of", "of", wrap=True),
+    Column("Mode", "mode"),
+]
 
 
 def _node_rows(nodes: Sequence[NodePlan]) -> list[Document]:
-    """A row for each run of neighbours that are alike: most gangs are one row."""
+    """Return a row for each run of consecutive ranks with equal resources."""
     rows: list[Document] = []
-    for _, alike in groupby(nodes, key=_node_resources):
-        ranks = [node.rank for node in alike]
+    for _, equal in groupby(nodes, key=_node_resources):
+        ranks = [node.rank for node in equal]
         first, last = nodes[ranks[0]], ranks[-1]
         rank = str(first.rank) if last == first.rank else f"{first.rank} to {last}"
         rows.append({"rank": rank, **_node_resources(first)})
@@ -74,7 +82,7 @@ def _node_resources(node: NodePlan) -> Document:
 
 
 def _environment(plan: GangPlan) -> list[Document]:
-    """The leader's variables; of those that differ from node to node, the first and the last."""
+    """Return the variables of the leader; values that differ between nodes are listed."""
     leader = plan.nodes[0]
     values = [
         {"name": name, "value": _values([node.environment[name] for node in plan.nodes])}
@@ -101,10 +109,32 @@ def _show_volumes(terminal: Terminal, plan: GangPlan) -> None:
         }
         for volume in plan.nodes[0].volumes
     ]
-    columns: list[Column] = [
-        Column("Path", lambda v: v["path"]),
-        Column("Kind", lambda v: v["kind"]),
-        Column("Of", lambda v: v["of"]),
-        Column("Mode", lambda v: v["mode"]),
-    ]
-    show_table(terminal, "Volumes", columns, rows)
+    show_table(terminal, "Volumes", _VOLUME_COLUMNS, rows)
+
+
+def show_workspace(terminal: Terminal, workspace: Document) -> None:
+    """Print what is packed, a document of `pack_summary.workspace_document`, and its warnings."""
+    count, size = (
+        format_count(workspace["file_count"], "file"),
+        format_bytes(workspace["size_bytes"]),
+    )
+    terminal.echo(f"  Workspace: {workspace['root']} ({count}, {size})")
+    if workspace["external_dirs"]:
+        terminal.echo(f"  External:  {', '.join(workspace['external_dirs'])}")
+    if workspace["largest_files"]:
+        terminal.echo("  Largest files (above 1 GB, read data from an object store instead):")
+    for file in workspace["largest_files"]:
+        terminal.echo(f"    {format_bytes(file['size_bytes']):>10}  {file['path']}")
+    for sentence in workspace["warnings"]:
+        terminal.warn(sentence)
+    if workspace["ignored_code"]:
+        terminal.warn(_format_ignored(workspace["ignored_code"]))
+
+
+def _format_ignored(names: list[str]) -> str:
+    named = ", ".join(names[:_MAX_NAMED_PATHS])
+    more = f" and {len(names) - _MAX_NAMED_PATHS} more" if len(names) > _MAX_NAMED_PATHS else ""
+    return (
+        f"Not packed, though it looks like code: {named}{more}. The built-in ignore list has these "
+        f"names; a {IGNORE_FILE} (gitignore syntax) in the workspace root replaces that list."
+    )

@@ -1,4 +1,4 @@
-"""The retry policy as options: those of `push` and `recreate`."""
+"""Options of the retry policy, for `push` and `recreate`."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RetryOptions:
-    """What is left out stays: the default policy, or that of the job that is repeated."""
+    """Options that are not given keep the value of the default policy or of the recreated job."""
 
     user: Annotated[
         int | None,
-        Parameter(name="--retries", help="New attempts after failures of your own code."),
+        Parameter(name="--retries", help="Attempts after failures of your own code; default: 0."),
     ] = None
     infrastructure: Annotated[
         int | None,
         Parameter(
             name="--infrastructure-retries",
-            help="New attempts after lost or killed nodes (3); those after progress do not count.",
+            help="Attempts after a node was lost or killed; default: 3. An attempt after "
+            "progress is free.",
         ),
     ] = None
     out_of_memory: Annotated[
         int | None,
-        Parameter(name="--out-of-memory-retries", help="New attempts after memory ran out (0)."),
+        Parameter(
+            name="--out-of-memory-retries", help="Attempts after memory ran out; default: 0."
+        ),
     ] = None
     without_progress: Annotated[
         int | None,
         Parameter(
             name="--without-progress",
-            help="So many failed attempts in a row without a newer checkpoint end the job (2); "
-            "0 never does.",
+            help="End the job after this number of failed attempts in a row without a newer "
+            "checkpoint; 0: never; default: 2.",
         ),
     ] = None
     first_delay: Annotated[
         float | None,
-        Parameter(name="--retry-delay", help="Seconds from a failed attempt to the next (1)."),
+        Parameter(name="--retry-delay", help="Seconds before the next attempt; default: 1."),
     ] = None
     factor: Annotated[
         float | None,
-        Parameter(name="--retry-factor", help="How much longer every further delay is (2)."),
+        Parameter(name="--retry-factor", help="Factor by which the delay grows; default: 2."),
     ] = None
     longest_delay: Annotated[
         float | None,
-        Parameter(name="--longest-retry-delay", help="Seconds that no delay exceeds (30)."),
+        Parameter(name="--longest-retry-delay", help="Longest delay in seconds; default: 30."),
     ] = None
     jitter: Annotated[
         float | None,
         Parameter(
-            name="--retry-jitter", help="The part of a delay that chance may take off (0.2)."
+            name="--retry-jitter",
+            help="Largest random part by which a delay is shortened; default: 0.2.",
         ),
     ] = None
 
     def build_overrides(self) -> RetryOverrides:
-        """For SubmitOptions."""
         from prefect_bt.attempts.retry_overrides import RetryOverrides
 
         return RetryOverrides(**asdict(self))

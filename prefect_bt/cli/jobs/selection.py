@@ -1,4 +1,4 @@
-"""Which job a command is about, from its filters and the records of the store."""
+"""Select the jobs of a command by its filters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
 
 
 def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> ProjectRecord | None:
-    """The project of the filter, None when it names none; NotFoundError lists those there are."""
+    """Return the project of the filter, or None without one; NotFoundError lists the known ones."""
     if which.project and which.project_id:
         terminal.warn("Both --project and --project-id were given; --project is used.")
     wanted = which.selected_project
@@ -25,7 +25,7 @@ def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> Proj
 
 
 def select_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
-    """Every job the filter lets through, oldest first."""
+    """Return the jobs that match the filter, oldest first."""
     project = select_project(ledger, which, terminal)
     if which.job_id is None:
         return ledger.list_jobs(project_id=project.id if project else None)
@@ -40,27 +40,27 @@ def select_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[Jo
 
 
 def select_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecord:
-    """The job that was named, or the one created last."""
+    """Return the job with the given ID, or the newest one that matches."""
     if which.job_id is not None:
         return select_jobs(ledger, which, terminal)[0]
     found = list_entries(open_catalog(ledger, warn=terminal.warn), which, terminal)
     for entry in reversed(found):
-        with suppress(NotFoundError):  # deleted in this moment
+        with suppress(NotFoundError):  # deleted meanwhile
             record = ledger.get_job(entry.id)
             if len(found) > 1:
-                terminal.warn(f"{len(found)} jobs match; this is the one created last: {entry.id}.")
+                terminal.warn(f"{len(found)} jobs match; using the newest: {entry.id}.")
             return record
     raise no_jobs_error(ledger, which)
 
 
 def list_entries(catalog: JobCatalog, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
-    """Every job of the filter's project, oldest first, of which next to nothing is read."""
+    """Return the entries of the filter's project, oldest first, without reading their records."""
     project = select_project(catalog.ledger, which, terminal)
     return catalog.list_entries(project.id if project else None)
 
 
 def list_unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
-    """Every job of the filter's project that is queued or active, oldest first."""
+    """Return the queued and active jobs of the filter's project, oldest first."""
     catalog = open_catalog(ledger, warn=terminal.warn)
     entries = list_entries(catalog, which, terminal)
     found = catalog.list_unfinished(
@@ -78,7 +78,7 @@ def no_jobs_error(ledger: Ledger, which: JobFilter) -> PrefectBtError:
 
 
 def get_reconciled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> JobState:
-    """The job's state, after the end of a job whose process died was written down."""
+    """Return the state of the job, after recording the end of a job whose process died."""
     state = ledger.get_state(job_id)
     if state.terminal:
         return state
@@ -87,6 +87,6 @@ def get_reconciled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> Job
     try:
         stop.reconcile_job(ledger, job_id)
     except PrefectBtError as error:
-        # Reading a record must not depend on the substrate that ran the job.
-        terminal.warn(f"Job {job_id} is shown as recorded; its nodes cannot be seen: {error}")
+        # The record can be shown without the substrate that ran the job.
+        terminal.warn(f"Job {job_id} is shown as recorded; its nodes are unreachable: {error}")
     return ledger.get_state(job_id)

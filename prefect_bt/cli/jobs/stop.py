@@ -1,4 +1,4 @@
-"""`prefect-bt stop`: ask jobs to end and see that they do."""
+"""`prefect-bt stop`: stop jobs and wait until they have ended."""
 
 from __future__ import annotations
 
@@ -23,39 +23,40 @@ def stop(
     which: JobFilter = NO_FILTER,
     all: Annotated[bool, Parameter(help="Stop every queued and active job.")] = False,
     abandoned: Annotated[
-        bool, Parameter(help="The job's machine is gone: write its end down from here.")
+        bool, Parameter(help="Record the end of a job whose machine does not come back.")
     ] = False,
     yes: Yes = False,
     terminal: InjectedTerminal,
 ) -> int:
-    """Stop a job: polite signal, grace, a last save of what is whole.
+    """Send SIGTERM to the commands, wait for the grace period, and upload the last checkpoint.
 
-    Without --job-id there must be exactly one queued or active job. Ctrl-C ends the waiting, not
-    the stopping. A job whose machine will not come back is ended with --abandoned; it can go on
-    elsewhere then: `prefect-bt retry`. Of a job that ends by itself meanwhile its own end is told;
-    the exit code is 1 if it failed.
+    Without --job-id, exactly one job must be queued or active. Ctrl-C ends the waiting; the job is
+    stopped all the same. The exit code is 1 if the job failed before it was stopped. A job that
+    ended with --abandoned can continue on another machine: `prefect-bt retry`.
+
+    Examples:
 
     `prefect-bt stop --job-id abc1234`
+
+    `prefect-bt stop --all --project my-project`
     """
     from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()
     if abandoned and (which.job_id is None or all):
-        raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
+        raise PrefectBtError("--abandoned needs one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
         named = select_jobs(ledger, which, terminal)
         return _stop_jobs(terminal, ledger, named, named=True, abandoned=abandoned)
-    going = list_unfinished_jobs(ledger, which, terminal)
-    if all and not going:
+    unfinished = list_unfinished_jobs(ledger, which, terminal)
+    if all and not unfinished:
         terminal.warn("No queued or active training jobs.")
         return OK
     if not all:
-        _check_single_job(terminal, ledger, going)
-    question = f"Stop {len(going)} training jobs?" if all else f"Stop job {going[0].id}?"
-    if not yes and not terminal.confirm(question):
-        terminal.error("Nothing was stopped.")
-        return FAILED
-    return _stop_jobs(terminal, ledger, going)
+        _check_single_job(terminal, ledger, unfinished)
+    what = f"{len(unfinished)} training jobs" if all else f"job {unfinished[0].id}"
+    terminal.confirm(f"Stop {what}?", yes=yes)
+    return _stop_jobs(terminal, ledger, unfinished)
 
 
 def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord]) -> None:
@@ -66,10 +67,10 @@ def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord
         from prefect_bt.jobs.job_json import job_document
 
         documents = [job_document(ledger, record) for record in active]
-        render.show_jobs(terminal, documents, title="Active Training Jobs")
+        render.show_active(terminal, documents)
         raise PrefectBtError(
             f"{len(active)} training jobs are queued or active.",
-            next_step="Say which one with --job-id, or --all.",
+            next_step="Give --job-id or --all.",
         )
 
 
@@ -81,7 +82,7 @@ def _stop_jobs(
     named: bool = False,
     abandoned: bool = False,
 ) -> int:
-    """`named`: the user named the job, so one that is over already is an error."""
+    """Stop the jobs. `named`: the user gave the ID, so a job that has ended is an error."""
     from prefect_bt.jobs.job_json import current_user
     from prefect_bt.jobs.stop import stop_job
 
@@ -92,10 +93,9 @@ def _stop_jobs(
         try:
             terminal.info(stop_job(ledger, record.id, by=by, abandoned=abandoned))
         except StateError as error:
-            if not named and ledger.get_state(record.id).terminal:  # since it was listed
+            if not named and ledger.get_state(record.id).terminal:  # it ended meanwhile
                 watched.append(record)
                 continue
-            # The others are to be stopped all the same.
             terminal.error(str(error))
             code = FAILED
         else:
@@ -110,9 +110,9 @@ def _stop_jobs(
 
 
 def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
-    """A job stopped before it began has a run that still waits for a worker; it need not be late.
+    """Cancel the flow runs of a job that was stopped before its first attempt.
 
-    Only for show: the run would find its job stopped, and end.
+    Without this, Prefect shows such a run as late until a worker takes it.
     """
     runs = ledger.list_runs(record.id)
     if ledger.list_attempts(record.id) or not runs:
@@ -123,7 +123,7 @@ def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
         for run in runs:
             cancel_run(run.flow_run_id)
     except PrefectBtError as error:
-        terminal.warn(f"The job is stopped, but its Prefect run still waits: {error}")
+        terminal.warn(f"The job is stopped, but its flow run cannot be canceled: {error}")
 
 
 def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
@@ -134,7 +134,7 @@ def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobS
             state = wait_for_end(ledger, record.id)
     except KeyboardInterrupt:
         terminal.info("")
-        terminal.warn(f"Job {record.id} is still being stopped; nobody needs to wait for it.")
+        terminal.warn(f"Job {record.id} continues to stop without this command.")
         raise
     if state is JobState.STOPPED:
         terminal.echo(f"Training job {record.id} stopped successfully.", style="green")

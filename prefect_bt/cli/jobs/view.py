@@ -1,4 +1,4 @@
-"""`prefect-bt view`: projects and jobs, or one job in detail."""
+"""`prefect-bt view`: show projects, jobs, or one job."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ def view(
         int | None,
         Parameter(
             validator=Number(gte=1),
-            help=f"Show only the newest jobs, at most this many; {DEFAULT_LIMIT} unless set.",
+            help=f"Show the newest N jobs; default: {DEFAULT_LIMIT}.",
         ),
     ] = None,
-    all: Annotated[bool, Parameter(help="Show all jobs of the project, or of the store.")] = False,
+    all: Annotated[bool, Parameter(help="Show all jobs of the project or of the store.")] = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Show projects and what is queued or active; with a filter, the jobs it lets through.
+    """Show all projects and the queued and active jobs, or the jobs that match a filter.
 
-    One job is shown in detail, with its attempts and checkpoints. Of a project, the 50 newest jobs
-    are shown, the newest at the bottom; --limit and --all show others.
+    A single job is shown with its attempts and checkpoints. Lists have the newest job last.
+
+    Examples:
+
+    `prefect-bt view`
 
     `prefect-bt view --job-id abc1234`
 
@@ -60,29 +63,28 @@ def view(
 
     if all and limit is not None:
         raise PrefectBtError("--all and --limit exclude each other.", next_step="Give one of them.")
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     if which.job_id:
-        _show_one(beside, ledger, which)
+        _show_one(terminal, ledger, which)
     elif which.selected_project or all or limit is not None:
-        _show_newest(beside, ledger, which, None if all else limit or DEFAULT_LIMIT)
+        _show_newest(terminal, ledger, which, None if all else limit or DEFAULT_LIMIT)
     else:
-        _show_overview(beside, ledger)
+        _show_overview(terminal, ledger)
     return OK
 
 
 def _show_one(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
     [record] = select_jobs(ledger, which, terminal)
-    document = _reader(ledger, terminal)(record.id)
-    if terminal.machine_readable:
-        terminal.print_json(document)
-        return
     from prefect_bt.cli.jobs import render
 
-    render.show_job(terminal, document)
+    document = _reader(ledger, terminal)(record.id)
+    terminal.print_result(document, lambda: render.show_job(terminal, document))
 
 
 def _show_newest(terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None) -> None:
-    """The newest jobs of a project or of the store: one in detail, several as a table."""
+    """Show the newest jobs of a project or of the store; a single one in detail."""
+    from prefect_bt.cli.jobs import render
+
     catalog = open_catalog(ledger, warn=terminal.warn)
     entries = list_entries(catalog, which, terminal)
     shown = entries if limit is None else entries[-limit:]
@@ -92,22 +94,11 @@ def _show_newest(terminal: Terminal, ledger: Ledger, which: JobFilter, limit: in
     elif not documents:
         raise no_jobs_error(ledger, which)
     else:
-        _show_table(terminal, documents, one=len(entries) == 1)
+        render.show_details(terminal, documents)
     if len(shown) < len(entries):
-        terminal.info(
-            f"{len(shown)} of {len(entries)} jobs are shown, the newest. "
-            "More: --limit N, or --all.",
-            style="yellow",
+        terminal.warn(
+            f"Showing the newest {len(shown)} of {len(entries)} jobs. More: --limit N, or --all."
         )
-
-
-def _show_table(terminal: Terminal, documents: list[Document], *, one: bool) -> None:
-    from prefect_bt.cli.jobs import render
-
-    if one:
-        render.show_job(terminal, documents[0])
-    else:
-        render.show_jobs(terminal, documents, title="Training Job Details")
 
 
 def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
@@ -123,25 +114,12 @@ def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
     )
     queued.sort(key=lambda job: -int(job["priority"]))
-    if terminal.machine_readable:
-        terminal.print_json(
-            {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
-        )
-        return
-    render.show_projects(terminal, projects)
-    terminal.echo()
-    if queued:
-        render.show_queued(terminal, queued)
-    if queued and active:
-        terminal.echo()
-    if active:
-        render.show_jobs(terminal, active, title="Active Training Jobs")
-    if not queued and not active:
-        terminal.echo("No queued or active training jobs.", style="yellow")
+    document = {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
+    terminal.print_result(document, lambda: render.show_overview(terminal, document))
 
 
 def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
-    """Read a job's document from the store, after its end is settled."""
+    """Return a function that reads the document of a job, after its state was reconciled."""
     from prefect_bt.jobs.job_json import job_document
 
     def read(job_id: str) -> Document:

@@ -1,17 +1,15 @@
-"""Staying with a job that runs elsewhere: following its log, waiting for its end, letting go.
-
-The job never belongs to the terminal: Ctrl-C ends the watching and says how to go on.
-"""
+"""Follow a job: print its log, wait for its end, detach on Ctrl-C."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TextIO
 
-from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, write_stdout
+from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
@@ -19,11 +17,9 @@ from prefect_bt.ledger.states import JobState
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.logs.deduplication import LineDeduplicator
-    from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
+    from prefect_bt.logs.job_reader import JobLogs, LineFilter
 
-TextWriter = Callable[[str], object]
-
-RECONCILE_INTERVAL = 5.0
+_RECONCILE_INTERVAL: Final = 5.0
 
 END_MESSAGES = {
     JobState.COMPLETED: ("Training job {id} completed successfully.", "green"),
@@ -39,7 +35,8 @@ FAILED_STATES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 class LogDisplayOptions:
     """Options for showing lines.
 
-    `limit`: only so many lines, the newest. `raw`: keep the controls that steer a terminal.
+    `limit`: number of newest lines. `raw`: keep control characters. `platform`: show the lines of
+    the platform as well.
     """
 
     deduplicator: LineDeduplicator | None = None
@@ -53,10 +50,7 @@ class LogDisplayOptions:
 def open_logs(
     ledger: Ledger, record: JobRecord, terminal: Terminal, *, platform: bool = True
 ) -> JobLogs:
-    """The job's logs; without the live ones, and saying so, when its substrate is out of reach.
-
-    `platform`: with the platform's own lines.
-    """
+    """Open the logs of the job; if its substrate is unreachable, only those in the store."""
     from prefect_bt.logs.job_reader import JobLogs
     from prefect_bt.logs.platform_lines import JobHistory
     from prefect_bt.settings import Settings
@@ -66,39 +60,28 @@ def open_logs(
         options = Settings().substrate_options(record.substrate, store=ledger.store.url)
         live = open_substrate(record.substrate, **options)
     except PrefectBtError as error:
-        terminal.warn(f"Only what is in the store is shown: {error}")
+        terminal.warn(f"Only logs in the store are shown: {error}")
         live = None
     history = JobHistory(ledger, record) if platform else None
     return JobLogs(ledger, record, live=live, platform=history)
 
 
-def follow(
-    terminal: Terminal,
-    ledger: Ledger,
-    record: JobRecord,
-    query: LineFilter,
-    shown: LogDisplayOptions,
-) -> Iterator[JobLine | None]:
-    """Lines until the job is over; a spinner until there is a first one, a None when none comes.
+def follow_job(
+    terminal: Terminal, ledger: Ledger, record: JobRecord, *, with_log: bool
+) -> JobState:
+    """Follow a submitted job to its end, with or without its log, and print how it ended."""
+    if not with_log:
+        return wait_for_job(terminal, ledger, record)
+    from prefect_bt.cli.logs.lines import choose_deduplicator, should_use_color
+    from prefect_bt.logs.job_reader import LineFilter
 
-    Says which logs are not what was sealed.
-    """
-    from prefect_bt.logs.job_reader import follow_lines
-
-    logs = open_logs(ledger, record, terminal, platform=shown.platform)
-    settle = _make_reconciler(terminal, ledger, record.id)
-    looks = follow_lines(logs, query, limit=shown.limit, refresh=settle)
-    with terminal.spinner(f"Waiting for the first log line of job {record.id}"):
-        first = next((line for line in looks if line is not None), None)
-    yield first
-    yield from looks
-    warn_corrupt_logs(terminal, logs)
-
-
-def warn_corrupt_logs(terminal: Terminal, logs: JobLogs) -> None:
-    """One sentence a log that was read and is not what was sealed."""
-    for sentence in logs.corruption:
-        terminal.warn(f"{sentence} What is there is shown.")
+    colored = should_use_color() and not terminal.machine_readable
+    shown = LogDisplayOptions(
+        choose_deduplicator(record, documents=terminal.machine_readable), use_color=colored
+    )
+    stream = sys.stderr if terminal.machine_readable else sys.stdout
+    query = LineFilter(levels=colored)
+    return tail_logs(terminal, ledger, record, query, shown, stream=stream)
 
 
 def tail_logs(
@@ -108,29 +91,42 @@ def tail_logs(
     query: LineFilter,
     shown: LogDisplayOptions,
     *,
-    writer: TextWriter = write_stdout,
+    stream: TextIO | None = None,
 ) -> JobState:
-    """Print the job's lines until the job is over, then how it ended."""
+    """Print the lines of the job until it has ended, then how it ended."""
     from prefect_bt.cli.logs.lines import deduplicate, write_lines
+    from prefect_bt.cli.logs.panel import live_panel
+    from prefect_bt.logs.job_reader import follow_lines
 
+    logs = open_logs(ledger, record, terminal, platform=shown.platform)
+    reconcile = _make_reconciler(terminal, ledger, record.id)
+    lines = follow_lines(logs, query, limit=shown.limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
-        looks = deduplicate(follow(terminal, ledger, record, query, shown), shown.deduplicator)
-        write_lines(
-            looks,
-            as_json=shown.as_json,
-            use_color=shown.use_color,
-            raw=shown.raw,
-            writer=writer,
-        )
+        with live_panel(terminal, ledger, record, stream or sys.stdout) as target:
+            write_lines(
+                deduplicate(lines, shown.deduplicator),
+                as_json=shown.as_json,
+                use_color=shown.use_color,
+                raw=shown.raw,
+                stream=target,
+            )
+        warn_corrupt_logs(terminal, logs)
         return print_job_end(terminal, ledger, record.id)
 
 
+def warn_corrupt_logs(terminal: Terminal, logs: JobLogs) -> None:
+    """Print a warning for each log that differs from its archived digest."""
+    for sentence in logs.corruption:
+        terminal.warn(f"{sentence} The lines that can be read are shown.")
+
+
 def wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
-    """Until the job is over; says how it ended."""
+    """Wait until the job has ended, then print how it ended."""
+    from prefect_bt.cli.logs.panel import live_panel
     from prefect_bt.jobs import stop
 
     with detach_on_interrupt(terminal, record.id):
-        with terminal.spinner(f"Waiting for job {record.id} to end"):
+        with live_panel(terminal, ledger, record, sys.stdout):
             stop.wait_for_end(ledger, record.id)
         state = print_job_end(terminal, ledger, record.id)
     if state in FAILED_STATES:
@@ -139,9 +135,9 @@ def wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobSt
 
 
 def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
-    """One line about a job that is over, and its error if it has one."""
+    """Print the final state of the job, and its error if it failed."""
     last = ledger.list_events(job_id)[-1]
-    words, style = END_MESSAGES.get(last.state, ("Training job {id} goes on.", ""))
+    words, style = END_MESSAGES.get(last.state, ("Training job {id} continues.", ""))
     terminal.info(words.format(id=job_id), style=style)
     if last.message and last.state in FAILED_STATES:
         terminal.info(last.message)
@@ -149,18 +145,18 @@ def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
 
 
 def exit_code(state: JobState) -> int:
-    """Of a command that waited: 0 for COMPLETED only."""
+    """Return the exit code of a command that waited: 0 for COMPLETED only."""
     return OK if state is JobState.COMPLETED else FAILED
 
 
 @contextmanager
 def detach_on_interrupt(terminal: Terminal, job_id: str) -> Generator[None]:
-    """Ctrl-C inside leaves the job running and says so."""
+    """Print how to follow and to stop the job if Ctrl-C interrupts the block."""
     try:
         yield
     except KeyboardInterrupt:
         terminal.info("")
-        terminal.warn(f"Training job {job_id} goes on without you.")
+        terminal.warn(f"Detached. Training job {job_id} continues.")
         terminal.info(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
         terminal.info(f"  Stop it:          prefect-bt stop --job-id {job_id}")
         raise
@@ -173,15 +169,15 @@ def _make_reconciler(terminal: Terminal, ledger: Ledger, job_id: str) -> Callabl
 
     def settle() -> None:
         nonlocal checked, warned
-        if time.monotonic() - checked < RECONCILE_INTERVAL:
+        if time.monotonic() - checked < _RECONCILE_INTERVAL:
             return
         checked = time.monotonic()
         try:
             stop.reconcile_job(ledger, job_id)
         except PrefectBtError as error:
-            # Following must not end because the nodes cannot be seen from here.
+            # Unreachable nodes do not end the command.
             if not warned:
-                terminal.warn(f"Whether job {job_id} still runs cannot be seen from here: {error}")
+                terminal.warn(f"The nodes of job {job_id} are unreachable from here: {error}")
             warned = True
 
     return settle

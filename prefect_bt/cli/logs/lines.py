@@ -1,4 +1,4 @@
-"""A job's lines as they are printed: text or JSON, folded or each by itself."""
+"""Write the lines of a job as text or JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Container, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from prefect_bt.cli.ui.terminal import to_json, write_stdout
 from prefect_bt.logs.deduplication import DeduplicatedLine, LineDeduplicator
@@ -24,15 +24,23 @@ _LEVEL_COLORS: Final = {LogLevel.DEBUG: "2", LogLevel.WARNING: "33", LogLevel.ER
 _PLATFORM_COLOR: Final = "36"
 
 
+class TextStream(Protocol):
+    """Target of log lines: standard output, or the stream above a live panel."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
 def should_use_color() -> bool:
-    """Whether lines are shown in the colour of their level: on a terminal, without NO_COLOR."""
+    """Return whether lines have the color of their level: on a terminal without NO_COLOR."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def deduplicate(
     found: Iterable[JobLine | None], deduplicator: LineDeduplicator | None
 ) -> Iterator[JobLine | DeduplicatedLine | None]:
-    """The lines through the folder, if there is one; a None (nothing more for now) stays one."""
+    """Yield the lines, deduplicated if asked for. None means that no more lines are ready."""
     if deduplicator is None:
         yield from found
         return
@@ -54,8 +62,11 @@ def choose_deduplicator(
     fold: bool | None = None,
     documents: bool = False,
 ) -> LineDeduplicator | None:
-    """None where lines are shown each by itself. `fold` None: as suits standard output, which is
-    for a document where `documents` says so."""
+    """Return a deduplicator, or None to show every line.
+
+    `fold`: the option; None deduplicates on a terminal if several ranks are shown. `documents`:
+    standard output has a document.
+    """
     compute = record.definition.get("job", {}).get("compute", {})
     shown = [n for n in range(compute.get("node_count", 1)) if ranks is None or n in ranks]
     if fold is None:
@@ -69,26 +80,27 @@ def write_lines(
     as_json: bool,
     use_color: bool = False,
     raw: bool = False,
-    writer: Callable[[str], object] = write_stdout,
+    stream: TextStream | None = None,
 ) -> int:
-    """Write each item as a line, flushed whenever no more are ready; return their number.
+    """Write each item as a line, flush when no more are ready, and return the number of lines.
 
-    `raw`: with every character of a job's lines as it was printed, for a file or another program.
+    `raw`: keep the control characters of the job's output.
     """
+    target = stream or sys.stdout
     as_line = format_raw if raw else format_colored if use_color else format_text
     written, render = 0, format_json if as_json else as_line
     for line in shown:
         if line is None:
-            sys.stdout.flush()
+            target.flush()
             continue
         written += 1
-        writer(f"{render(line)}\n")
-    sys.stdout.flush()
+        target.write(f"{render(line)}\n")
+    target.flush()
     return written
 
 
 def write_document(shown: Iterable[JobLine | DeduplicatedLine | None], **facts: Any) -> None:
-    """`{<facts>, "logs": [...]}`, written as it is read: a log may be larger than memory."""
+    """Write `{<facts>, "logs": [...]}` line by line: a log can be larger than memory."""
     head = "".join(f"{json.dumps(name)}: {json.dumps(value)}, " for name, value in facts.items())
     write_stdout(f'{{{head}"logs": [')
     separator = "\n"
@@ -100,7 +112,7 @@ def write_document(shown: Iterable[JobLine | DeduplicatedLine | None], **facts: 
 
 
 def format_text(shown: JobLine | DeduplicatedLine) -> str:
-    """Render a line for a terminal, now or later: only colours have an effect there."""
+    """Render a line without control characters other than colors."""
     return escape_line_controls(format_raw(shown))
 
 
@@ -111,7 +123,7 @@ def format_raw(shown: JobLine | DeduplicatedLine) -> str:
 
 
 def format_colored(shown: JobLine | DeduplicatedLine) -> str:
-    """`format_text` in the colour of its level, for a terminal; without a level as it is."""
+    """Render a line in the color of its level."""
     text = format_text(shown)
     usual = _PLATFORM_COLOR if shown.line.rank == PLATFORM_RANK else ""
     colour = usual if shown.level is None else _LEVEL_COLORS.get(shown.level, usual)

@@ -1,4 +1,4 @@
-"""`prefect-bt logs`: a job's lines, all of them or as they come; or why it failed."""
+"""`prefect-bt logs`: print or follow the log of a job, or show why it failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def parse_since(text: str, *, now: float) -> int:
-    """`30m`, `1h30m`, `2d` ago, or an ISO time, as epoch nanoseconds. Raises ValueError."""
+    """Return epoch nanoseconds for an age such as `30m` or `1h30m`, or an ISO time. ValueError."""
     with suppress(ValueError, OverflowError):
         return max(0, int((now - parse_age(text)) * 1e9))
     try:
@@ -65,7 +65,7 @@ def logs(
         tuple[str, ...],
         Parameter(
             validator=_validate_ranges,
-            help="Only these node ranks: `3` or `0,2-5`; may be given several times.",
+            help="Only these ranks: `3` or `0,2-5`. Repeatable.",
         ),
     ] = (),
     attempt: Annotated[
@@ -73,7 +73,7 @@ def logs(
         Parameter(
             validator=_validate_ranges,
             allow_leading_hyphen=True,
-            help="Only these attempts: `0` is the first, `-1` the last; several as --rank.",
+            help="Only these attempts: `0` is the first, `-1` the last. Repeatable.",
         ),
     ] = (),
     since: Annotated[
@@ -81,72 +81,73 @@ def logs(
         Parameter(
             name=["--since", "--start"],
             converter=_convert_time,
-            help="Only lines since `30m`, `2h`, `1d` ago or an ISO time.",
+            help="Only lines since this age or time: `30m`, `2h`, `1d`, or ISO 8601.",
         ),
     ] = 0,
     end: Annotated[
         int | None,
-        Parameter(converter=_convert_time, help="Only lines until then; as --since."),
+        Parameter(converter=_convert_time, help="Only lines until this age or time."),
     ] = None,
     limit: Annotated[
         int | None,
         Parameter(
             validator=Number(gte=1),
-            help="Only so many lines, the newest; with --tail, of those that are there already.",
+            help="Only the newest N lines; with --tail, the newest N before following.",
         ),
     ] = None,
     min_level: Annotated[
         LogLevel | None,
         Parameter(
             converter=_convert_level,
-            help="Only lines of at least this level: debug, info, warning or error. Levels are "
-            "detected; lines without one are left out.",
+            help="Only lines of at least this level: debug, info, warning, error. The level is "
+            "detected in the text; lines without one are left out.",
         ),
     ] = None,
     grep: Annotated[
         re.Pattern[str] | None,
         Parameter(
-            converter=_convert_pattern, help="Only lines in which this regular expression is found."
+            converter=_convert_pattern, help="Only lines that match this regular expression."
         ),
     ] = None,
     first_failure: Annotated[
         bool,
         Parameter(
-            help="Only why the newest attempt that failed did (or --attempt N): how it ended, "
-            "and the last lines of the rank that failed first."
+            help="Show why the newest failed attempt (or --attempt N) failed: its outcome, and the "
+            "last lines of the rank that failed first."
         ),
     ] = False,
     fold: Annotated[
         bool | None,
         Parameter(
             negative="--no-fold",
-            help="Show a line that several ranks print within a second once, with its ranks; "
-            "the default on a terminal where more than one rank is shown.",
+            help="Print a line that several ranks write within a second once, with its ranks; "
+            "default on a terminal.",
         ),
     ] = None,
     platform: Annotated[
         bool,
         Parameter(
             negative="--no-platform",
-            help="Show the platform's own lines, too: what the job waits for, attempts, its end. "
-            "They are left out where --rank chooses nodes.",
+            help="Print the lines of the platform: what the job waits for, attempts, its end. "
+            "--rank leaves them out.",
         ),
     ] = True,
     raw: Annotated[
         bool,
         Parameter(
             negative="",
-            help="Print every character as the job printed it, also those that steer a terminal; "
-            "for a file or another program.",
+            help="Keep the control characters of the job's output, for a file or another program.",
         ),
     ] = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Print the log of a job, by default the newest one's.
+    """Print the lines of all ranks, merged by time; default: the newest job.
 
-    Lines of all ranks are merged by time; those of the platform come before and between attempts.
-    With --tail, `-o json` prints one object a line.
+    With --tail, a terminal shows a panel with the state of the job below its log, and `-o json`
+    prints one JSON object per line.
+
+    Examples:
 
     `prefect-bt logs --job-id abc1234 --tail`
 
@@ -166,14 +167,14 @@ def logs(
         _reject_combined_options(tail=tail, rank=rank, grep=grep, fold=fold, **given)
     if tail and end is not None:
         raise PrefectBtError(
-            "--tail cannot be combined with --end: it follows the job to its end.",
-            next_step="Leave one of them out.",
+            "--tail and --end exclude each other.",
+            next_step="Give one of them.",
         )
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    record = select_job(ledger, which, beside)
-    get_reconciled_state(ledger, record.id, beside)
+    ledger = open_ledger()
+    record = select_job(ledger, which, terminal)
+    get_reconciled_state(ledger, record.id, terminal)
     if first_failure:
-        _print_first_failure(beside, ledger, record, chosen, raw=raw)
+        _print_first_failure(terminal, ledger, record, chosen, raw=raw)
         return OK
     ranks = parse_number_ranges(rank)
     query = LineFilter(
@@ -185,18 +186,18 @@ def logs(
         pattern=grep,
         until=end,
         min_level=min_level,
-        levels=beside.machine_readable or should_use_color(),
+        levels=terminal.machine_readable or should_use_color(),
     )
     shown = follow.LogDisplayOptions(
-        choose_deduplicator(record, ranks=ranks, fold=fold, documents=beside.machine_readable),
-        as_json=beside.machine_readable,
-        use_color=not raw and not beside.machine_readable and should_use_color(),
+        choose_deduplicator(record, ranks=ranks, fold=fold, documents=terminal.machine_readable),
+        as_json=terminal.machine_readable,
+        use_color=not raw and not terminal.machine_readable and should_use_color(),
         raw=raw,
         platform=platform,
         limit=limit,
     )
     print_lines = follow.tail_logs if tail else _print_all
-    print_lines(beside, ledger, record, query, shown)
+    print_lines(terminal, ledger, record, query, shown)
     return OK
 
 
@@ -248,19 +249,19 @@ def _print_first_failure(
 
 
 def _resolve_attempt(ledger: Ledger, record: JobRecord, chosen: NumberRanges | None) -> int | None:
-    """Counted from the first; None where none was chosen."""
+    """Return the attempt to show, counted from the first; None for the newest failed one."""
     if chosen is None:
         return None
     typed = chosen.single
     if typed is None:
         raise PrefectBtError(
-            "--first-failure is about one attempt.", next_step="Give one, as in --attempt 0."
+            "--first-failure shows one attempt.", next_step="Give one, such as --attempt 0."
         )
     begun = len(ledger.list_attempts(record.id))
     meant = chosen.resolve_negative(begun).single
     if meant is None or meant < 0:
         raise PrefectBtError(
-            f"Job {record.id} has no attempt {typed}: {format_count(begun, 'attempt')} began.",
+            f"Job {record.id} has no attempt {typed}; it has {format_count(begun, 'attempt')}.",
             next_step=f"All lines: prefect-bt logs --job-id {record.id}",
         )
     return meant
@@ -273,5 +274,5 @@ def _reject_combined_options(**others: object) -> None:
     if given:
         raise PrefectBtError(
             f"--first-failure cannot be combined with {' and '.join(given)}.",
-            next_step="It shows the last lines of the rank that failed first, as they are.",
+            next_step="Leave one of them out.",
         )

@@ -1,41 +1,42 @@
-"""`prefect-bt automations`: what Prefect does by itself when jobs fail, complete or recover."""
+"""`prefect-bt automations`: create Prefect automations for jobs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.terminal import OK
+from prefect_bt.cli.ui.tables import Column, show_table
+
+_COLUMNS: Final = [
+    Column("Status", "status"),
+    Column("Name", "name"),
+    Column("ID", "id", hide=1),
+    Column("Reason", "reason", wrap=True),
+]
 
 
 def create_automations(
     *,
     notify: Annotated[
-        str, Parameter(help="Block that sends notifications, as TYPE/NAME: slack-webhook/team.")
+        str, Parameter(help="Notification block, as TYPE/NAME: slack-webhook/team.")
     ] = "",
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Create Prefect automations that notify of failures and serve checkpoints, or update them.
+    """Create or update three automations: notify when user code fails, notify when a job is
+    recovered, and deploy the newest checkpoint of a completed job.
 
-    One notifies when the user's code failed, one when a job is recovered, one deploys the newest
-    checkpoint of a completed training. Without --notify the first two are left out.
+    Without --notify, only the last one is created.
+
+    Examples:
 
     `prefect-bt automations --notify slack-webhook/team`
     """
     from prefect_bt.prefect_api.automations import ensure_automations
 
-    beside = terminal.for_output(output)
-    with beside.spinner("Asking Prefect"):
-        done = ensure_automations(notify)
-    if beside.machine_readable:
-        beside.print_json([asdict(one) for one in done])
-        return OK
-    for one in done:
-        beside.echo(f"{one.status:<9} {one.name} {one.id}".rstrip())
-        if one.reason:
-            beside.info(one.reason)
-    return OK
+    with terminal.spinner("Creating automations"):
+        rows = [asdict(one) for one in ensure_automations(notify)]
+    return terminal.print_result(rows, lambda: show_table(terminal, "Automations", _COLUMNS, rows))

@@ -1,117 +1,98 @@
-"""`prefect-bt gc`: find and remove what no living job owns."""
+"""`prefect-bt gc`: find and delete files, processes and objects that no job owns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.ui import ages
-from prefect_bt.cli.ui.options import InjectedTerminal, Output, Yes
+from prefect_bt.cli.ui.ages import parse_older_than
+from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
+from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
+from prefect_bt.text.quantities import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from prefect_bt.gc.findings import Findings, Orphan
+
+_COLUMNS: Final = [
+    Column("Kind", "kind"),
+    Column("Where", "where", wrap=True),
+    Column("Job", "job"),
+    Column("Size", "bytes", format_size, hide=2),
+    Column("Since", "since", format_local_time, hide=1),
+    Column("Why", "why", wrap=True),
+    Column("Action", "kept", lambda kept: f"keep: {kept}" if kept else "delete", wrap=True),
+]
 
 
 def gc(
     *,
-    dry_run: Annotated[bool, Parameter(help="Only show what would go.")] = False,
+    dry_run: DryRun = False,
     include_unsaved: Annotated[
-        bool, Parameter(help="Also checkpoints on this disk that were never uploaded.")
+        bool, Parameter(help="Also delete local checkpoints that were never uploaded.")
     ] = False,
     older_than: Annotated[
-        str,
-        Parameter(help="Unfinished downloads and uploads that nobody touched for so long."),
+        str, Parameter(help="Age from which unfinished downloads and uploads are deleted.")
     ] = "7d",
     yes: Yes = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Find what no living job owns, on this machine and in its store, and remove it.
+    """Search this machine and its store for orphans: processes, containers, folders and objects.
 
-    Safe beside running jobs. What cannot be judged stays. Checkpoints that may exist nowhere else
-    are shown and stay, unless --include-unsaved is given.
+    The command is safe while jobs run: anything that may still be in use is kept. Local
+    checkpoints that were never uploaded are listed, and kept unless --include-unsaved is given.
+
+    Examples:
 
     `prefect-bt gc --dry-run`
+
+    `prefect-bt gc --yes`
     """
     from prefect_bt.gc.collector import scan_for_orphans
     from prefect_bt.settings import Settings
 
-    beside, older = terminal.for_output(output), ages.parse_older_than(older_than)
-    with beside.spinner("Looking"):
-        found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=older)
+    age = parse_older_than(older_than)
+    with terminal.spinner("Searching"):
+        found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=age)
     for note in found.notes:
         terminal.warn(note)
+    rows = [_document(one) for one in found.orphans]
+    if rows and not terminal.machine_readable:
+        show_table(terminal, "Orphans", _COLUMNS, rows)
     if dry_run or not found.removable:
-        _show(beside, found.orphans, output)
-        if output != "json":
-            beside.echo(_summarize(found))
-        return OK
-    if output != "json":
-        _show(beside, found.orphans, output)
-    if not (yes or beside.confirm(f"Remove {format_count(len(found.removable), 'thing')}?")):
-        terminal.error("Nothing was removed.")
-        return FAILED
-    return _remove(beside, terminal, found, output)
+        return terminal.print_result(rows, lambda: terminal.echo(_summarize(found)))
+    terminal.confirm(f"Delete {format_count(len(found.removable), 'orphan')}?", yes=yes)
+    return _delete(terminal, found)
 
 
-def _remove(beside: Terminal, terminal: Terminal, found: Findings, output: str) -> int:
+def _delete(terminal: Terminal, found: Findings) -> int:
     from prefect_bt.gc.findings import remove_all
-    from prefect_bt.text.quantities import format_size
 
-    with beside.spinner("Removing"):
+    with terminal.spinner("Deleting"):
         tried = list(remove_all(found))
-    left = [one for one in tried if one.error]
-    for one in left:
-        terminal.error(f"{one.kind} {one.location} could not be removed: {one.error}")
-    if output == "json":
-        kept = [one for one in found.orphans if one.kept_reason]
-        beside.print_json(
-            [
-                *({**_document(one), "removed": not one.error} for one in tried),
-                *({**_document(one), "removed": False} for one in kept),
-            ]
-        )
-    else:
-        gone = [one for one in tried if not one.error]
-        freed = format_size(sum(one.bytes for one in gone))
-        beside.echo(f"Removed {format_count(len(gone), 'thing')}, {freed}.", style="green")
-    return FAILED if left else OK
+    failed = [one for one in tried if one.error]
+    for one in failed:
+        terminal.error(f"{one.kind} {one.location} cannot be deleted: {one.error}")
+    deleted = [one for one in tried if not one.error]
+    freed = format_size(sum(one.bytes for one in deleted))
+    done = f"Deleted {format_count(len(deleted), 'orphan')}, {freed}."
+    kept = [one for one in found.orphans if one.kept_reason]
+    document = [
+        *({**_document(one), "removed": not one.error} for one in tried),
+        *({**_document(one), "removed": False} for one in kept),
+    ]
+    terminal.print_result(document, lambda: terminal.echo(done, style="green"))
+    return FAILED if failed else OK
 
 
 def _summarize(found: Findings) -> str:
     if not found.orphans:
-        return "Nothing was left behind."
+        return "No orphans found."
     if not found.removable:
-        return "Nothing goes; what is shown stays."
-    return f"{format_count(len(found.removable), 'thing')} would go. Nothing was removed."
-
-
-def _show(beside: Terminal, items: Sequence[Orphan], output: str) -> None:
-    from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
-    from prefect_bt.text.quantities import format_size
-
-    rows = [_document(one) for one in items]
-    if output == "json":
-        beside.print_json(rows)
-    elif rows:
-        columns = [
-            Column("Kind", lambda row: row["kind"], no_wrap=True),
-            Column("Where", lambda row: row["where"], min_width=30),
-            Column("Job", lambda row: row["job"] or "", no_wrap=True),
-            Column("Size", lambda row: format_size(row["bytes"]), no_wrap=True),
-            Column("Since", lambda row: format_local_time(row["since"]) if row["since"] else ""),
-            Column("Why", lambda row: row["why"], min_width=20),
-            Column("What Happens", _format_outcome, min_width=12),
-        ]
-        show_table(beside, "Left Behind", columns, rows, optional=["Since", "Size"])
-
-
-def _format_outcome(row: dict[str, Any]) -> str:
-    return f"stays: {row['kept']}" if row["kept"] else "goes"
+        return "There is nothing to delete."
+    return f"Would delete {format_count(len(found.removable), 'orphan')}. Nothing was deleted."
 
 
 def _document(one: Orphan) -> dict[str, Any]:

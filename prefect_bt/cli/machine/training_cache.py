@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.ui.options import InjectedTerminal, Remote
-from prefect_bt.cli.ui.printable import replace_unprintable
-from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, csv_cell, status_text, write_stdout
+from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
+from prefect_bt.cli.ui.tables import Column, print_csv, show_table
+from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 
 if TYPE_CHECKING:
     from prefect_bt.object_store.protocols import Store
@@ -30,48 +26,37 @@ _SORT_KEYS: Final[dict[SortBy, Callable[[CacheEntry], Any]]] = {
     "type": lambda entry: entry.file_type,
     "permissions": lambda entry: entry.permissions,
 }
-_CSV_COLUMNS: Final = {
-    "File Path": "path",
-    "Size (bytes)": "size_bytes",
-    "Size (human readable)": "size_human_readable",
-    "Modified": "modified",
-    "Type": "type",
-    "Permissions": "permissions",
-}
-_TABLE_COLUMNS: Final = {
-    "File Path": "path",
-    "Size": "size_human_readable",
-    "Modified": "modified",
-    "Type": "type",
-    "Permissions": "permissions",
+_HEAD_FIELDS: Final = {
+    "Cache captured at": "timestamp",
+    "Project ID": "project_id",
+    "Host": "host",
+    "Total files": "total_files",
+    "Total size": "total_size_human_readable",
 }
 _UNITS: Final = ((1000**4, "TB"), (1000**3, "GB"), (1000**2, "MB"), (1000, "KB"))
 _LONG_PATH: Final = 60
-_MAX_BOXED_ROWS: Final = 2000
-"""Rows of a table that is fitted to the terminal; a longer one comes as plain columns, at once."""
+"""Characters of a path from which the table suggests another format."""
 _MAX_LISTED_PATHS: Final = 5
 _MAX_PATH_LENGTH: Final = 200
 """Longest path in a sentence, in characters."""
 
 
 def summarize(
-    project: Annotated[str, Parameter(help="The project, by its id or name.")],
+    project: Annotated[str, Parameter(help="Name or ID of the project.")],
     /,
     *,
-    sort: Annotated[SortBy, Parameter(help="What to sort by.")] = "filepath",
-    order: Annotated[Literal["asc", "desc"], Parameter(help="Up or down.")] = "asc",
-    output: Annotated[
-        Literal["cli-table", "csv", "json"],
-        Parameter(name=["--output-format", "-o", "--output"], help="How to print the list."),
-    ] = "cli-table",
+    sort: Annotated[SortBy, Parameter(help="Sort key.")] = "filepath",
+    order: Order = "asc",
+    output: TableOutput = "cli-table",
     remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """List the files in a project's training cache, with their sizes.
+    """Show every file and folder of the cache with its size.
 
-    Where this machine has the cache, it is listed as it is now; elsewhere the snapshot is shown
-    that the machine of the project's last job left in the store. Folders are entries too; the size
-    of one is that of all the files below it.
+    If this machine has the cache, the list is current. Otherwise the command shows the snapshot
+    that the machine of the project's last job wrote to the store.
+
+    Examples:
 
     `prefect-bt cache summarize my-project --sort size --order desc`
     """
@@ -79,27 +64,24 @@ def summarize(
     from prefect_bt.settings import Settings
     from prefect_bt.training_cache.usage import summarize_cache
 
-    _ = remote
-    beside = terminal.for_output(output)
     ledger = open_ledger()
     known = ledger.get_project(project)
-    with _counting_spinner(beside) as tick:
-        summary = summarize_cache(Settings().state_dir, known.id, on_progress=tick)
+    with terminal.spinner("Listing the cache") as update:
+        summary = summarize_cache(
+            Settings().state_dir,
+            known.id,
+            on_progress=lambda count: update(f"Listing the cache: {count} files"),
+        )
     if not summary.timestamp:
-        summary = _find_snapshot(beside, ledger.store, known.id) or summary
+        summary = _find_snapshot(terminal, ledger.store, known.id) or summary
     summary.entries.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
-    rows = [_row(entry) for entry in summary.entries]
-    if output == "csv":
-        write_stdout(_csv(rows))
-    elif output == "json":
-        beside.print_json(_document(summary, rows))
-    else:
-        _show(beside, summary, rows)
-    return _report_uncounted(beside, summary)
+    document = _document(summary)
+    terminal.print_result(document, lambda: _show(terminal, document))
+    return _report_uncounted(terminal, summary)
 
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:
-    """Return the newest of all machines, and say whose it is and what it lacks."""
+    """Return the newest snapshot of any machine, and print where it comes from."""
     from prefect_bt.training_cache.snapshot import read_snapshots
 
     found = read_snapshots(store, project_id)
@@ -107,22 +89,24 @@ def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSu
         return None
     newest, *others = found
     terminal.info(
-        f"This machine has no cache of the project; this is a snapshot of host {newest.host}, "
+        f"This machine has no cache of the project. Showing the snapshot of host {newest.host}, "
         f"captured at {newest.timestamp}."
     )
     left_out = newest.total_entries - len(newest.entries)
     if left_out:
-        terminal.info(f"{left_out} entries further down are left out; the totals count them.")
+        terminal.info(
+            f"{left_out} entries in deep folders are not listed; the totals include them."
+        )
     if not newest.complete:
-        terminal.warn("The cache was too large to be listed in time: the totals are too small.")
+        terminal.warn("The cache was too large to list in time: the totals are incomplete.")
     hosts = ", ".join(sorted({one.host for one in others}))
     if hosts:
-        terminal.info(f"Older snapshots are there of host {hosts}.")
+        terminal.info(f"Hosts with older snapshots: {hosts}.")
     return newest
 
 
 def format_size(count: int) -> str:
-    """`count` bytes in powers of 1000, exactly as truss has them: a unit begins above its value.
+    """Return `count` bytes in powers of 1000, formatted as truss does.
 
     >>> format_size(1000), format_size(1001)
     ('1000 B', '1.00 KB')
@@ -133,8 +117,17 @@ def format_size(count: int) -> str:
     return f"{count} B"
 
 
+_COLUMNS: Final = [
+    Column("File Path", "path", wrap=True),
+    Column("Size", "size_bytes", format_size, size=True),
+    Column("Modified", "modified", hide=3),
+    Column("Type", "type", hide=2),
+    Column("Permissions", "permissions", hide=1),
+]
+
+
 def _row(entry: CacheEntry) -> Row:
-    """A file of the JSON document; its keys are truss's."""
+    """Return the JSON record of a file, with the keys of truss."""
     return {
         "path": entry.path,
         "size_bytes": entry.size,
@@ -148,11 +141,11 @@ def _row(entry: CacheEntry) -> Row:
 def _local_time(at: float | None) -> str:
     try:
         return "" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # a year that no calendar has
+    except (ValueError, OverflowError, OSError):  # a year outside the calendar
         return ""
 
 
-def _document(summary: CacheSummary, rows: list[Row]) -> dict[str, Any]:
+def _document(summary: CacheSummary) -> dict[str, Any]:
     return {
         "timestamp": summary.timestamp,
         "project_id": summary.project_id,
@@ -160,82 +153,38 @@ def _document(summary: CacheSummary, rows: list[Row]) -> dict[str, Any]:
         "total_files": summary.total_entries,
         "total_size_bytes": summary.total_size,
         "total_size_human_readable": format_size(summary.total_size),
-        "files": rows,
+        "files": [_row(entry) for entry in summary.entries],
     }
 
 
-def _csv(rows: list[Row]) -> str:
-    """Lines end in CR LF, as truss writes them and RFC 4180 wants them."""
-    text = io.StringIO()
-    lines = csv.writer(text)
-    lines.writerow(_CSV_COLUMNS)
-    lines.writerows([csv_cell(row[name]) for name in _CSV_COLUMNS.values()] for row in rows)
-    return text.getvalue()
-
-
-def _show(terminal: Terminal, summary: CacheSummary, rows: list[Row]) -> None:
-    if not rows:
+def _show(terminal: Terminal, document: dict[str, Any]) -> None:
+    if terminal.output == "csv":
+        print_csv(_COLUMNS, document["files"], newline="\r\n")  # as truss writes it
+        return
+    if not document["files"]:
         terminal.echo("No cache summary found for this project.", style="yellow")
         return
-    terminal.echo(f"Cache captured at: {summary.timestamp}", style="bold blue")
-    terminal.echo(f"Project ID: {summary.project_id}", style="bold blue")
-    if summary.host:
-        terminal.echo(f"Host: {summary.host}", style="bold blue")
+    for name, key in _HEAD_FIELDS.items():
+        if key in document:
+            terminal.echo(f"{name}: {document[key]}", style="bold")
     terminal.echo()
-    terminal.echo(f"Total files: {summary.total_entries}", style="bold green")
-    terminal.echo(f"Total size: {format_size(summary.total_size)}", style="bold green")
-    terminal.echo()
-    if any(len(row["path"]) > _LONG_PATH for row in rows):
-        words = "Tip: -o csv and -o json have every path on one line, to copy it from."
-        terminal.echo(words, style="dim")
-        terminal.echo()
-    title = f"Cache summary for project: {summary.project_id}"
-    shown = [{**row, "path": replace_unprintable(row["path"])} for row in rows]
-    if len(rows) > _MAX_BOXED_ROWS:
-        _show_plain(title, shown)
-    else:
-        _show_table(terminal, title, shown)
-
-
-def _show_table(terminal: Terminal, title: str, rows: list[Row]) -> None:
-    from prefect_bt.cli.ui.tables import Column, show_table
-
-    columns = [
-        Column(name, lambda row, key=key: row[key], no_wrap=key != "path")
-        for name, key in _TABLE_COLUMNS.items()
-    ]
-    show_table(terminal, title, columns, rows, optional=["Permissions", "Type", "Modified"])
-
-
-def _show_plain(title: str, rows: list[Row]) -> None:
-    """The same columns without borders, at no cost a row."""
-    from rich.cells import cell_len
-
-    table = [list(_TABLE_COLUMNS), *([row[key] for key in _TABLE_COLUMNS.values()] for row in rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-    lines = (
-        "".join(
-            f"{cell}{' ' * (width - cell_len(cell) + 2)}"
-            for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in table
-    )
-    write_stdout("\n".join([title, *lines]) + "\n")
+    if any(len(row["path"]) > _LONG_PATH for row in document["files"]):
+        terminal.echo("Tip: -o csv and -o json print each path on one line.\n", style="dim")
+    title = f"Cache summary for project: {document['project_id']}"
+    show_table(terminal, title, _COLUMNS, document["files"])
 
 
 def _report_uncounted(terminal: Terminal, summary: CacheSummary) -> int:
     """Print an error for each kind of folder that is not counted; return the exit code."""
     if summary.unreadable:
         terminal.error(
-            f"What is in {_format_paths(summary.unreadable)} may not be read, "
-            "so it is not counted. "
-            "Ask whoever wrote it, or run this as the user who did."
+            f"{_format_paths(summary.unreadable)} cannot be read and is not counted. "
+            "Run the command as the user who owns it."
         )
     if summary.too_deep:
         terminal.error(
-            f"What is in {_format_paths(summary.too_deep)} is not counted: "
-            "the path is too long for this "
-            "machine. Remove the outermost of these folders in a job that mounts the cache."
+            f"{_format_paths(summary.too_deep)} is not counted: its paths are too long for this "
+            "machine. Delete the outermost folder in a job that mounts the cache."
         )
     return FAILED if summary.unreadable or summary.too_deep else OK
 
@@ -251,14 +200,3 @@ def _truncate_path(path: str) -> str:
     return (
         path if len(path) <= _MAX_PATH_LENGTH else f"{path[: _MAX_PATH_LENGTH // 2]} … {path[-20:]}"
     )
-
-
-@contextmanager
-def _counting_spinner(terminal: Terminal) -> Generator[Callable[[int], None] | None]:
-    """A line that counts on a terminal, nothing elsewhere."""
-    text = "Listing the cache"
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with terminal.err.status(status_text(text)) as line:
-        yield lambda count: line.update(status_text(f"{text}: {count} files so far"))

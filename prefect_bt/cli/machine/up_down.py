@@ -7,49 +7,50 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.terminal import OK
 
 
 def up(
     *,
-    port: Annotated[int | None, Parameter(help="Port of the server; 4200 unless set.")] = None,
+    port: Annotated[int | None, Parameter(help="Port of the server; default: 4200.")] = None,
     worker: Annotated[
-        bool, Parameter(negative="--no-worker", help="Start a worker for deployments too.")
+        bool, Parameter(negative="--no-worker", help="Start a worker for deployments as well.")
     ] = True,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Start a local Prefect server with its UI, and a worker; pushes then start in a second.
+    """Make pushes start within a second, and show jobs in the Prefect UI.
+
+    The command prints the address of the UI and how to sign in. `prefect-bt down` stops it all.
+
+    Examples:
 
     `prefect-bt up`
     """
     from prefect_bt.cli.checkpoints import serve
     from prefect_bt.local_server import server
 
-    beside = terminal.for_output(output)
-    started = server.up(port=port, worker=worker, echo=beside.echo)
-    serve.restart_file_server(echo=beside.echo)
-    if beside.machine_readable:
-        beside.print_json(started)
-    return OK
+    started = server.up(port=port, worker=worker, echo=terminal.echo)
+    serve.restart_file_server(echo=terminal.echo)
+    return terminal.print_result(started, lambda: None)
 
 
 def down(
     *,
-    force: Annotated[bool, Parameter(help="Also while flow runs are going.")] = False,
+    force: Annotated[bool, Parameter(help="Stop the server even while flow runs use it.")] = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Stop the server and worker that `prefect-bt up` started; jobs on this machine go on.
+    """Stop the server, worker and file servers that `prefect-bt up` started.
+
+    Jobs on this machine continue.
+
+    Examples:
 
     `prefect-bt down`
     """
     from prefect_bt.cli.checkpoints import serve
     from prefect_bt.local_server import server
 
-    beside = terminal.for_output(output)
-    stopped = server.down(force=force, echo=beside.echo)
-    serve.stop_file_servers(echo=beside.echo)
-    if beside.machine_readable:
-        beside.print_json(stopped)
-    return OK
+    stopped = server.down(force=force, echo=terminal.echo)
+    serve.stop_file_servers(echo=terminal.echo)
+    return terminal.print_result(stopped, lambda: None)

@@ -1,5 +1,5 @@
-"""Commands about serving deployments.
+"""Commands for serving deployments.
 
-Begin with `deploy`: `resolve` turns options, a config file and answers into a request, `wait` waits
-for the revision. `deployments` has the commands for what is deployed.
+`deploy` creates a revision: `resolve` combines its options, a config file and the answers to
+`questions`. `deployments` has the commands for existing deployments. `wait` waits for a revision.
 """

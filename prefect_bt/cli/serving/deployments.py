@@ -1,4 +1,4 @@
-"""`prefect-bt deployments`: what serves, and which revision of it."""
+"""`prefect-bt deployments`: list, show and stop deployments, and choose the serving revision."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.cli.serving.wait import (
-    AwaitedRevision,
-    detach_on_interrupt,
-    print_failure,
-    progress_status,
-    wait_for_serving,
-)
+from prefect_bt.cli.serving.wait import wait_on_terminal
 from prefect_bt.cli.ui.options import InjectedTerminal, JobFilter, Output, Tail, Yes
-from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.errors import ServingError
+from prefect_bt.cli.ui.terminal import Terminal, format_count
 
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
 
-DeploymentName = Annotated[str, Parameter(help="The deployment.")]
-RevisionNumber = Annotated[int | None, Parameter(validator=Number(gte=1))]
+DeploymentName = Annotated[str, Parameter(help="Name of the deployment.")]
 Wait = Annotated[
-    bool, Parameter(negative="--no-wait", help="Stay until it serves, or is known not to.")
+    bool,
+    Parameter(negative="--no-wait", help="Wait until the revision serves requests, or fails."),
 ]
+_REVISION = Number(gte=1)
 
 
 def list_deployments(*, output: Output = "cli-table", terminal: InjectedTerminal) -> int:
-    """List the serving deployments of the store.
+    """Show the status, the serving revision and the address of every deployment of the store.
+
+    Examples:
 
     `prefect-bt deployments list -o json`
     """
@@ -38,23 +34,23 @@ def list_deployments(*, output: Output = "cli-table", terminal: InjectedTerminal
     from prefect_bt.serving.deployment_records import DeploymentLedger
     from prefect_bt.serving.rollout.revisions import deployment_document
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    with beside.spinner("Looking at the deployments"):
-        found = [
+    ledger = open_ledger()
+    with terminal.spinner("Reading deployments"):
+        deployments = [
             deployment_document(ledger, one.name)
             for one in DeploymentLedger(ledger).list_deployments()
         ]
-    if beside.machine_readable:
-        beside.print_json({"deployments": found})
-    else:
-        show_deployments(beside, found)
-    return OK
+    return terminal.print_result(
+        {"deployments": deployments}, lambda: show_deployments(terminal, deployments)
+    )
 
 
 def view_deployment(
     name: DeploymentName, /, *, output: Output = "cli-table", terminal: InjectedTerminal
 ) -> int:
-    """Show a deployment: where it answers, its revisions, what happened.
+    """Print a curl command to try the deployment, and the reason why a revision failed.
+
+    Examples:
 
     `prefect-bt deployments view stories`
     """
@@ -62,13 +58,8 @@ def view_deployment(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout.revisions import deployment_document
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    found = deployment_document(ledger, name)
-    if beside.machine_readable:
-        beside.print_json(found)
-    else:
-        show_deployment(beside, found)
-    return OK
+    document = deployment_document(open_ledger(), name)
+    return terminal.print_result(document, lambda: show_deployment(terminal, document))
 
 
 def show_logs(
@@ -76,17 +67,25 @@ def show_logs(
     /,
     *,
     revision: Annotated[
-        RevisionNumber, Parameter(help="Of this one; of the one that serves when left out.")
+        int | None,
+        Parameter(
+            validator=_REVISION,
+            help="Print the log of this revision. The default is the serving one, else the newest.",
+        ),
     ] = None,
     tail: Tail = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Print the log of a revision's server.
+    """Read the log of the job that runs the server.
 
-    More ways to look at it: `prefect-bt logs` of its job, which `deployments view` names.
+    For filters by time or text run `prefect-bt logs` with the job ID that `deployments view` shows.
+
+    Examples:
 
     `prefect-bt deployments logs stories --tail`
+
+    `prefect-bt deployments logs stories --revision 2`
     """
     from prefect_bt.cli.logs.logs import logs
     from prefect_bt.ledger.opening import open_ledger
@@ -104,9 +103,12 @@ def stop_deployment(
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Stop a deployment: its servers end, its address answers no more. Its revisions stay.
+    """Stop all servers and the router. The address no longer answers.
 
-    Ctrl-C ends the waiting, not the stopping.
+    The revisions are kept: `deployments promote` starts one again. Ctrl-C ends the waiting; the
+    servers stop anyway.
+
+    Examples:
 
     `prefect-bt deployments stop stories`
     """
@@ -116,27 +118,23 @@ def stop_deployment(
     from prefect_bt.serving.deployment_records import DeploymentLedger
     from prefect_bt.serving.rollout import revisions
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
+    ledger = open_ledger()
     DeploymentLedger(ledger).get_deployment(name)
-    if not yes and not beside.confirm(f"Stop deployment {name}?"):
-        beside.error("Nothing was stopped.")
-        return FAILED
-    with beside.spinner(f"Stopping deployment {name}"):
+    terminal.confirm(f"Stop deployment {name}?", yes=yes)
+    with terminal.spinner(f"Stopping deployment {name}"):
         jobs = revisions.stop_deployment(ledger, name, by=current_user())
     try:
-        with beside.spinner(f"Waiting for {format_count(len(jobs), 'server')} of {name} to end"):
+        with terminal.spinner(f"Waiting for {format_count(len(jobs), 'server')} to stop"):
             for job_id in jobs:
                 wait_for_end(ledger, job_id)
     except KeyboardInterrupt:
-        beside.info("")
-        beside.warn(f"Deployment {name} is still being stopped; nobody needs to wait for it.")
+        terminal.warn(f"\nDetached. The servers of {name} are still stopping.")
         raise
-    if beside.machine_readable:
-        beside.print_json({**revisions.deployment_document(ledger, name), "stopped_jobs": jobs})
-        return OK
-    ended = f" {format_count(len(jobs), 'server')} ended." if jobs else " No server ran."
-    beside.echo(f"Deployment {name} is stopped.{ended}", style="green")
-    return OK
+    stopped = f"{format_count(len(jobs), 'server')} stopped" if jobs else "no server was running"
+    return terminal.print_result(
+        {**revisions.deployment_document(ledger, name), "stopped_jobs": jobs},
+        lambda: terminal.echo(f"Deployment {name} is stopped: {stopped}.", style="green"),
+    )
 
 
 def promote_revision(
@@ -144,15 +142,17 @@ def promote_revision(
     /,
     *,
     revision: Annotated[
-        int, Parameter(validator=Number(gte=1), help="Which one is to serve from now on.")
+        int, Parameter(validator=_REVISION, help="Send requests to this revision.")
     ],
     wait: Wait = True,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Have another revision serve; one whose server has ended is started again.
+    """Choose the revision that serves from now on. Start its server if it has stopped.
 
-    The one that serves goes on until the other answers. Ctrl-C ends the waiting only.
+    The current revision serves until the new one is ready. Ctrl-C ends the waiting only.
+
+    Examples:
 
     `prefect-bt deployments promote stories --revision 2`
     """
@@ -160,10 +160,10 @@ def promote_revision(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout import revisions
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    with beside.spinner(f"Promoting revision {revision} of {name}"):
+    ledger = open_ledger()
+    with terminal.spinner(f"Promoting revision {revision} of {name}"):
         job_id = revisions.promote(ledger, name, revision, by=current_user())
-    return _follow_revision(beside, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
+    return _finish_promotion(terminal, ledger, name, revision, job_id, wait=wait)
 
 
 def roll_back(
@@ -174,7 +174,11 @@ def roll_back(
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Have the revision serve again that did before this one.
+    """Choose the revision that served before the current one. Start its server if it has stopped.
+
+    The current revision serves until the other one is ready. Ctrl-C ends the waiting only.
+
+    Examples:
 
     `prefect-bt deployments rollback stories`
     """
@@ -182,33 +186,23 @@ def roll_back(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout import revisions
 
-    ledger, beside = open_ledger(), terminal.for_output(output)
-    with beside.spinner(f"Rolling {name} back"):
+    ledger = open_ledger()
+    with terminal.spinner(f"Rolling back {name}"):
         revision, job_id = revisions.rollback(ledger, name, by=current_user())
-    return _follow_revision(beside, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
+    return _finish_promotion(terminal, ledger, name, revision, job_id, wait=wait)
 
 
-def _follow_revision(
-    terminal: Terminal, ledger: Ledger, awaited: AwaitedRevision, *, wait: bool
+def _finish_promotion(
+    terminal: Terminal, ledger: Ledger, name: str, revision: int, job_id: str, *, wait: bool
 ) -> int:
-    """Until it serves, unless nobody waits; then the document or a sentence."""
     from prefect_bt.serving.rollout.revisions import deployment_document
+    from prefect_bt.serving.rollout.wait import AwaitedRevision
 
-    try:
-        if wait:
-            with (
-                detach_on_interrupt(terminal, awaited),
-                progress_status(terminal, awaited.label) as tell,
-            ):
-                wait_for_serving(ledger, awaited, tell)
-    except ServingError as error:
-        return print_failure(terminal, error)
-    if terminal.machine_readable:
-        document = deployment_document(ledger, awaited.name)
-        told = {"revision": awaited.revision, "job_id": awaited.job_id}
-        terminal.print_json({**document, **told})
-    elif wait:
-        terminal.echo(f"{awaited.label} serves.", style="green")
+    awaited = AwaitedRevision(name, revision, job_id)
+    if wait:
+        wait_on_terminal(terminal, ledger, awaited)
+        text, style = f"{awaited.label} serves.", "green"
     else:
-        terminal.echo(f"{awaited.label} is to serve; it does once it answers.", style="yellow")
-    return OK
+        text, style = f"{awaited.label} serves once it is ready.", "yellow"
+    document = {**deployment_document(ledger, name), "revision": revision, "job_id": job_id}
+    return terminal.print_result(document, lambda: terminal.echo(text, style=style))

@@ -1,63 +1,81 @@
-"""Render a deployment before it starts and after it is ready."""
+"""Print the plan of a deployment, write its truss config, print the result."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.definitions import project_document
+from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.serving.curl_example import CHAT, EXAMPLE_PROMPT, TRANSCRIPTION, format_curl
+from prefect_bt.serving.deployment_records import ReadinessVerdict
+from prefect_bt.serving.engines.truss_config import FILE_NAME, truss_config_text
+from prefect_bt.serving.rollout.deploy import DeployedRevision, DeployOptions
+from prefect_bt.serving.rollout.revisions import deployment_document
+from prefect_bt.serving.served_model import ModelSelection
+from prefect_bt.serving.serving_job import ServingJob
 
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.serving.deployment_records import ReadinessVerdict
-    from prefect_bt.serving.rollout.deploy import DeployedRevision, DeployOptions
-    from prefect_bt.serving.serving_job import ServingJob
 
-Document = dict[str, Any]
-
-
-def show_choice(terminal: Terminal, serving: ServingJob, options: DeployOptions) -> None:
-    """What is served as what, from what, on what."""
-    choice, job = serving.selection, serving.project.job
-    for number, one in enumerate(choice.models):
-        head = "Serves:" if number == 0 else ""
-        what = f"{one.checkpoint} of job {one.job_id} ({one.format.value})"
-        terminal.echo(f"  {head:12}{what}{f' as {one.name}' if one.name != one.checkpoint else ''}")
-    if choice.base:
-        role = "Tokenizer:" if choice.base.tokenizer_only else "Base model:"
-        terminal.echo(f"  {role:12}{choice.base.model}")
-    spec = job.compute.accelerator
+def show_plan(terminal: Terminal, serving: ServingJob, options: DeployOptions) -> None:
+    """Print the models, the base model, the engine and the hardware."""
+    selection = serving.selection
+    terminal.echo(f"Deployment {options.model_name}", style="bold")
+    for one in selection.models:
+        name = f" as {one.name}" if one.name != one.checkpoint else ""
+        what = f"{one.checkpoint} of job {one.job_id} ({one.format.value}){name}"
+        _show_line(terminal, "Checkpoint", what)
+    if base := selection.base:
+        _show_line(terminal, "Tokenizer" if base.tokenizer_only else "Base model", base.model)
+    spec = serving.project.job.compute.accelerator
     gpus = f"{spec.count} {spec.accelerator.value}" if spec and spec.accelerator else "CPUs"
-    terminal.echo(f"  {'Engine:':12}{serving.engine} on {options.substrate}, {gpus}")
-    for note in choice.notes:
+    _show_line(terminal, "Engine", f"{serving.engine} on {options.substrate}, {gpus}")
+    for note in selection.notes:
         terminal.info(f"note: {note}", style="dim")
     if options.host and not options.key_secret and not _is_loopback(options.host):
         terminal.warn(
-            f"Whoever reaches {options.host} is answered; --api-key-secret NAME asks for a key."
+            f"The deployment answers everyone who can reach {options.host}. "
+            "--api-key-secret NAME requires a key."
         )
 
 
-def show_dry_run(terminal: Terminal, serving: ServingJob, options: DeployOptions) -> None:
-    """What would run, in addition to `show_choice`."""
-    job = serving.project.job
-    if options.substrate != "local":
-        terminal.echo(f"  {'Image:':12}{job.image.base_image}")
-    for number, command in enumerate(job.runtime.start_commands):
-        terminal.echo(f"  {'Command:' if number == 0 else '':12}{command.removeprefix('exec ')}")
-    for number, source in enumerate(job.weights):
-        head = "Weights:" if number == 0 else ""
-        terminal.echo(f"  {head:12}{source.source} at {source.mount_location}")
+def write_truss_config(
+    terminal: Terminal, selection: ModelSelection, options: DeployOptions, folder: Path | None
+) -> Path | None:
+    """Write the config to `folder`, by default a new one in `truss_configs`; return its path.
+
+    Without `folder`, warn and return None for models that vLLM cannot serve. `options` has the
+    compute as requested, not as available on this machine.
+    """
+    server = options.server
+    try:
+        text = truss_config_text(selection, options.model_name, server.compute, server.environment)
+    except DefinitionError as error:
+        if folder:
+            raise
+        terminal.warn(f"No truss config was written: {error}")
+        return None
+    target = folder or Path("truss_configs") / f"dry_run_{time.strftime('%Y%m%d_%H%M%S')}"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / FILE_NAME).write_text(text, "utf-8")
+    except OSError as error:
+        raise DefinitionError(
+            f"The truss config cannot be written to {target}: {error.strerror}.",
+            next_step="Choose another folder with --truss-config-output-dir.",
+        ) from error
+    return target / FILE_NAME
 
 
 def dry_run_document(
     serving: ServingJob, options: DeployOptions, truss_config: Path | None
 ) -> Document:
-    """`definition`: the serving job's, as JSON."""
-    from prefect_bt.definitions import project_document
-
-    choice = serving.selection
+    """Return the plan; `definition` is the serving job's."""
+    selection = serving.selection
     return {
         "dry_run": True,
         "name": options.model_name,
@@ -66,61 +84,101 @@ def dry_run_document(
         "models": list(serving.served_names),
         "checkpoints": [
             {"job_id": one.job_id, "checkpoint": one.checkpoint, "type": one.format.value}
-            for one in choice.models
+            for one in selection.models
         ],
-        "base_model": choice.base.model if choice.base else None,
+        "base_model": selection.base.model if selection.base else None,
         "start_commands": list(serving.project.job.runtime.start_commands),
         "definition": project_document(serving.project),
-        "notes": list(choice.notes),
+        "notes": list(selection.notes),
         "truss_config": str(truss_config) if truss_config else None,
     }
 
 
-def print_config_path(terminal: Terminal, path: Path, *, dry_run: bool) -> None:
-    """Where the truss config lies, and what can be done with it."""
-    terminal.echo(f"The truss config was written to {path}")
-    terminal.echo(f"  See it:    cat {shlex.quote(str(path))}")
-    if dry_run:
-        terminal.echo(f"  Deploy it: cd {shlex.quote(str(path.parent))} && truss push")
-
-
-def print_deployed(
-    terminal: Terminal, ledger: Ledger, deployed: DeployedRevision, serving: ServingJob
+def show_dry_run(
+    terminal: Terminal, serving: ServingJob, options: DeployOptions, truss_config: Path | None
 ) -> None:
-    """The success block, up to what is still to come."""
+    """Print the image, the commands, the weights and the truss config."""
+    job = serving.project.job
+    if options.substrate != "local":
+        _show_line(terminal, "Image", job.image.base_image)
+    for command in job.runtime.start_commands:
+        _show_line(terminal, "Command", command.removeprefix("exec "))
+    for source in job.weights:
+        _show_line(terminal, "Weights", f"{source.source} at {source.mount_location}")
+    if truss_config:
+        terminal.echo(f"\n{truss_config.read_text('utf-8').rstrip()}\n", style="dim")
+        _show_path(terminal, truss_config)
+        folder = shlex.quote(str(truss_config.parent))
+        _show_line(terminal, "Deploy it", f"cd {folder} && truss push")
+    terminal.echo("Dry run: nothing was deployed.", style="yellow")
+
+
+def deployed_document(
+    ledger: Ledger, deployed: DeployedRevision, truss_config: Path | None
+) -> Document:
+    return {
+        **deployment_document(ledger, deployed.name),
+        "revision": deployed.revision.number,
+        "job_id": deployed.job_id,
+        "notes": list(deployed.notes),
+        "truss_config": str(truss_config) if truss_config else None,
+    }
+
+
+def show_deployed(
+    terminal: Terminal,
+    ledger: Ledger,
+    deployed: DeployedRevision,
+    truss_config: Path | None,
+    *,
+    held: bool,
+    verdict: ReadinessVerdict | None,
+) -> None:
+    """Print where the deployment answers and how to try it. `verdict`: None if it is not ready."""
     name, revision = deployed.name, deployed.revision
+    if truss_config:
+        _show_path(terminal, truss_config)
     terminal.echo(f"Successfully created deployment: {name}", style="green")
-    terminal.echo(f"  Revision: {revision.number} ({serving.engine}), job {deployed.job_id}")
-    terminal.echo(f"  Address:  {deployed.address}/v1")
-    terminal.echo(f"  Logs:     prefect-bt deployments logs {name} --tail")
-    terminal.echo(f"  Details:  prefect-bt deployments view {name}")
-    runs = ledger.list_runs(deployed.job_id)
-    if runs:
-        page = runs[-1].url or "none; `prefect-bt up` starts a server with one"
-        terminal.echo(f"  UI:       {page}")
+    _show_line(terminal, "Revision", f"{revision.number} ({revision.engine})")
+    _show_line(terminal, "Job", deployed.job_id)
+    _show_line(terminal, "Address", f"{deployed.address}/v1")
+    _show_line(terminal, "Logs", f"prefect-bt deployments logs {name} --tail")
+    _show_line(terminal, "Details", f"prefect-bt deployments view {name}")
+    if runs := ledger.list_runs(deployed.job_id):
+        _show_line(terminal, "UI", runs[-1].url or "none, `prefect-bt up` starts one")
+    if held:
+        promote = f"prefect-bt deployments promote {name} --revision {revision.number}"
+        terminal.echo(f"Revision {revision.number} is on hold. Serve it: {promote}", style="yellow")
+    elif verdict is None:
+        terminal.echo(f"Revision {revision.number} serves once it is ready.", style="yellow")
+    _show_request(terminal, deployed, verdict)
 
 
-def print_curl_example(
-    terminal: Terminal, deployed: DeployedRevision, *, key: bool, verdict: ReadinessVerdict | None
+def _show_request(
+    terminal: Terminal, deployed: DeployedRevision, verdict: ReadinessVerdict | None
 ) -> None:
-    """Which names a request may say, and one that can be pasted. No `verdict` yet: a guess."""
-    from prefect_bt.serving.curl_example import CHAT, EXAMPLE_PROMPT, TRANSCRIPTION, format_curl
-
+    """Print the values of the field `model` and a request to paste into a shell."""
     revision = deployed.revision
-    first = revision.models[0]
-    terminal.echo()
+    model = revision.models[0]
     names = json.dumps([*revision.models, deployed.name])
-    terminal.echo(f"The field `model` of a request must be one of {names}:")
-    if revision.kind != "whisper" and (verdict is None or verdict.way == CHAT):
+    terminal.echo(f"\nThe request field `model` must be one of {names}:")
+    expected = TRANSCRIPTION if revision.kind == "whisper" else CHAT
+    endpoint = verdict.way if verdict else expected
+    if endpoint == CHAT:
         messages = [{"role": "user", "content": EXAMPLE_PROMPT}]
-        terminal.echo(f"  {json.dumps({'model': first, 'messages': messages})}")
-    way = verdict.way if verdict else TRANSCRIPTION if revision.kind == "whisper" else CHAT
-    line = format_curl(deployed.address, first, has_key=key, endpoint=way)
-    terminal.echo(f"  {line}")
-    if revision.kind != "whisper":
-        terminal.echo(
-            f"  prefect-bt deployments call {deployed.name} {shlex.quote(EXAMPLE_PROMPT)}"
-        )
+        terminal.echo(f"  {json.dumps({'model': model, 'messages': messages})}")
+    has_key = bool(revision.key_secret)
+    curl = format_curl(deployed.address, model, has_key=has_key, endpoint=endpoint)
+    terminal.echo(f"  {curl}")
+
+
+def _show_path(terminal: Terminal, truss_config: Path) -> None:
+    terminal.echo(f"The truss config was written to {truss_config}")
+    _show_line(terminal, "View it", f"cat {shlex.quote(str(truss_config))}")
+
+
+def _show_line(terminal: Terminal, label: str, value: str) -> None:
+    terminal.echo(f"  {label + ':':12}{value}")
 
 
 def _is_loopback(host: str) -> bool:

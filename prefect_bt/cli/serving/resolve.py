@@ -7,247 +7,197 @@ first question.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prefect_bt.cli.jobs.selection import select_jobs
 from prefect_bt.cli.serving.deploy_options import (
     ServingOptions,
     load_gate_file,
-    parse_accelerator_option,
     parse_served_names,
 )
-from prefect_bt.cli.serving.wizard import Wizard
+from prefect_bt.cli.serving.questions import (
+    NONE,
+    ask_accelerator,
+    ask_base_model,
+    ask_checkpoints,
+    ask_hf_secret,
+    ask_model_name,
+    can_ask,
+)
 from prefect_bt.cli.ui.options import JobFilter
 from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.definitions import (
+    CheckpointList,
+    Compute,
+    DeployCheckpointsConfig,
+    Image,
+    SecretReference,
+    parse_accelerator_option,
+)
+from prefect_bt.definitions.variables import EnvironmentVariables
 from prefect_bt.errors import DefinitionError
-
-if TYPE_CHECKING:
-    from prefect_bt.definitions import AcceleratorSpec, Compute, DeployCheckpointsConfig
-    from prefect_bt.definitions.variables import EnvironmentVariables
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.serving.checkpoint_selection import CheckpointRequest
-    from prefect_bt.serving.rollout.deploy import DeployOptions
-    from prefect_bt.serving.servable_checkpoints import ServableCheckpoints
-    from prefect_bt.serving.served_model import ModelSelection
-    from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.jobs.job_json import current_user
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.serving.checkpoint_selection import (
+    CheckpointRequest,
+    check_model_name,
+    requests_from_config,
+    select_models,
+)
+from prefect_bt.serving.engines.command_lines import get_engine
+from prefect_bt.serving.rollout.deploy import DeployOptions
+from prefect_bt.serving.servable_checkpoints import (
+    LATEST,
+    ServableCheckpoints,
+    get_newest_servable,
+    list_servable,
+)
+from prefect_bt.serving.served_model import ModelSelection
+from prefect_bt.serving.serving_job import HF_TOKEN, ServerOptions
+from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
 
 _BASE_MODEL_FIELD: Final = "checkpoint_details.base_model_id"
-_HF_TOKEN: Final = "HF_TOKEN"
 
 
-@dataclass(frozen=True)
-class DeployInputs:
-    """What somebody gave, and whom to ask for the rest."""
+def resolve_deployment(
+    terminal: Terminal,
+    ledger: Ledger,
+    config: DeployCheckpointsConfig,
+    which: JobFilter,
+    given: ServingOptions,
+) -> tuple[ModelSelection, DeployOptions]:
+    """Return the checkpoints to serve and the options of the deployment.
 
-    ledger: Ledger
-    config: DeployCheckpointsConfig
-    which: JobFilter
-    options: ServingOptions
-    wizard: Wizard
-
-    @property
-    def terminal(self) -> Terminal:
-        return self.wizard.terminal
-
-
-def resolve_deployment(desk: DeployInputs) -> tuple[ModelSelection, DeployOptions]:
-    """What is served, and how. Errors as choose's; CycloptsError for what a script left out."""
-    options = _build_options(desk)
-    choice = _select_models(desk)
-    name = options.model_name or _resolve_model_name(desk, choice)
-    server = replace(
-        options.server,
-        compute=_resolve_compute(desk, options.substrate),
-        environment=_build_environment(desk, choice),
-    )
-    return choice, replace(options, model_name=name, server=server)
-
-
-def _build_options(desk: DeployInputs) -> DeployOptions:
-    """All that needs no answer."""
-    from prefect_bt.definitions import Image
-    from prefect_bt.jobs.job_json import current_user
-    from prefect_bt.serving.checkpoint_selection import check_model_name
-    from prefect_bt.serving.engines.command_lines import get_engine
-    from prefect_bt.serving.rollout.deploy import DeployOptions
-    from prefect_bt.serving.serving_job import ServerOptions
-    from prefect_bt.settings import Settings
-
-    given, name = desk.options, desk.options.model_name
-    told = name if name is not None else desk.config.model_name or ""
-    if told or name is not None:
-        check_model_name(told)
+    Raise as `select_models` does, and CycloptsError for a missing value where nobody can be asked.
+    """
+    name = given.model_name if given.model_name is not None else config.model_name or None
+    if name is not None:
+        check_model_name(name)
     if given.engine is not None:
         get_engine(given.engine)
     if given.accelerator is not None:
         parse_accelerator_option(given.accelerator)
-    return DeployOptions(
-        model_name=told,
+    gate = load_gate_file(given.gate) if given.gate else None
+    substrate = given.substrate or Settings().substrate
+    selection = _select_models(terminal, ledger, config, which, given)
+    options = DeployOptions(
+        model_name=name or ask_model_name(terminal, selection),
         server=ServerOptions(
             engine=given.engine or "",
             image=Image(base_image=given.image) if given.image else None,
+            compute=_resolve_compute(terminal, config.compute, given.accelerator, substrate),
+            environment=_build_environment(terminal, config, given.hf_secret, selection),
         ),
-        substrate=given.substrate or Settings().substrate,
-        host=given.host or "",
+        substrate=substrate,
+        host=given.host,
         port=given.port,
-        key_secret=given.api_key_secret or "",
+        key_secret=given.api_key_secret,
         ready_timeout=given.patience,
-        gate=load_gate_file(given.gate) if given.gate else None,
+        gate=gate,
         hold=given.hold,
         by=current_user(),
     )
+    return selection, options
 
 
-# -- which checkpoints ------------------------------------------------------------------------
+def _select_models(
+    terminal: Terminal,
+    ledger: Ledger,
+    config: DeployCheckpointsConfig,
+    which: JobFilter,
+    given: ServingOptions,
+) -> ModelSelection:
+    details = config.checkpoint_details or CheckpointList()
+    served_names = parse_served_names(given.served_name)
+    requests = _resolve_requests(terminal, ledger, details, which, given.checkpoint)
 
-
-def _select_models(desk: DeployInputs) -> ModelSelection:
-    from prefect_bt.definitions import CheckpointList
-    from prefect_bt.serving.checkpoint_selection import select_models
-    from prefect_bt.serving.missing_options import base_model_question
-
-    details = desk.config.checkpoint_details or CheckpointList()
-    wanted, told = _resolve_requests(desk), desk.options.base_model or details.base_model_id or ""
-
-    def chosen(base: str) -> ModelSelection:
-        with desk.terminal.spinner("Looking at the checkpoints"):
+    def select(base_model: str) -> ModelSelection:
+        with terminal.spinner("Reading the checkpoints"):
             return select_models(
-                desk.ledger,
-                wanted,
-                base_model=base,
-                served_names=parse_served_names(desk.options.served_name),
+                ledger,
+                requests,
+                base_model=base_model,
+                served_names=served_names,
                 download_folder=details.download_folder,
             )
 
+    stated = given.base_model or details.base_model_id or ""
     try:
-        choice = chosen(told)
+        selection = select(stated)
     except DefinitionError as error:
-        if error.field != _BASE_MODEL_FIELD:
+        if error.field != _BASE_MODEL_FIELD or not can_ask(terminal):
             raise
-        if not desk.wizard.can_prompt:
-            raise _add_option_hint(error) from error
-        desk.terminal.warn(error.message)
-        return chosen(
-            desk.wizard.ask_one(base_model_question(), "--base-model", check=_validate_base_model)
-        )
-    if choice.base and not told:
-        what = "tokenizer is that of" if choice.base.tokenizer_only else "base model is"
-        desk.terminal.info(f"The {what} {choice.base.model}, as the checkpoint tells.")
-    return choice
+        terminal.warn(error.message)
+        return select(ask_base_model(terminal))
+    if selection.base and not stated:
+        what = "tokenizer" if selection.base.tokenizer_only else "base model"
+        terminal.info(f"Inferred from the checkpoint: {what} {selection.base.model}.")
+    return selection
 
 
-def _resolve_requests(desk: DeployInputs) -> Sequence[CheckpointRequest]:
-    """Options win over the config."""
-    from prefect_bt.serving.checkpoint_selection import CheckpointRequest, requests_from_config
-    from prefect_bt.serving.missing_options import checkpoints_question
-    from prefect_bt.serving.servable_checkpoints import LATEST
-
-    which, names = desk.which, desk.options.checkpoint
-    told = requests_from_config(desk.config.checkpoint_details)
-    if told and not (names or which.job_id or which.selected_project):
-        return told
-    shelf = _load_servable(desk)
-    if not names and not shelf.servable:  # the newest one says why
-        names = (shelf.candidates[-1].name if shelf.candidates else LATEST,)
-    if not names:
-        names = desk.wizard.ask_many(
-            checkpoints_question(shelf), f"--checkpoint {LATEST}, or by name"
-        )
-    return tuple(CheckpointRequest(shelf.job.id, name) for name in names)
-
-
-def _load_servable(desk: DeployInputs) -> ServableCheckpoints:
-    """Of the job that was named, else of the newest with something to serve."""
-    from prefect_bt.serving.servable_checkpoints import get_newest_servable, list_servable
-
-    which = desk.which
-    with desk.terminal.spinner("Fetching the job's checkpoints"):
-        if which.job_id is not None:
-            shelf = list_servable(desk.ledger, which.job_id)
-            select_jobs(desk.ledger, which, desk.terminal)  # it is of the project that was named
-            return shelf
-        jobs = select_jobs(desk.ledger, which, desk.terminal)
-        shelf = get_newest_servable(desk.ledger, which.selected_project or "")
-    if len(jobs) > 1:
-        desk.terminal.warn(
-            f"{len(jobs)} jobs match; this is the newest with something to serve: {shelf.job.id}."
-        )
-    return shelf
-
-
-def _add_option_hint(error: DefinitionError) -> DefinitionError:
-    step = f"{error.next_step} Here that is --base-model."
-    return DefinitionError(error.message, next_step=step, field=error.field)
-
-
-def _validate_base_model(answer: str) -> None:
-    from prefect_bt.serving.base_model import parse_base_model
-
-    parse_base_model(answer)
-
-
-# -- how they are served ----------------------------------------------------------------------
-
-
-def _resolve_model_name(desk: DeployInputs, choice: ModelSelection) -> str:
-    from prefect_bt.serving.checkpoint_selection import check_model_name
-    from prefect_bt.serving.missing_options import model_name_question
-
-    return desk.wizard.ask_one(model_name_question(choice), "--model-name", check=check_model_name)
-
-
-def _resolve_compute(desk: DeployInputs, substrate: str) -> Compute:
-    """The config's, with the accelerator that was told or answered."""
-    from prefect_bt.definitions import Compute
-
-    given, old = desk.options.accelerator, desk.config.compute
-    if given is None and old is not None and (old.accelerator or not desk.wizard.can_prompt):
-        return old
-    spec = (
-        parse_accelerator_option(given) if given is not None else _ask_accelerator(desk, substrate)
+def _resolve_requests(
+    terminal: Terminal,
+    ledger: Ledger,
+    details: CheckpointList,
+    which: JobFilter,
+    names: Sequence[str],
+) -> Sequence[CheckpointRequest]:
+    configured = requests_from_config(details)
+    if configured and not (names or which.job_id or which.selected_project):
+        return configured
+    found = _find_servable(terminal, ledger, which)
+    if not names and not found.servable:
+        # select_models raises the reason why this one cannot be served.
+        names = (found.candidates[-1].name if found.candidates else LATEST,)
+    return tuple(
+        CheckpointRequest(found.job.id, name) for name in names or ask_checkpoints(terminal, found)
     )
-    compute = old or Compute(cpu_count=0, memory="0Mi")  # no minimum: the machine decides
+
+
+def _find_servable(terminal: Terminal, ledger: Ledger, which: JobFilter) -> ServableCheckpoints:
+    """Return the checkpoints of the given job, or of the newest job that has a servable one."""
+    with terminal.spinner("Fetching checkpoints"):
+        if which.job_id is not None:
+            found = list_servable(ledger, which.job_id)
+            select_jobs(ledger, which, terminal)  # raises if the job is of another project
+            return found
+        jobs = select_jobs(ledger, which, terminal)
+        found = get_newest_servable(ledger, which.selected_project or "")
+    if len(jobs) > 1:
+        terminal.warn(f"{len(jobs)} jobs match. Using the newest with checkpoints: {found.job.id}.")
+    return found
+
+
+def _resolve_compute(
+    terminal: Terminal, configured: Compute | None, accelerator: str | None, substrate: str
+) -> Compute:
+    """Return the compute of the config, with the accelerator of the option or the answer."""
+    if accelerator is not None:
+        spec = parse_accelerator_option(accelerator)
+    elif configured and (configured.accelerator or not can_ask(terminal)):
+        return configured
+    else:
+        options = Settings().substrate_options(substrate)
+        spec = ask_accelerator(terminal, open_substrate(substrate, **options).capacity())
+    compute = configured or Compute(cpu_count=0, memory="0Mi")  # no minimum: the machine decides
     return compute.model_copy(update={"accelerator": spec})
 
 
-def _ask_accelerator(desk: DeployInputs, substrate: str) -> AcceleratorSpec | None:
-    from prefect_bt.serving.missing_options import (
-        NONE_OPTION,
-        accelerator_count_question,
-        accelerator_question,
-        compute_from_answers,
-    )
+def _build_environment(
+    terminal: Terminal,
+    config: DeployCheckpointsConfig,
+    secret: str,
+    selection: ModelSelection,
+) -> EnvironmentVariables:
+    """Return the variables of the config and the secret of the Hugging Face token.
 
-    capacity = _capacity(substrate)
-    kind = desk.wizard.ask_one(accelerator_question(capacity), "--accelerator")
-    if kind == NONE_OPTION:
-        return None
-    count = desk.wizard.ask_one(accelerator_count_question(capacity), "--accelerator TYPE:N")
-    return compute_from_answers(kind, int(count)).accelerator
-
-
-def _capacity(substrate: str) -> Capacity:
-    from prefect_bt.settings import Settings
-    from prefect_bt.substrates import open_substrate
-
-    return open_substrate(substrate, **Settings().substrate_options(substrate)).capacity()
-
-
-def _build_environment(desk: DeployInputs, choice: ModelSelection) -> EnvironmentVariables:
-    """The config's, and the token that the Hub is asked for the base model with.
-
-    A script that names none has none: most models need no token.
+    The secret is optional where nobody can be asked: most models are public.
     """
-    from prefect_bt.definitions import SecretReference
-    from prefect_bt.serving.missing_options import NONE_OPTION, hf_secret_question
-
-    runtime = desk.config.runtime
-    environment = dict(runtime.environment_variables) if runtime else {}
-    secret = desk.options.hf_secret
-    from_hub = choice.base is not None and choice.base.source.startswith("hf://")
-    if secret is None and from_hub and not environment and desk.wizard.can_prompt:
-        secret = desk.wizard.ask_one(hf_secret_question(), "--hf-secret")
-    if secret and secret != NONE_OPTION:
-        environment[_HF_TOKEN] = SecretReference(name=secret)
+    environment = dict(config.runtime.environment_variables) if config.runtime else {}
+    from_hub = selection.base is not None and selection.base.source.startswith("hf://")
+    if not secret and from_hub and not environment and can_ask(terminal):
+        secret = ask_hf_secret(terminal)
+    if secret and secret != NONE:
+        environment[HF_TOKEN] = SecretReference(name=secret)
     return environment

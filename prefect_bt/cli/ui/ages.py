@@ -1,4 +1,4 @@
-"""Ages as they are typed: `45s`, `90m`, `1h30m`, `7d`, `2w`."""
+"""Parse ages: `45s`, `90m`, `1h30m`, `7d`, `2w`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _AGE: Final = re.compile(f"(?:{_PART.pattern})+")
 
 
 def parse_age(text: str) -> float:
-    """Seconds. Raises ValueError."""
+    """Return seconds. Raise ValueError."""
     text = text.strip().lower()
     if not _AGE.fullmatch(text):
-        raise ValueError(f"{text!r} is no age: write for example 30m, 1h30m, 2d or 1w")
+        raise ValueError(f"{text!r} is not an age: write for example 30m, 1h30m, 2d or 1w")
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
 def parse_older_than(text: str) -> float:
-    """Of --older-than, in seconds. PrefectBtError for what is no age."""
+    """Return the seconds of --older-than. Raise PrefectBtError."""
     try:
         return parse_age(text)
     except ValueError:
         raise PrefectBtError(
-            f"--older-than {text!r} is no age.", next_step="Write 30d, 12h, 2w or 1h30m."
+            f"--older-than {text!r} is not an age.", next_step="Write 30d, 12h, 2w or 1h30m."
         ) from None

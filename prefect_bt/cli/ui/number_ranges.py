@@ -1,4 +1,4 @@
-"""Numbers as they are typed to choose ranks and attempts: `3`, `0,2-5`, `-1` for the last."""
+"""Parse numbers that select ranks and attempts: `3`, `0,2-5`, `-1` for the last."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True)
 class NumberRanges:
-    """Ranges, both ends included; a negative number is a range of its own and counts from the end.
-
-    Never spelled out: `0-999999999` costs as little as `0-1`.
-    """
+    """Ranges with both ends included. A negative number counts from the end."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -25,19 +22,19 @@ class NumberRanges:
 
     @property
     def single(self) -> int | None:
-        """The number, where it is one."""
+        """Return the number if the ranges are a single number, else None."""
         (first, last), *more = self.ranges
         return first if first == last and not more else None
 
     def resolve_negative(self, count: int) -> NumberRanges:
-        """Negative numbers as those they mean where there are `count` of them."""
+        """Return the ranges with negative numbers counted from `count`."""
         return NumberRanges(
             tuple((a + count, b + count) if a < 0 else (a, b) for a, b in self.ranges)
         )
 
 
 def parse_number_ranges(texts: Sequence[str]) -> NumberRanges | None:
-    """None for no text at all. Raises ValueError."""
+    """Return the ranges, or None for no text. Raise ValueError."""
     pieces = [piece.strip() for text in texts for piece in text.split(",")]
     return NumberRanges(tuple(_parse_range(piece) for piece in pieces)) if texts else None
 
@@ -46,7 +43,7 @@ def _parse_range(piece: str) -> tuple[int, int]:
     found = _RANGE.fullmatch(piece)
     first, last = found.groups() if found else (piece, piece)
     if not _NUMBER.fullmatch(first) or max(len(first), len(last)) > _MAX_DIGITS:
-        raise ValueError(f"{piece!r} is no number: write for example 3, or 0,2-5")
+        raise ValueError(f"{piece!r} is not a number: write for example 3, or 0,2-5")
     if int(first) > int(last):
         raise ValueError(f"{piece!r} is empty: write the smaller number first")
     return int(first), int(last)

@@ -1,4 +1,4 @@
-"""Options that several commands share, each explained once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,45 +6,54 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from prefect_bt.cli.ui.terminal import Terminal
 
-OutputFormat = Literal["cli-table", "json"]
-
 InjectedTerminal = Annotated[Terminal, Parameter(parse=False)]
-"""The terminal, handed in by the launcher."""
+"""The terminal, passed by the launcher."""
 
 Output = Annotated[
-    OutputFormat,
-    Parameter(
-        name=["--output", "-o", "--output-format"],
-        help="Print tables and text, or one JSON document and nothing else.",
-    ),
+    Literal["cli-table", "json"],
+    Parameter(name=["--output", "-o", "--output-format"], help="Output format."),
 ]
-
-Remote = Annotated[str | None, Parameter(help="Accepted for compatibility with truss and ignored.")]
-
+TableOutput = Annotated[
+    Literal["cli-table", "csv", "json"],
+    Parameter(name=["--output", "-o", "--output-format"], help="Output format."),
+]
+Order = Annotated[Literal["asc", "desc"], Parameter(help="Sort order.")]
+Remote = Annotated[
+    str | None, Parameter(help="Ignored; accepted for compatibility with truss.", show=False)
+]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="Do not ask for confirmation.")]
-
+DryRun = Annotated[bool, Parameter(help="Show what the command would do, and do nothing.")]
 MaxRunTime = Annotated[
     str | None,
     Parameter(
-        help="Stop the job once its commands have run so long in all attempts: 12h, 90m, seconds."
+        help="Stop the job when its commands have run this long in all attempts: 12h, 90m, seconds."
     ),
 ]
-
-Tail = Annotated[bool, Parameter(help="Follow the job's log until the job is over.")]
+Deployment = Annotated[
+    str | None,
+    Parameter(help="Prefect deployment that runs the job, as FLOW/DEPLOYMENT."),
+]
+Tail = Annotated[bool, Parameter(help="Follow the log until the job ends.")]
+Wait = Annotated[bool, Parameter(help="Wait until the job ends; exit with 0 only if it completed.")]
+CheckpointNames = Annotated[
+    tuple[str, ...], Parameter(help="Only this checkpoint, by name or ID. Repeatable.")
+]
+PositiveCount = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs are meant; `project` wins over `project_id`, both take a name or an id."""
+    """Filter of jobs. `project` wins over `project_id`; both take a name or an ID."""
 
-    job_id: Annotated[str | None, Parameter(help="The job.")] = None
-    project: Annotated[str | None, Parameter(help="Only jobs of this project (name or id).")] = None
+    job_id: Annotated[str | None, Parameter(help="ID of the job.")] = None
+    project: Annotated[str | None, Parameter(help="Name or ID of the project.")] = None
     project_id: Annotated[
-        str | None, Parameter(help="As --project, which wins when both are given.")
+        str | None, Parameter(help="Same as --project, which wins if both are given.")
     ] = None
     remote: Remote = None
 

@@ -1,174 +1,218 @@
-"""Tables: boxed on a terminal, plain columns elsewhere, where nothing is cut.
+"""Tables of JSON documents: boxed on a terminal, plain columns elsewhere, or CSV.
 
-On a terminal no id, status or time is broken in the middle: a column is as wide as its longest word
-at least, and where that is too much, the columns that can be spared are left out, and named.
+A column names a key of the document, so a table, its CSV and its JSON never disagree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import csv
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from rich import box
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
-
-from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.cli.ui.terminal import Terminal, write_stdout
 from prefect_bt.text.control_characters import escape_controls
 
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
 Document = dict[str, Any]
-Cell = str | Text
+Cell = Any
+"""A string, or a rich Text where it has a style."""
 
-_MAX_WORD_WIDTH: Final = 24
-"""Columns that a word of free text may claim; a longer one, such as an address, is folded."""
+_MIN_WRAPPED_WIDTH: Final = 24
+"""Columns of a terminal that a wrapped cell needs at least, if its text is that long."""
 _COLUMN_OVERHEAD: Final = 3
-"""Columns that a border and the blanks beside it take."""
+_GAP: Final = "  "
+_MAX_BOXED_ROWS: Final = 2000
+"""Rows up to which a table is fitted to the terminal; rich needs a second for more."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """`no_wrap`: a cell is one word, blanks and all. `min_width`: never narrower than this."""
-
-    name: str
-    value: Callable[[Document], Cell]
-    no_wrap: bool = False
-    min_width: int = 0
-
-
-def show_table(
-    terminal: Terminal,
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[Document],
-    *,
-    optional: Sequence[str] = (),
-) -> None:
-    """`optional` names the columns that a narrow terminal goes without, the first one first."""
-    cells = {column.name: [to_text(column.value(row)) for row in rows] for column in columns}
-    if not terminal.out.is_terminal:
-        table = new_table(terminal, title)
-        for column in columns:
-            table.add_column(column.name)
-        shown, dropped = list(columns), list[str]()
-    else:
-        shown, dropped = _choose(columns, cells, optional, terminal.out.width)
-        table = new_table(terminal, title)
-        for column, width in zip(shown, _widths(shown, cells, terminal.out.width), strict=True):
-            table.add_column(column.name, overflow="fold", width=width)
-    for number in range(len(rows)):
-        table.add_row(*(cells[column.name][number] for column in shown))
-    terminal.show(table)
-    if dropped:
-        terminal.echo(f"Too narrow for: {', '.join(dropped)}. -o json has them.", style="dim")
-
-
-def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell | None]]) -> None:
-    """A name and its value on each line; no line for a value that is None."""
-    table = new_table(terminal, title, header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in fields:
-        if value is not None:
-            table.add_row(Text(name, style="bold cyan"), to_text(value))
-    terminal.show(table)
-
-
-def new_table(terminal: Terminal, title: str, *, header: bool = True) -> Table:
-    boxed = terminal.out.is_terminal
-    return Table(
-        title=Text(escape_controls(title), style="bold magenta"),
-        title_justify="left",
-        box=box.ROUNDED if boxed else None,
-        border_style="blue",
-        header_style="bold magenta",
-        show_header=header,
-        padding=(0, 1) if boxed else (0, 2, 0, 0),
-    )
-
-
-# -- cells ----------------------------------------------------------------------------------
-
-
-def to_text(value: Cell) -> Text:
-    """Return free text for a cell: brackets are no markup, and controls have no effect."""
-    plain = value.plain if isinstance(value, Text) else value
-    harmless = escape_controls(plain)
-    if isinstance(value, Text) and harmless == plain:
-        return value
-    return Text(harmless, style=value.style if isinstance(value, Text) else "")
-
-
-def format_number(value: int | None) -> str:
+def format_value(value: object) -> str:
+    """Return text for a JSON value: "" for null, a comma-separated list for an array."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, cast("Sequence[object]", value)))
     return "" if value is None else str(value)
 
 
 def format_local_time(iso: str | None) -> str:
+    """Return `2026-11-24 14:05:00` in the local time zone for an ISO time."""
     return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}" if iso else ""
 
 
-def make_link_formatter(terminal: Terminal) -> LinkFormatter:
-    return LinkFormatter(clickable=terminal.out.is_terminal)
-
-
 @dataclass(frozen=True)
-class LinkFormatter:
-    """An address to click on in a terminal, under a short word where room is scarce."""
+class Column:
+    """A column of a table.
 
-    clickable: bool
+    `key`: dotted path of the value in a row's document; "" for the whole row.
+    `format`: value -> cell. `size`: the value is a number of bytes; CSV has it twice.
+    `wrap`: free text that may continue on a second line. `link`: the value is a URL.
+    `hide`: order in which a narrow terminal hides columns; 0 is always shown.
+    """
 
-    def __call__(self, url: str | None, *, short: bool = True) -> Text:
-        if not url:
-            return Text("")
-        style = f"link {url}" if self.clickable and _is_safe_url(url) else ""
-        return Text("link" if self.clickable and short else url, style=style)
+    name: str
+    key: str
+    format: Callable[[Any], Cell] = format_value
+    size: bool = False
+    wrap: bool = False
+    link: bool = False
+    hide: int = 0
+
+    def value(self, row: Mapping[str, Any]) -> Any:
+        """Return the value in `row`; None where a part of the path is missing or null."""
+        found: Any = row
+        for part in self.key.split(".") if self.key else ():
+            found = found.get(part) if found else None
+        return found
+
+    def cell(self, row: Mapping[str, Any], *, clickable: bool = False) -> Cell:
+        value = self.value(row)
+        return make_link(value) if self.link and clickable else self.format(value)
 
 
-def _is_safe_url(url: str) -> bool:
-    """Return whether it can be part of a terminal's link sequence, and of a style of rich."""
-    return url.isascii() and url.isprintable() and " " not in url
+def show_table(
+    terminal: Terminal, title: str, columns: Sequence[Column], rows: Sequence[Document]
+) -> None:
+    """Print a table. A narrow terminal hides columns, and names them below the table."""
+    boxed = terminal.out.is_terminal and len(rows) <= _MAX_BOXED_ROWS
+    cells = {c.name: [_escape_line(c.cell(row, clickable=boxed)) for row in rows] for c in columns}
+    if not boxed:
+        _print_plain(terminal, title, list(cells), cells.values())
+        return
+    shown = _choose_columns(columns, cells, terminal.out.width)
+    table = _new_table(title)
+    for column in shown:
+        header = _wrap_header(column.name, cells[column.name])
+        table.add_column(header, no_wrap=not column.wrap, overflow="fold")
+    for row in zip(*(cells[column.name] for column in shown), strict=True):
+        table.add_row(*row)
+    terminal.out.print(table)
+    if hidden := [column.name for column in columns if column not in shown]:
+        terminal.echo(f"Hidden columns: {', '.join(hidden)}. -o json shows all.", style="dim")
 
 
-# -- widths ---------------------------------------------------------------------------------
+def list_fields(columns: Iterable[Column], document: Document) -> list[tuple[str, Cell]]:
+    """Return (name, cell) of the columns whose value in the document is not null."""
+    return [(c.name, c.cell(document)) for c in columns if c.value(document) is not None]
 
 
-def _choose(
-    columns: Sequence[Column], cells: dict[str, list[Text]], optional: Sequence[str], width: int
-) -> tuple[list[Column], list[str]]:
-    shown, dropped = list(columns), list[str]()
-    for name in optional:
-        if sum(_min_width(c, cells) + _COLUMN_OVERHEAD for c in shown) + 1 <= width:
+def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell]]) -> None:
+    """Print a name and its value on each line, without the fields that are None."""
+    known = [(name, _escape(value)) for name, value in fields if value is not None]
+    if not terminal.out.is_terminal:
+        _print_plain(terminal, title, (), zip(*known, strict=True))
+        return
+    table = _new_table(title, show_header=False)
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in known:
+        table.add_row(name, value)
+    terminal.out.print(table)
+
+
+def print_csv(columns: Sequence[Column], rows: Iterable[Document], *, newline: str = "\n") -> None:
+    """Write CSV to standard output; sizes in bytes, then as people read them."""
+    writer = csv.writer(sys.stdout, lineterminator=newline)
+    names = [(f"{c.name} (bytes)", f"{c.name} (human readable)") if c.size else (c.name,)
+             for c in columns]  # fmt: skip
+    writer.writerow([name for both in names for name in both])
+    for row in rows:
+        values = [(c.value(row), c.cell(row)) if c.size else (c.value(row),) for c in columns]
+        writer.writerow([_csv_cell(value) for both in values for value in both])
+
+
+def make_link(url: str | None, *, text: str = "link") -> Text:
+    """Return `text` as a link of the terminal; the URL itself where it has unsafe characters."""
+    from rich.text import Text
+
+    if not url:
+        return Text("")
+    safe = url.isascii() and url.isprintable() and " " not in url
+    return Text(text, style=f"link {url}") if safe else Text(url)
+
+
+def _csv_cell(value: object) -> str:
+    text = format_value(value)
+    return escape_controls(text) if sys.stdout.isatty() else text
+
+
+def _escape(cell: Cell) -> str | Text:
+    """Return a cell whose text neither steers the terminal nor is read as markup."""
+    from rich.text import Text
+
+    if isinstance(cell, Text):
+        harmless = escape_controls(cell.plain)
+        return cell if harmless == cell.plain else Text(harmless, style=cell.style)
+    return Text(escape_controls(cell))
+
+
+def _escape_line(cell: Cell) -> str | Text:
+    """Return a cell of one line, as `_escape` otherwise."""
+    return _escape(cell.replace("\n", "\u240a") if isinstance(cell, str) else cell)
+
+
+def _choose_columns(
+    columns: Sequence[Column], cells: Mapping[str, Sequence[str | Text]], width: int
+) -> list[Column]:
+    """Hide columns until each of the others has the width that it needs."""
+
+    def needed_width(column: Column) -> int:
+        header = _wrap_header(column.name, cells[column.name])
+        longest = _max_width([*header.split("\n"), *cells[column.name]])
+        return min(longest, _MIN_WRAPPED_WIDTH) if column.wrap else longest
+
+    shown = list(columns)
+    for column in sorted((c for c in columns if c.hide), key=lambda c: c.hide):
+        if sum(needed_width(c) + _COLUMN_OVERHEAD for c in shown) < width:
             break
-        shown = [column for column in shown if column.name != name]
-        dropped.append(name)
-    return shown, [column.name for column in columns if column.name in dropped]
+        shown.remove(column)
+    return shown
 
 
-def _widths(columns: Sequence[Column], cells: dict[str, list[Text]], width: int) -> list[int]:
-    """What each column gets: its longest word, then a fair share of what is left."""
-    widths = [_min_width(column, cells) for column in columns]
-    wishes = [_preferred_width(column, cells) for column in columns]
-    left = width - 1 - sum(w + _COLUMN_OVERHEAD for w in widths)
-    needs = sorted(range(len(columns)), key=lambda i: wishes[i] - widths[i])
-    for done, index in enumerate(needs):
-        share = max(0, left // (len(needs) - done))
-        given = min(max(0, wishes[index] - widths[index]), share)
-        widths[index] += given
-        left -= given
-    return widths
+def _wrap_header(name: str, cells: Sequence[str | Text]) -> str:
+    """Break a header between words if it is wider than its cells."""
+    width = max(_max_width(cells), _max_width(name.split()))
+    return "\n".join(textwrap.wrap(name, width))
 
 
-def _min_width(column: Column, cells: dict[str, list[Text]]) -> int:
-    words = column.name.split()
-    for cell in cells[column.name]:
-        words += (
-            [cell.plain] if column.no_wrap else [w[:_MAX_WORD_WIDTH] for w in cell.plain.split()]
+def _max_width(texts: Iterable[str | Text]) -> int:
+    from rich.cells import cell_len
+
+    return max((cell_len(str(text)) for text in texts), default=0)
+
+
+def _new_table(title: str, *, show_header: bool = True) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    return Table(
+        title=Text(escape_controls(title), style="bold"),
+        title_justify="left",
+        box=box.ROUNDED,
+        border_style="dim",
+        header_style="bold",
+        show_header=show_header,
+    )
+
+
+def _print_plain(
+    terminal: Terminal, title: str, names: Sequence[str], columns: Iterable[Sequence[str | Text]]
+) -> None:
+    from rich.cells import cell_len
+
+    texts = [[str(cell) for cell in column] for column in columns]
+    if names:
+        texts = [[name, *column] for name, column in zip(names, texts, strict=True)]
+    widths = [_max_width(column) for column in texts]
+    write = sys.stderr.write if terminal.machine_readable else write_stdout
+    write(f"{escape_controls(title)}\n")
+    for row in zip(*texts, strict=True):
+        line = _GAP.join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
         )
-    longest = max(map(cell_len, words), default=1)
-    return max(longest, min(column.min_width, _preferred_width(column, cells)))
-
-
-def _preferred_width(column: Column, cells: dict[str, list[Text]]) -> int:
-    return max(cell_len(text) for text in [column.name, *(c.plain for c in cells[column.name])])
+        write(f"{line.rstrip()}\n")

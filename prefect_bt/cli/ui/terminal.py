@@ -1,24 +1,25 @@
-"""What a command may do to the terminal it runs in: say, warn, ask, show that it works.
+"""The terminal of a command: print results, messages and errors, ask for confirmation.
 
-Results go to standard output, everything else to standard error. When a command prints a document
-(JSON, csv), its own words go to standard error too, so that standard output can be parsed. Rich is
-imported when something is printed with it, so that commands that only copy lines start faster.
+Results go to standard output, everything else to standard error. With `-o json` or `-o csv`
+standard output has the document alone. Rich is imported on first use: commands that only copy
+lines start without it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.text.control_characters import escape_controls
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.text import Text
 
 OK: Final = 0
@@ -27,80 +28,91 @@ USAGE: Final = 2
 INTERRUPTED: Final = 130
 
 _PLAIN_WIDTH: Final = 10_000
-"""Columns of output that goes to a file or a pipe: nothing is cut or wrapped there."""
+"""Columns of a console that writes to a file or a pipe, so that no line is wrapped."""
+
+
+class CanceledError(PrefectBtError):
+    """The user declined a confirmation."""
+
+    def __init__(self) -> None:
+        super().__init__("Canceled. Nothing was changed.")
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """`interactive`: somebody can be asked.
+    """Output and questions of one command.
 
-    `machine_readable`: standard output is for a document.
+    `interactive`: a user can answer questions. `debug`: errors have a traceback.
+    `output`: the value of `-o`.
     """
 
     interactive: bool
     debug: bool = False
-    machine_readable: bool = False
+    output: str = "cli-table"
+
+    @property
+    def machine_readable(self) -> bool:
+        """Whether standard output is a document, so that messages go to standard error."""
+        return self.output != "cli-table"
 
     @cached_property
     def out(self) -> Console:
-        """Where a command's words go."""
+        """The console for text of the result."""
         return self.err if self.machine_readable else _console(stderr=False)
 
     @cached_property
     def err(self) -> Console:
         return _console(stderr=True)
 
-    def for_output(self, output: str) -> Terminal:
-        """The terminal for a command that prints in the format `output`."""
-        return replace(self, machine_readable=output != "cli-table")
-
-    def show(self, renderable: RenderableType) -> None:
-        """A table; without blanks at the ends of its lines where that is plain text."""
-        if self.out.is_terminal:
-            self.out.print(renderable)
-            return
-        with self.out.capture() as captured:
-            self.out.print(renderable)
-        for line in captured.get().splitlines():
-            self.echo(line.rstrip())
+    def print_result(self, document: Any, show: Callable[[], object]) -> int:
+        """Print the result of a command: `document` as JSON, or call `show`. Return exit code 0."""
+        if self.output == "json":
+            self.print_json(document)
+        else:
+            show()
+        return OK
 
     def echo(self, text: str = "", *, style: str = "") -> None:
-        """A line of the command's result."""
+        """Print a line of the result."""
         _print_line(self.out, text, style)
 
     def info(self, text: str, *, style: str = "") -> None:
-        """A line beside the result."""
+        """Print a message."""
         _print_line(self.err, text, style)
 
     def warn(self, text: str) -> None:
         self.info(text, style="yellow")
 
     def error(self, text: str) -> None:
-        """`error: <text>`, the label red on a terminal."""
+        """Print `error: <text>`, with the label in red on a terminal."""
         from rich.text import Text
 
-        said = Text.assemble(("error:", "bold red"), f" {escape_controls(text)}")
-        self.err.print(said, soft_wrap=True)
+        labeled = Text.assemble(("error:", "bold red"), f" {escape_controls(text)}")
+        self.err.print(labeled, soft_wrap=True)
 
     def print_json(self, value: Any) -> None:
-        """`value` as JSON, ASCII only: all that standard output gets."""
+        """Print `value` as JSON in ASCII."""
         write_stdout(to_json(value, indent=2) + "\n")
 
-    def confirm(self, question: str) -> bool:
-        """Yes when nobody can be asked; no when the answer is empty."""
-        if not self.interactive:
-            return True
+    def confirm(self, question: str, *, yes: bool = False) -> None:
+        """Ask a yes/no question; raise CanceledError for anything but yes.
+
+        `yes`, and a terminal that cannot ask, agree without the question.
+        """
+        if yes or not self.interactive:
+            return
         self.err.print(f"{escape_controls(question)} [y/N] ", end="")
-        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            raise CanceledError
 
     @contextmanager
-    def spinner(self, text: str) -> Generator[None]:
-        """A spinner on a terminal, nothing elsewhere."""
+    def spinner(self, text: str) -> Generator[Callable[[str], None]]:
+        """Show a spinner on a terminal, nothing elsewhere. Yield a function that sets its text."""
         if not sys.stderr.isatty():
-            yield
+            yield lambda _: None
             return
-        with self.err.status(status_text(text)):
-            yield
+        with self.err.status(status_text(text)) as status:
+            yield lambda text: status.update(status_text(text))
 
 
 def status_text(text: str) -> Text:
@@ -115,13 +127,8 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f")
 
 
-def csv_cell(value: object) -> str:
-    """Return a csv cell: exact for a program, without control characters on a terminal."""
-    return escape_controls(str(value)) if sys.stdout.isatty() else str(value)
-
-
 def write_stdout(text: str, *, flush: bool = False) -> None:
-    """Text as it is, on standard output."""
+    """Write text to standard output, unchanged."""
     sys.stdout.write(text)
     if flush:
         sys.stdout.flush()
@@ -132,13 +139,13 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def open_terminal(*, interactive: bool, debug: bool) -> Terminal:
-    """The terminal of this process; letters it cannot show become `?`."""
+def open_terminal(*, interactive: bool, debug: bool, output: str = "cli-table") -> Terminal:
+    """Return the terminal of this process; characters that it cannot show become `?`."""
     for stream in (sys.stdout, sys.stderr):
-        # A stream that was replaced (a test, a notebook) has no encoding to change.
+        # A replaced stream (in a test, in a notebook) has no `reconfigure`.
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    return Terminal(interactive=interactive and _stdin_is_tty(), debug=debug)
+    return Terminal(interactive and _stdin_is_tty(), debug, output)
 
 
 def _console(*, stderr: bool) -> Console:
@@ -146,7 +153,7 @@ def _console(*, stderr: bool) -> Console:
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            # Rich would end the process here; main() does it, in one place for all output.
+            # Rich would end the process here; `main` handles a broken pipe for all output.
             raise BrokenPipeError
 
     tty = (sys.stderr if stderr else sys.stdout).isatty()

@@ -1,17 +1,15 @@
-"""`prefect-bt weights mirror`: download sources before a job needs them."""
+"""`prefect-bt weights mirror`: download weights before a job needs them."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from cyclopts import Parameter
-
-from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import progress_callbacks
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import (
@@ -24,6 +22,7 @@ from prefect_bt.cli.weights.sources import (
     resolve_secret,
 )
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.text.quantities import format_size
 
 if TYPE_CHECKING:
     from prefect_bt.planning.plan import WeightsPlan
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from prefect_bt.weights import MirrorResult
     from prefect_bt.weights.dry_run import MirrorPlan
 
-MAX_CONCURRENT: Final = 2
-"""Sources at once: one uses the whole bandwidth, a second one the pauses of the first."""
+_MAX_CONCURRENT: Final = 2
+"""Sources at a time: the second one uses the bandwidth while the first one lists or hashes."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,16 @@ def mirror_weights(
     /,
     *,
     given: SourceOptions = NO_SOURCES,
-    dry_run: Annotated[bool, Parameter(help="Only show what would be downloaded.")] = False,
+    dry_run: DryRun = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Mirror the sources of a config file, or those given, before a job needs them.
+    """Mirror all sources of a config file, or those given with --source.
 
-    Files that are here are not downloaded again, and an interrupted download continues. Ctrl-C
-    keeps the bytes that arrived.
+    Files that this machine or the store already has are not downloaded. Ctrl-C keeps the received
+    bytes; the same command continues there.
+
+    Examples:
 
     `prefect-bt weights mirror config.py`
 
@@ -66,99 +67,83 @@ def mirror_weights(
     from prefect_bt.settings import Settings
     from prefect_bt.text.url_redaction import redact_url
 
-    settings, beside = Settings(), terminal.for_output(output)
+    settings = Settings()
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
-    stop, interrupted = threading.Event(), False
     names = [redact_url(plan.source) for plan in plans]
+    outcomes: dict[str, _Outcome] = {}
     with (
-        beside.spinner("Asking the sources") if dry_run else nullcontext(),
-        progress_callbacks(beside, names, quiet=dry_run or output == "json") as callbacks,
+        terminal.spinner("Listing the sources") if dry_run else nullcontext(),
+        progress_callbacks(terminal, names, quiet=dry_run or output == "json") as callbacks,
     ):
-        pool = _MirrorPool(plans, settings, callbacks, stop, dry_run=dry_run)
         try:
-            pool.run()
+            _run_all(plans, callbacks, outcomes, _plan_one if dry_run else _mirror_one)
         except KeyboardInterrupt:
-            interrupted = True
-    outcomes = pool.outcomes
-    if interrupted:
-        terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished(settings)}")
-        return INTERRUPTED
-    if output == "json":
-        beside.print_json({"weights": [_row(one) for one in outcomes]})
-    else:
-        _print_outcomes(beside, outcomes)
-    return FAILED if any(isinstance(one, _FailedMirror) for one in outcomes) else OK
+            terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished(settings)}")
+            return INTERRUPTED
+    ordered = [outcomes[plan.key] for plan in plans]
+    terminal.print_result(
+        {"weights": [_row(one) for one in ordered]}, lambda: _print_outcomes(terminal, ordered)
+    )
+    return FAILED if any(isinstance(one, _FailedMirror) for one in ordered) else OK
 
 
-class _MirrorPool:
-    """Mirrors of several sources, or their dry runs, with one stop signal."""
+def _run_all(
+    plans: Sequence[WeightsPlan],
+    callbacks: Sequence[ProgressCallback | None],
+    outcomes: dict[str, _Outcome],
+    run: Callable[[WeightsPlan, ProgressCallback | None, threading.Event], _Outcome],
+) -> None:
+    """Run all plans. After Ctrl-C, wait a moment until the running ones have saved their bytes."""
+    from prefect_bt.weights.threads import run_workers
 
-    def __init__(
-        self,
-        plans: Sequence[WeightsPlan],
-        settings: Settings,
-        callbacks: Sequence[ProgressCallback | None],
-        stop: threading.Event,
-        *,
-        dry_run: bool,
-    ) -> None:
-        self._plans, self._settings = plans, settings
-        self._stop = stop
-        self._run = self._plan if dry_run else self._mirror
-        self._waiting = deque(zip(plans, callbacks, strict=True))
-        self._done: dict[str, _Outcome] = {}
+    waiting, stop = deque(zip(plans, callbacks, strict=True)), threading.Event()
 
-    @property
-    def outcomes(self) -> list[_Outcome]:
-        """The finished ones, in the order of the plans."""
-        return [self._done[plan.key] for plan in self._plans if plan.key in self._done]
-
-    def run(self) -> None:
-        """Run all. After Ctrl-C, wait a moment for the running ones to save their bytes."""
-        from prefect_bt.weights.threads import run_workers
-
-        run_workers(min(MAX_CONCURRENT, len(self._plans)), self._mirror_next, self._stop)
-
-    def _mirror_next(self) -> bool:
+    def run_next() -> bool:
         try:
-            plan, on_progress = self._waiting.popleft()
+            plan, on_progress = waiting.popleft()
         except IndexError:
             return False
         try:
-            self._done[plan.key] = self._run(plan, on_progress)
+            outcomes[plan.key] = run(plan, on_progress, stop)
         except PrefectBtError as error:
-            self._done[plan.key] = _FailedMirror(plan, error)
+            outcomes[plan.key] = _FailedMirror(plan, error)
         return True
 
-    def _mirror(self, plan: WeightsPlan, on_progress: ProgressCallback | None) -> MirrorResult:
-        from prefect_bt.weights import mirror_source
+    run_workers(min(_MAX_CONCURRENT, len(plans)), run_next, stop)
 
-        settings = self._settings
-        return mirror_source(
-            plan,
-            cache=open_cache(settings),
-            secret=resolve_secret(plan),
-            store=open_weights_store(settings),
-            upload_to_store=settings.mirror_to_store,
-            stall_timeout=settings.stall_seconds,
-            on_progress=on_progress,
-            stop=self._stop,
-        )
 
-    def _plan(self, plan: WeightsPlan, _: ProgressCallback | None) -> MirrorPlan:
-        from prefect_bt.weights.dry_run import plan_mirror
-        from prefect_bt.weights.sources.protocol import SourceRequest
+def _mirror_one(
+    plan: WeightsPlan, on_progress: ProgressCallback | None, stop: threading.Event
+) -> MirrorResult:
+    from prefect_bt.settings import Settings
+    from prefect_bt.weights import mirror_source
 
-        settings = self._settings
-        request = SourceRequest(
-            plan, resolve_secret(plan), open_weights_store(settings), settings.stall_seconds
-        )
-        return plan_mirror(request, open_cache(settings), use_copy=settings.mirror_to_store)
+    settings = Settings()
+    return mirror_source(
+        plan,
+        cache=open_cache(settings),
+        secret=resolve_secret(plan),
+        store=open_weights_store(settings),
+        upload_to_store=settings.mirror_to_store,
+        stall_timeout=settings.stall_seconds,
+        on_progress=on_progress,
+        stop=stop,
+    )
+
+
+def _plan_one(plan: WeightsPlan, _: ProgressCallback | None, __: threading.Event) -> MirrorPlan:
+    from prefect_bt.settings import Settings
+    from prefect_bt.weights.dry_run import plan_mirror
+    from prefect_bt.weights.sources.protocol import SourceRequest
+
+    settings = Settings()
+    request = SourceRequest(
+        plan, resolve_secret(plan), open_weights_store(settings), settings.stall_seconds
+    )
+    return plan_mirror(request, open_cache(settings), use_copy=settings.mirror_to_store)
 
 
 def _format_unfinished(settings: Settings) -> str:
-    from prefect_bt.text.quantities import format_size
-
     kept = sum(one.bytes for one in open_cache(settings).list_leftovers())
     return f"{format_size(kept)} of unfinished files are kept: the same command continues there."
 
@@ -184,8 +169,6 @@ def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
 
 
 def _format_files(count: tuple[int, int]) -> str:
-    from prefect_bt.text.quantities import format_size
-
     return f"{format_count(count[0], 'file')} ({format_size(count[1])})"
 
 

@@ -1,4 +1,4 @@
-"""`prefect-bt weights prune`: remove mirrored sources that nobody uses."""
+"""`prefect-bt weights prune`: delete mirrored sources that nothing uses."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.ui import ages
-from prefect_bt.cli.ui.options import InjectedTerminal, Output, Yes
-from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.cli.weights.locations import PruneTarget, open_prune_target
+from prefect_bt.cli.ui.ages import parse_older_than
+from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
+from prefect_bt.cli.ui.tables import Column, show_table
+from prefect_bt.cli.ui.terminal import Terminal, format_count
+from prefect_bt.cli.weights.prune_targets import PruneTarget, open_cache_target, open_store_target
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.text.quantities import format_size
 
 if TYPE_CHECKING:
     from prefect_bt.weights.inventory import WeightsEntry
 
-ORPHAN_SECONDS: Final = 7 * 86400.0
-"""How long what is unfinished may wait for somebody to go on with it."""
+_ORPHAN_SECONDS: Final = 7 * 86400.0
+"""Age from which an unfinished download is deleted."""
+_COLUMNS: Final = [
+    Column("Source", "source", wrap=True),
+    Column("Revision", "revision", lambda revision: revision[:12], hide=1),
+    Column("Size", "bytes", format_size),
+    Column("Action", "action", wrap=True),
+]
 
 
 @dataclass(frozen=True)
-class _PrunePolicy:
-    """Sizes in bytes, ages in seconds; what is None or empty asks for nothing."""
+class _Policy:
+    """What to delete; exactly one of the fields is set. Sizes in bytes, ages in seconds."""
 
     names: tuple[str, ...] = ()
     keep_bytes: int | None = None
@@ -32,15 +40,20 @@ class _PrunePolicy:
 
     @property
     def orphan_age(self) -> float | None:
-        """From which age on what is unfinished goes; None: it stays."""
+        """Age from which unfinished transfers are deleted; None to keep them."""
         if self.everything:
             return 0.0
-        return None if self.names else ORPHAN_SECONDS
+        return None if self.names else _ORPHAN_SECONDS
+
+    def explain_kept(self) -> str:
+        if self.older_than is not None:
+            return "used since"
+        return "there is room for it" if self.keep_bytes is not None else "not named"
 
 
 @dataclass
-class _PruneSelection:
-    """`to_delete` in order; `to_keep` is (tree, why). `freed_bytes` and `orphan_bytes` in bytes."""
+class _Selection:
+    """The entries to delete, in order, and those to keep with the reason."""
 
     to_delete: list[WeightsEntry] = field(default_factory=list["WeightsEntry"])
     to_keep: list[tuple[WeightsEntry, str]] = field(
@@ -55,75 +68,76 @@ class _PruneSelection:
 
 
 def prune_weights(
-    *names: Annotated[str, Parameter(help="These: names, sources, or beginnings of names.")],
+    *names: Annotated[str, Parameter(help="Sources, names, or prefixes of names.")],
     keep_bytes: Annotated[
         str | None,
         Parameter(
             name=["--keep-bytes", "--max-bytes"],
-            help="Until so much is left, such as 100GB: longest unused first. With --store by "
-            "default PREFECT_BT_STORE_WEIGHTS_BYTES.",
+            help="Delete the least recently used until this size is left, for example 100GB. "
+            "With --store the default is PREFECT_BT_STORE_WEIGHTS_BYTES.",
         ),
     ] = None,
     older_than: Annotated[
-        str | None, Parameter(help="What was not used for so long, such as 30d or 12h.")
+        str | None, Parameter(help="Delete sources not used for this long: 30d, 12h.")
     ] = None,
-    everything: Annotated[bool, Parameter(name="--all", help="All of it.")] = False,
-    store: Annotated[bool, Parameter(help="The store's copies instead of this machine's.")] = False,
-    dry_run: Annotated[bool, Parameter(help="Only show what would go.")] = False,
+    everything: Annotated[bool, Parameter(name="--all", help="Delete all sources.")] = False,
+    store: Annotated[
+        bool, Parameter(help="Delete the copies in the store instead of those on this machine.")
+    ] = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
-    """Remove mirrored sources from this machine, or their copies from the store.
+    """Keep what is in use: the weights of running jobs, and in the store also those of jobs that
+    can be retried and of deployments.
 
-    Weights that a running job uses stay. In the store, weights stay also for jobs that may be
-    retried and for deployments. Unless names are given, unfinished downloads that did not change
-    for seven days are removed too; with --all, all of them. The next job that needs a removed
-    source downloads it again.
+    Unless names are given, unfinished downloads that did not change for seven days are deleted
+    too; with --all, all unfinished downloads. The next job that needs a deleted source downloads
+    it again.
+
+    Examples:
 
     `prefect-bt weights prune --keep-bytes 100GB --dry-run`
 
-    `prefect-bt weights prune --store --max-bytes 1TB --dry-run`
-
     `prefect-bt weights prune --older-than 30d`
+
+    `prefect-bt weights prune --store --max-bytes 1TB --yes`
     """
     from prefect_bt.settings import Settings
 
     settings = Settings()
     if store and settings.store_weights_bytes and not (names or older_than or everything):
         keep_bytes = keep_bytes or str(int(settings.store_weights_bytes))
-    policy = _policy(names, keep_bytes, older_than, everything)
-    beside, place = terminal.for_output(output), open_prune_target(settings, store=store)
-    choice = _choose(place, policy)
-    _show(beside, place, choice)
-    if dry_run or choice.is_empty:
-        return _report_result(beside, choice, dry_run=dry_run, done=False, output=output)
-    what = (
-        format_count(len(choice.to_delete), "tree")
-        if choice.to_delete
-        else "what was begun and left"
+    policy = _parse_policy(names, keep_bytes, older_than, everything)
+    target = (open_store_target if store else open_cache_target)(settings)
+    selection = _select(target, policy)
+    _show(terminal, target, selection)
+    done = not dry_run and not selection.is_empty
+    if done:
+        trees = selection.to_delete
+        what = format_count(len(trees), "tree") if trees else "unfinished downloads"
+        terminal.confirm(f"Delete {what} from {target.title}?", yes=yes)
+        with terminal.spinner("Deleting"):
+            _delete(target, policy, selection)
+    return terminal.print_result(
+        _document(selection, dry_run), lambda: _print_outcome(terminal, selection, done=done)
     )
-    if not (yes or beside.confirm(f"Remove {what} from {place.title}?")):
-        terminal.error("Nothing was removed.")
-        return FAILED
-    with beside.spinner("Removing"):
-        _remove(place, policy, choice)
-    return _report_result(beside, choice, dry_run=dry_run, done=True, output=output)
 
 
-def _policy(
+def _parse_policy(
     names: tuple[str, ...], keep_bytes: str | None, older_than: str | None, everything: bool
-) -> _PrunePolicy:
-    asked = [bool(names), keep_bytes is not None, older_than is not None, everything]
-    if sum(asked) != 1:
+) -> _Policy:
+    given = [bool(names), keep_bytes is not None, older_than is not None, everything]
+    if sum(given) != 1:
         raise PrefectBtError(
-            "Nothing to prune was named." if not any(asked) else "Only one choice is possible.",
+            "weights prune needs exactly one choice of what to delete.",
             next_step="Give names, --keep-bytes, --older-than or --all.",
         )
-    return _PrunePolicy(
+    return _Policy(
         names,
         _parse_size(keep_bytes) if keep_bytes is not None else None,
-        ages.parse_older_than(older_than) if older_than is not None else None,
+        parse_older_than(older_than) if older_than is not None else None,
         everything,
     )
 
@@ -135,121 +149,97 @@ def _parse_size(text: str) -> int:
         return TypeAdapter(ByteSize).validate_python(text)
     except ValidationError:
         raise PrefectBtError(
-            f"--keep-bytes {text!r} is no size.", next_step="Write 100GB, 1.5TB or 64GiB."
+            f"--keep-bytes {text!r} is not a size.", next_step="Write 100GB, 1.5TB or 64GiB."
         ) from None
 
 
-def _choose(place: PruneTarget, policy: _PrunePolicy) -> _PruneSelection:
-    kept = place.list_entries()
-    wanted = _select_names(place, kept, policy)
-    choice = _PruneSelection()
-    for one in kept:
-        needed = place.why_needed(one)
-        if needed and (one.name in wanted or policy.keep_bytes is not None):
-            choice.to_keep.append((one, needed))
-        elif one.name in wanted:
-            choice.to_delete.append(one)
+def _select(target: PruneTarget, policy: _Policy) -> _Selection:
+    from prefect_bt.weights.cache.eviction import freed_bytes
+
+    wanted = _select_names(target, policy)
+    selection = _Selection()
+    for entry in target.entries:
+        needed = target.needed.get(entry.name, "")
+        if needed and (entry.name in wanted or policy.keep_bytes is not None):
+            selection.to_keep.append((entry, needed))
+        elif entry.name in wanted:
+            selection.to_delete.append(entry)
         else:
-            choice.to_keep.append((one, _explain_kept(policy)))
-    choice.to_delete.sort(key=lambda one: (place.last_used(one), one.name))
-    choice.freed_bytes = place.freed_bytes({one.name for one in choice.to_delete})
+            selection.to_keep.append((entry, policy.explain_kept()))
+    selection.to_delete.sort(key=lambda entry: (target.last_used(entry), entry.name))
+    names = {entry.name for entry in selection.to_delete}
+    selection.freed_bytes = freed_bytes(target.candidates, names)
     if policy.orphan_age is not None:
-        choice.orphan_bytes = place.orphan_bytes(policy.orphan_age)
-    return choice
+        selection.orphan_bytes = target.measure_orphans(policy.orphan_age)
+    return selection
 
 
-def _select_names(
-    place: PruneTarget, protected: list[WeightsEntry], policy: _PrunePolicy
-) -> set[str]:
-    from prefect_bt.cli.weights.verify import unknown_source_error
-    from prefect_bt.weights.inventory import match_entries
+def _select_names(target: PruneTarget, policy: _Policy) -> set[str]:
+    from prefect_bt.cli.weights.sources import match_names
+    from prefect_bt.weights.cache.eviction import choose_evictions
 
     if policy.everything:
-        return {one.name for one in protected}
+        return {entry.name for entry in target.entries}
     if policy.keep_bytes is not None:
-        return set(place.select_evictions(policy.keep_bytes))
+        excess = target.size - policy.keep_bytes
+        return set(choose_evictions(target.candidates, excess=excess))
     if policy.older_than is not None:
         before = time.time() - policy.older_than
-        return {one.name for one in protected if place.last_used(one) < before}
-    found: set[str] = set()
-    for name in policy.names:
-        meant = match_entries(protected, name)
-        if not meant:
-            raise unknown_source_error(name, protected, place.title)
-        found |= {one.name for one in meant}
-    return found
+        return {entry.name for entry in target.entries if target.last_used(entry) < before}
+    return {entry.name for entry in match_names(policy.names, target.entries, target.title)}
 
 
-def _explain_kept(policy: _PrunePolicy) -> str:
-    if policy.older_than is not None:
-        return "used since"
-    return "there is room for it" if policy.keep_bytes is not None else "not named"
-
-
-def _remove(place: PruneTarget, policy: _PrunePolicy, choice: _PruneSelection) -> None:
-    """What came into use in the last moment stays, and is told so."""
-    freed = 0
-    for one in list(choice.to_delete):
-        gone, size = place.remove(one)
-        freed += size
-        if not gone:
-            choice.to_delete.remove(one)
-            choice.to_keep.append((one, "a job began to use it"))
+def _delete(target: PruneTarget, policy: _Policy, selection: _Selection) -> None:
+    """Delete the selected entries; move those that a job began to use to the kept ones."""
+    selection.freed_bytes = 0
+    for entry in list(selection.to_delete):
+        deleted, freed = target.delete(entry.name)
+        selection.freed_bytes += freed
+        if not deleted:
+            selection.to_delete.remove(entry)
+            selection.to_keep.append((entry, "a job began to use it"))
     if policy.orphan_age is not None:
-        choice.orphan_bytes = place.sweep(policy.orphan_age)
-    choice.freed_bytes = freed
+        selection.orphan_bytes = target.delete_orphans(policy.orphan_age)
 
 
-def _show(terminal: Terminal, place: PruneTarget, choice: _PruneSelection) -> None:
-    from prefect_bt.cli.ui.tables import Column, show_table
-    from prefect_bt.text.quantities import format_size
-    from prefect_bt.text.url_redaction import redact_url
-
+def _show(terminal: Terminal, target: PruneTarget, selection: _Selection) -> None:
     if terminal.machine_readable:
         return
-    rows = [(one, "goes") for one in choice.to_delete]
-    rows += [(one, f"stays: {why}") for one, why in choice.to_keep]
+    rows = [{**_row(entry), "action": "delete"} for entry in selection.to_delete]
+    rows += [{**_row(entry), "action": f"keep: {why}"} for entry, why in selection.to_keep]
     if rows:
-        columns = [
-            Column("Source", lambda row: redact_url(row["kept"].summary.source), min_width=20),
-            Column("Revision", lambda row: row["kept"].summary.revision[:12], no_wrap=True),
-            Column("Size", lambda row: format_size(row["kept"].summary.bytes), no_wrap=True),
-            Column("What Happens", lambda row: row["what"], min_width=20),
-        ]
-        documents: list[dict[str, Any]] = [{"kept": one, "what": what} for one, what in rows]
-        show_table(terminal, f"Weights on {place.title}", columns, documents)
-    if choice.orphan_bytes:
-        terminal.echo(f"As well: {format_size(choice.orphan_bytes)} of what was begun and left.")
+        show_table(terminal, f"Weights on {target.title}", _COLUMNS, rows)
+    if selection.orphan_bytes:
+        terminal.echo(f"Unfinished downloads to delete: {format_size(selection.orphan_bytes)}.")
 
 
-def _report_result(
-    terminal: Terminal, choice: _PruneSelection, *, dry_run: bool, done: bool, output: str
-) -> int:
-    from prefect_bt.text.quantities import format_size
-
-    freed = choice.freed_bytes + choice.orphan_bytes
-    if output == "json":
-        terminal.print_json(_document(choice, dry_run))
-    elif done:
-        terminal.echo(f"Freed {format_size(freed)}.", style="green")
-    elif dry_run and not choice.is_empty:
-        terminal.echo(f"Would free {format_size(freed)}. Nothing was removed.", style="yellow")
+def _print_outcome(terminal: Terminal, selection: _Selection, *, done: bool) -> None:
+    freed = format_size(selection.freed_bytes + selection.orphan_bytes)
+    if done:
+        terminal.echo(f"Freed {freed}.", style="green")
+    elif selection.is_empty:
+        terminal.echo("There is nothing to delete.")
     else:
-        terminal.echo("Nothing is to be removed.")
-    return OK
+        terminal.echo(f"Would free {freed}. Nothing was deleted.", style="yellow")
 
 
-def _document(choice: _PruneSelection, dry_run: bool) -> dict[str, Any]:
+def _row(entry: WeightsEntry) -> dict[str, Any]:
     from prefect_bt.text.url_redaction import redact_url
 
-    def row(one: WeightsEntry) -> dict[str, Any]:
-        source = redact_url(one.summary.source)
-        return {"name": one.name, "source": source, "bytes": one.summary.bytes}
+    summary = entry.summary
+    return {
+        "name": entry.name,
+        "source": redact_url(summary.source),
+        "revision": summary.revision,
+        "bytes": summary.bytes,
+    }
 
+
+def _document(selection: _Selection, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "freed_bytes": choice.freed_bytes + choice.orphan_bytes,
-        "leftover_bytes": choice.orphan_bytes,
-        "removed": [row(one) for one in choice.to_delete],
-        "kept": [{**row(one), "why": why} for one, why in choice.to_keep],
+        "freed_bytes": selection.freed_bytes + selection.orphan_bytes,
+        "leftover_bytes": selection.orphan_bytes,
+        "removed": [_row(entry) for entry in selection.to_delete],
+        "kept": [{**_row(entry), "why": why} for entry, why in selection.to_keep],
     }

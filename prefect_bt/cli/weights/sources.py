@@ -1,42 +1,46 @@
-"""Which weights sources a command is about, and what it opens to look at them."""
+"""Weights sources of a command, and the cache and the store that it opens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from prefect_bt.errors import PlanError, PrefectBtError, SecretError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from prefect_bt.object_store.protocols import Store
     from prefect_bt.planning.plan import WeightsPlan
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache.node_cache import NodeCache
+    from prefect_bt.weights.inventory import WeightsEntry
 
-ConfigPath = Annotated[
-    Path | None, Parameter(help="Python file with one TrainingProject: all of its sources.")
-]
+_MAX_LISTED: Final = 8
+"""Sources that an error message lists."""
+
+ConfigPath = Annotated[Path | None, Parameter(help="Config file; all of its sources are used.")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SourceOptions:
-    """Sources without a config file. The patterns and the secret are those of all of them."""
+    """Sources without a config file. Patterns and secret apply to each of them."""
 
     source: Annotated[
-        tuple[str, ...], Parameter(help="A source instead, such as hf://owner/repo@main.")
+        tuple[str, ...], Parameter(help="Source, such as hf://owner/repo@main. Repeatable.")
     ] = ()
     allow: Annotated[
-        tuple[str, ...], Parameter(help="As allow_patterns; may be given several times.")
+        tuple[str, ...], Parameter(help="Pattern of files to mirror. Repeatable.")
     ] = ()
     ignore: Annotated[
-        tuple[str, ...], Parameter(help="As ignore_patterns; may be given several times.")
+        tuple[str, ...], Parameter(help="Pattern of files to leave out. Repeatable.")
     ] = ()
     auth_secret_name: Annotated[
-        str | None, Parameter(help="The secret that the source is read with.")
+        str | None, Parameter(help="Secret with the credentials of the source.")
     ] = None
 
 
@@ -57,7 +61,7 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
         if given != NO_SOURCES:
             raise PrefectBtError(
                 "--allow, --ignore and --auth-secret-name belong to --source.",
-                next_step="The config file says them for each of its sources.",
+                next_step="Set the patterns and the secret of each source in the config file.",
             )
         return _plans_from_config(config)
     return _plans_from_options(given)
@@ -102,10 +106,7 @@ def _document(source: str, sources: SourceOptions) -> dict[str, object]:
 
 
 def resolve_secret(plan: WeightsPlan) -> str | None:
-    """The value that the plan names, None when it names none. SecretError.
-
-    What this command's environment has is taken first: Prefect is asked only when it must be.
-    """
+    """Return the value of the plan's secret, from the environment or else from Prefect."""
     from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
 
     if not plan.secret:
@@ -119,14 +120,36 @@ def resolve_secret(plan: WeightsPlan) -> str | None:
 
 
 def open_cache(settings: Settings) -> NodeCache:
-    """What this machine keeps of weights."""
+    """Open the weights cache of this machine."""
     from prefect_bt.weights.cache.node_cache import NodeCache
 
     return NodeCache(settings.weights_dir, settings.weights_bytes)
 
 
 def open_weights_store(settings: Settings) -> Store:
-    """Where checkpoints lie and where the copies for other machines are kept."""
+    """Open the store, which has copies of weights for other machines."""
     from prefect_bt.object_store import open_store
 
     return open_store(settings.store)
+
+
+def match_names(
+    names: Sequence[str], entries: Sequence[WeightsEntry], place: str
+) -> list[WeightsEntry]:
+    """Return the entries that `names` select; raise PrefectBtError for a name without entries."""
+    from prefect_bt.text.url_redaction import redact_url
+    from prefect_bt.weights.inventory import match_entries
+
+    found: dict[str, WeightsEntry] = {}
+    for name in names:
+        matches = match_entries(entries, name)
+        if not matches:
+            sources = list(dict.fromkeys(redact_url(one.summary.source) for one in entries))
+            more = len(sources) - _MAX_LISTED
+            listed = ", ".join(sources[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+            raise PrefectBtError(
+                f"No weights {name!r} on {place}.",
+                next_step=f"There are: {listed or 'none'} (prefect-bt weights list).",
+            )
+        found |= {one.name: one for one in matches}
+    return list(found.values())

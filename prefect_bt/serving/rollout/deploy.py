@@ -1,16 +1,14 @@
-"""From chosen checkpoints to a deployment that answers: one revision, started and awaited.
+"""Start one revision of a deployment from selected checkpoints.
 
-What can be refused is refused first. Then, in this order: the deployment, the revision, its job,
-and the wish that it serve (serving.deployment_records). Whoever dies in between leaves nothing that
-serves by mistake: without the wish a revision stands by, and the one before goes on.
+The options are validated first. Then `deploy` writes the deployment, the revision and its job, and
+promotes the revision last (serving.deployment_records). If the process dies before that, the
+revision is on hold and the previous one continues to serve.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,19 +16,17 @@ from typing import Any, Final
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import Compute
-from prefect_bt.errors import CheckpointError, DefinitionError, ServingError, SubstrateError
-from prefect_bt.jobs.asynchronous import is_stop_requested
+from prefect_bt.errors import CheckpointError, DefinitionError, SubstrateError
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
-from prefect_bt.jobs.stop import reconcile_job
 from prefect_bt.jobs.submit import plan_submission, submit
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget, ServingRef
-from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.checkpoint_selection import check_model_name
-from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict, Revision
+from prefect_bt.serving.deployment_records import DeploymentLedger, Revision
 from prefect_bt.serving.rollout.gate import parse_gate
+from prefect_bt.serving.rollout.wait import AwaitedRevision
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import ensure_router
 from prefect_bt.serving.served_model import ModelSelection
@@ -55,8 +51,6 @@ RESTART_BUDGET: Final = RetryBudget(
     longest_delay=15.0,
 )
 """A server that has answered once is started again whatever ends it (attempts.judge_retry)."""
-POLL_INTERVAL: Final = 0.3
-_RECONCILE_INTERVAL: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +93,10 @@ class DeployedRevision:
     job_id: str
     address: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def awaited(self) -> AwaitedRevision:
+        return AwaitedRevision(self.name, self.revision.number, self.job_id)
 
 
 def plan_serving(
@@ -263,61 +261,4 @@ def _submit_options(options: DeployOptions, serving: ServingRef | None) -> Submi
         retry_policy=RESTART_BUDGET,
         serving=serving,
         secret_sources=options.secret_sources,
-    )
-
-
-# -- waiting ----------------------------------------------------------------------------------
-
-
-def wait_for_ready(
-    ledger: Ledger,
-    deployed: DeployedRevision,
-    on_progress: Callable[[str], object] = lambda _: None,
-) -> ReadinessVerdict:
-    """Wait until the revision answers; call `on_progress` with a phrase whenever that changes.
-
-    Raise ServingError with the reason if it never will, and KeyboardInterrupt once the coroutine
-    that waits is cancelled.
-    """
-    deployments, told, settled = DeploymentLedger(ledger), "", time.monotonic()
-    name, number = deployed.name, deployed.revision.number
-    while True:
-        state = ledger.get_state(deployed.job_id)  # read first: a verdict comes before the end
-        verdicts = deployments.list_verdicts(name, number)
-        if verdicts and verdicts[-1].ready:
-            return verdicts[-1]
-        if state.terminal:
-            verdict = verdicts[-1] if verdicts else None
-            raise not_serving_error(ledger, name, number, job_id=deployed.job_id, verdict=verdict)
-        phrase = PROGRESS_MESSAGES.get(state, "")
-        if is_stop_requested():
-            raise KeyboardInterrupt
-        if phrase != told:
-            told = phrase
-            on_progress(phrase)
-        if time.monotonic() - settled > _RECONCILE_INTERVAL:
-            reconcile_job(ledger, deployed.job_id)
-            settled = time.monotonic()
-        time.sleep(POLL_INTERVAL)
-
-
-PROGRESS_MESSAGES: Final = {
-    JobState.CREATED: "fetching checkpoints and the base model",
-    JobState.DEPLOYING: "starting the server",
-    JobState.RUNNING: "loading the model",
-}
-
-
-def not_serving_error(
-    ledger: Ledger, name: str, number: int, *, job_id: str, verdict: ReadinessVerdict | None
-) -> ServingError:
-    """Of a revision whose job is over: why, and the end of its log."""
-    last, outcomes = ledger.list_events(job_id)[-1], ledger.list_outcomes(job_id)
-    failed = verdict if verdict and not verdict.ready else None
-    why = failed.sentence if failed else last.message or f"its job is {last.state.short_name}"
-    return ServingError(
-        f"Revision {number} of {name} does not serve. {why.rstrip('.')}.",
-        next_step=f"Its log: prefect-bt logs --job-id {job_id}",
-        deployment=name,
-        log_tail=outcomes[-1].log_tail if outcomes else (),
     )

@@ -63,7 +63,7 @@ def test_all_of_the_newest_job(cli: Cli, job: JobRecord):
     done = cli("checkpoints", "download")
     target = cli.folder / f"my-proj_{job.id}_checkpoints"
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"4 checkpoint files are in {target}\n"
+    assert done.out == f"4 checkpoint files in {target}\n"
     found = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
     assert found == {
         "checkpoint-1/a.json": b"{}",
@@ -109,7 +109,7 @@ def test_a_job_without_any(cli: Cli, shop: Shop, ended):
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         f"error: Job {record.id} has no committed checkpoint. "
-        f"How far its upload is: prefect-bt view --job-id {record.id}\n"
+        f"Upload status: prefect-bt view --job-id {record.id}\n"
     )
 
 

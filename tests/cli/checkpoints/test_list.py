@@ -51,8 +51,8 @@ Job ID   Checkpoint ID  Checkpoint Name  Type  Base Model  Size      Created At
 {job.id}  {ids[0]}       checkpoint-10    full              3.00 GiB  2023-11-14 22:13:21
 {job.id}  {ids[1]}       adapter          lora  org/base    17 bytes  2023-11-14 22:13:22
 {job.id}  {ids[2]}       runs                               5 bytes   2023-11-14 22:13:23
-They are in {cli.folder}/store/training_projects/{job.project_id}/jobs/{job.id}
-As folders: prefect-bt checkpoints download --job-id {job.id}
+Location: {cli.folder}/store/training_projects/{job.project_id}/jobs/{job.id}
+Download: prefect-bt checkpoints download --job-id {job.id}
 """
     )
 
@@ -124,7 +124,9 @@ def test_none(cli: Cli, shop: Shop, ended):
     assert cli("checkpoints", "list", "-o", "csv").out.count("\n") == 1
     done = cli("get_checkpoint_urls")
     assert done.code == 1
-    assert done.err.startswith(f"error: No checkpoints found for training job {job.id}. How far")
+    assert done.err.startswith(
+        f"error: No checkpoints found for training job {job.id}. Upload status"
+    )
 
 
 @pytest.mark.parametrize("verb", ["get_checkpoint_urls", "get-checkpoint-urls"])
@@ -132,7 +134,7 @@ def test_plain_urls(cli: Cli, shop: Shop, job, verb: str):
     done = cli(verb, "--unsigned")
     target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
     assert done.out == (
-        f"Addresses of 4 checkpoint files written to {target}\n"
+        f"URLs of 4 checkpoint files written to {target}\n"
         "They are not signed: readers use their rights.\n"
     )
     found = json.loads(target.read_text())
@@ -175,7 +177,7 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
     known = next(FileServerFolder.iter_all(serving)).read_record()
     assert (done.code, done.err) == (0, "")
     assert done.out == (
-        f"Addresses of 4 checkpoint files written to {target}\n"
+        f"URLs of 4 checkpoint files written to {target}\n"
         f"They hold for 7 days, served at {known.base} to this machine "
         "(for others: prefect-bt checkpoints serve).\n"
     )
@@ -218,7 +220,7 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
     server = cli.start("checkpoints", "serve", "--address", "http://localhost:1/x/")
     try:
         said = server.stdout.readline()
-        assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C ends it.\n"
+        assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C stops it.\n"
         known = next(FileServerFolder.iter_all(serving)).read_record()
         assert known.pid == server.pid
         assert cli("get_checkpoint_urls").code == 0
@@ -243,7 +245,7 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
     ("arguments", "said"),
     [
         (["--host", "0.0.0.0"], "--address http://<name>:<port>"),
-        (["--address", "box:80"], "'box:80' is no address"),
+        (["--address", "box:80"], "'box:80' is not a URL"),
         (["--host", "192.0.2.1"], "Cannot listen at 192.0.2.1"),
     ],
 )
@@ -278,5 +280,5 @@ def test_a_bucket_signs_for_itself(cli: Cli, monkeypatch, ended):
     assert SECRET not in file["url"]
     served = cli("checkpoints", "serve", PREFECT_BT_STORE=bucket.url, **told)
     assert (served.code, served.out) == (1, "")
-    assert "a bucket has addresses of its own" in served.err
+    assert "a bucket has URLs of its own" in served.err
     assert not (cli.folder / "state/files").exists()

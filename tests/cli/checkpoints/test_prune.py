@@ -42,8 +42,8 @@ def test_a_policy(cli: Cli, shop: Shop, job):
     dry = cli(*arguments, "--keep-every", "20", "--dry-run")
     assert dry.code == 0
     lines = [line.split() for line in dry.out.splitlines()]
-    assert ["checkpoint-10", "11.72", "KiB", "goes"] in lines
-    assert "stays: its step is a multiple of 20" in dry.out
+    assert ["checkpoint-10", "11.72", "KiB", "delete"] in lines
+    assert "keep: its step is a multiple of 20" in dry.out
     assert listed(shop, job) == ["checkpoint-10", "checkpoint-20", "checkpoint-30", "checkpoint-40"]
     done = cli(*arguments, "--keep-every", "20", "-o", "json")
     assert done.code == 0
@@ -55,7 +55,7 @@ def test_a_policy(cli: Cli, shop: Shop, job):
     assert listed(shop, job) == ["checkpoint-20", "checkpoint-40"]
     assert cli("checkpoints", "verify", "--job-id", job.id).code == 0
     again = cli(*arguments, "--keep-every", "20")
-    assert again.out.endswith("Nothing is to be deleted.\n")
+    assert again.out.endswith("There is nothing to delete.\n")
 
 
 def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
@@ -68,7 +68,11 @@ def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--keep-last", "1"], 1, "Nothing to prune was named. Give --job-id or --project."),
+        (
+            ["--keep-last", "1"],
+            1,
+            "checkpoints prune needs a job or a project. Give --job-id or --project.",
+        ),
         (["--project", "tiny", "--keep-last", "0"], 2, "Must be >= 1"),
         (["--project", "tiny", "--checkpoint-name", "nope"], 1, "has: checkpoint-10, "),
     ],
@@ -88,7 +92,7 @@ def test_a_running_job_keeps_what_it_would_go_on_from(cli: Cli, shop: Shop, runn
     done = cli("checkpoints", "prune", "--job-id", job.id, *names, "-o", "json").json["jobs"][0]
     assert done["running"]
     assert done["kept"] == [
-        {"checkpoint_id": "checkpoint-20", "why": "the running job would go on from it"}
+        {"checkpoint_id": "checkpoint-20", "why": "the running job would resume from it"}
     ]
     assert listed(shop, job) == ["checkpoint-20"]
     assert {i.key for i in shop.ledger.store.list("") if "/objects/" in i.key} == before

@@ -29,7 +29,7 @@ def _file(shop: Shop, job: JobRecord, name: str, path: str):
 def test_all_is_well(cli: Cli, job):
     done = cli("checkpoints", "verify", "--job-id", job.id)
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"Job {job.id}: 2 checkpoints, 3 objects, 15.62 KiB: all as committed.\n"
+    assert done.out == f"Job {job.id}: 2 checkpoints, 3 objects, 15.62 KiB: all intact.\n"
     found = cli("checkpoints", "verify", "--job-id", job.id, "-o", "json").json
     assert found == {
         "job_id": job.id,

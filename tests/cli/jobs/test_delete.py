@@ -130,7 +130,7 @@ def test_nothing_named(cli: Cli, shop: Shop, job):
     done = cli("delete")
     assert (done.code, done.err) == (
         1,
-        "error: Nothing to delete was named. Give --job-id or --project.\n",
+        "error: delete needs a job or a project. Give --job-id or --project.\n",
     )
 
 

@@ -50,7 +50,7 @@ def test_damaged_files_are_not_unpacked(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended, workspace=archive(), sha256="0" * 64)
     done = cli("download", "--job-id", job.id)
     assert done.code == 1
-    assert "are damaged" in done.err
+    assert "are corrupt" in done.err
     assert not (cli.folder / f"tiny_{job.id}").exists()
 
 

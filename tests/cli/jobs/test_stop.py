@@ -47,7 +47,7 @@ def test_several_active_jobs_are_listed(cli: Cli, shop: Shop, running):
     done = cli("stop")
     assert done.code == 1
     assert all(job.id in done.out for job in jobs)
-    assert done.err.startswith("error: 2 training jobs are queued or active. Say which one")
+    assert done.err.startswith("error: 2 training jobs are queued or active. Give --job-id")
     assert {shop.ledger.get_state(job.id) for job in jobs} == {JobState.RUNNING}
 
 
@@ -100,7 +100,7 @@ def test_on_a_terminal(cli: Cli, shop: Shop, running, arguments, answer, stopped
     assert ("[y/N]" in err) == (answer is not None)
     assert (process.returncode == 0) == stopped
     assert (shop.ledger.get_state(job.id) is JobState.STOPPED) == stopped
-    assert ("Nothing was stopped." in err) == (not stopped)
+    assert ("Canceled." in err) == (not stopped)
 
 
 Moment = Callable[[Ledger, str], object]

@@ -56,8 +56,8 @@ def test_lines_fold_on_a_terminal_and_go_beside_a_document(
     err: list[str],
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
-    terminal = open_terminal(interactive=False, debug=False).for_output(output)
-    assert print_and_follow(terminal, document, FollowOptions(tail=True, output=output)) == 0
+    terminal = open_terminal(interactive=False, debug=False, output=output)
+    assert print_and_follow(terminal, document, FollowOptions(tail=True)) == 0
     told = capsys.readouterr()
     assert (lines(told.out), lines(told.err)) == (out, err)
     assert "completed successfully" in told.err

@@ -12,7 +12,6 @@ import pytest
 from prefect_bt.attempts.resources import save_resources
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
-from prefect_bt.jobs.drill_result import DrillResult, save_drill
 from prefect_bt.ledger.opening import load_definition
 from prefect_bt.ledger.records import FailureClass, Outcome, Resources
 from prefect_bt.ledger.states import JobState
@@ -163,14 +162,6 @@ def test_a_job_of_an_older_release_says_what_it_asked_for(cli: Cli, shop: Shop, 
     assert found["resources"] is None
     assert found["instance_type"]["name"] == "1 node: 1 vCPU, 2 GiB"
     assert "Each Node" not in cli("view", "--job-id", job.id).out
-
-
-def test_what_a_drill_found_is_a_line_of_its_job(cli: Cli, shop: Shop, ended):
-    job = shop.job("tiny", *ended)
-    why = "It went on from step 20: the next one it wrote is 30."
-    save_drill(shop.ledger, job, DrillResult(job.id, True, why, rank=1, at=shop.at))
-    lines = cli("view", "--job-id", job.id).out.splitlines()
-    assert [line.split(None, 1)[1] for line in lines if line.startswith("Drill ")] == [why]
 
 
 def test_a_job_as_json(cli: Cli, shop: Shop, ended):

@@ -21,7 +21,7 @@ def test_the_newest_jobs_are_shown_and_the_others_counted(
     for _ in range(2):
         done = within("view", "--project", "tiny")
         assert (done.code, ids(done.out)) == (0, jobs[2:])
-        assert done.err == "50 of 52 jobs are shown, the newest. More: --limit N, or --all.\n"
+        assert done.err == "Showing the newest 50 of 52 jobs. More: --limit N, or --all.\n"
     assert ids(within("view", "--project", "tiny", "--limit", "3").out) == jobs[-3:]
     done = within("view", "--project", "tiny", "--all")
     assert (ids(done.out), done.err) == (jobs, "")
@@ -29,7 +29,7 @@ def test_the_newest_jobs_are_shown_and_the_others_counted(
     found = within("view", "--project", "tiny", "--limit", "2", "-o", "json")
     assert [job["id"] for job in found.json["training_jobs"]] == jobs[-2:]
     assert found.json["total_jobs"] == 52
-    assert "2 of 52 jobs are shown" in found.err
+    assert "Showing the newest 2 of 52 jobs" in found.err
     assert within("view", "--project", "tiny", "--limit", "0").code == 2
     refused = within("view", "--project", "tiny", "--limit", "2", "--all")
     assert (refused.code, refused.out) == (1, "")

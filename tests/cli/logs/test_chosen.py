@@ -56,7 +56,7 @@ def test_ranks_and_attempts_as_ranges(cli: Cli, job):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rank", "x"], "'x' is no number: write for example 3, or 0,2-5"),
+        (["--rank", "x"], "'x' is not a number: write for example 3, or 0,2-5"),
         (["--attempt", "5-2"], "'5-2' is empty: write the smaller number first"),
         (["--grep", "("], "not a regular expression"),
     ],
@@ -108,8 +108,8 @@ def test_first_failure(cli: Cli, job):
     [
         (["--attempt", "-1"], "did not fail: TRAINING_JOB_STOPPED. Attempts that failed: 0."),
         (["--attempt", "7"], "has no attempt 7 that is over. Attempts that failed: 0."),
-        (["--attempt", "-5"], "has no attempt -5: 2 attempts began. All lines: prefect-bt logs"),
-        (["--attempt", "0,1"], "--first-failure is about one attempt."),
+        (["--attempt", "-5"], "has no attempt -5; it has 2 attempts. All lines: prefect-bt logs"),
+        (["--attempt", "0,1"], "--first-failure shows one attempt."),
         (["--tail", "--rank", "1"], "cannot be combined with --tail and --rank."),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_damaged_log_is_shown_and_named(cli: Cli, shop: Shop, running, tail: l
     done = cli("logs", "--no-platform", *tail)
     assert messages(done.out) == ["(rank-0) a", "(rank-0) b"]
     said = f"The log of rank 0 of attempt 0 is cut: {size} bytes are there, {size + 7} were sealed."
-    assert f"{said} What is there is shown.\n" in done.err
+    assert f"{said} The lines that can be read are shown.\n" in done.err
 
 
 @pytest.mark.slow

@@ -110,11 +110,11 @@ def test_the_table(cli: Cli, filled: Path, project: str):
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("Cache captured at: 20")
-    assert lines[1:6] == [f"Project ID: {project}", "", "Total files: 5", "Total size: 1.50 MB", ""]
-    assert lines[6] == f"Cache summary for project: {project}"
-    assert lines[7].split("  ")[0] == "File Path"
-    assert lines[7].split() == ["File", "Path", "Size", "Modified", "Type", "Permissions"]
-    assert re.split(r"\s{2,}", lines[9]) == (
+    assert lines[1:5] == [f"Project ID: {project}", "Total files: 5", "Total size: 1.50 MB", ""]
+    assert lines[5] == f"Cache summary for project: {project}"
+    assert lines[6].split("  ")[0] == "File Path"
+    assert lines[6].split() == ["File", "Path", "Size", "Modified", "Type", "Permissions"]
+    assert re.split(r"\s{2,}", lines[8]) == (
         ["model", "1.50 MB", "2023-11-14 22:12:20", "directory", "drwxr-xr-x"]
     )
     assert "Tip" not in done.out
@@ -240,7 +240,7 @@ def test_a_link_in_place_of_the_cache_is_not_followed(cli: Cli, cache: Path, tmp
     cache.symlink_to(tmp_path / "of-the-host")
     done = cli("cache", "summarize", "tiny", "-o", "json")
     assert (done.code, done.json["files"]) == (1, [])
-    assert "What is in '.' may not be read" in done.err
+    assert "'.' cannot be read" in done.err
 
 
 def test_a_tree_deeper_than_a_path(cli: Cli, cache: Path):
@@ -253,7 +253,7 @@ def test_a_tree_deeper_than_a_path(cli: Cli, cache: Path):
     listed = {file["path"]: file["type"] for file in done.json["files"]}
     assert (listed["file"], listed["link"], listed["d/d/d"]) == ("file", "symlink", "directory")
     assert not any("link/" in path for path in listed)
-    assert "is not counted: the path is too long for this machine" in done.err
+    assert "is not counted: its paths are too long for this machine" in done.err
     assert len(done.err) < 1000
 
 
@@ -268,7 +268,7 @@ def test_names_of_any_bytes(cli: Cli, cache: Path):
     )
     table = cli("cache", "summarize", "tiny").out
     assert "\x1b" not in table
-    assert "two\ufffdlines" in table
+    assert "two\u240alines" in table
 
 
 def test_times_no_calendar_has(cli: Cli, cache: Path):
@@ -305,7 +305,7 @@ def test_permission_denied(cli: Cli, cache: Path):
     if any(file["path"] == "closed/secret" for file in found["files"]):
         pytest.skip("this user reads everything, whatever the modes say")
     assert done.returncode == 1
-    assert "What is in 'closed', 'listed' may not be read, so it is not counted." in done.stderr
+    assert "'closed', 'listed' cannot be read and is not counted." in done.stderr
     assert [f["path"] for f in found["files"]] == ["closed", "listed", "listed/file", "open"]
     hidden = found["files"][2]
     assert (hidden["type"], hidden["permissions"], hidden["modified"]) == ("file", "Unknown", "")
@@ -337,9 +337,11 @@ def test_many_files_come_as_plain_columns(cli: Cli, cache: Path):
             (cache / str(folder) / f"{file:04d}").touch()
     done = cli("cache", "summarize", "tiny")
     assert "Total files: 3003" in done.out
-    title, header, first, *rest = done.out.splitlines()[6:]
+    title, header, first, *rest = done.out.splitlines()[5:]
     assert title.startswith("Cache summary for project: ")
     assert header.split() == ["File", "Path", "Size", "Modified", "Type", "Permissions"]
     assert header.index("Type") == first.index("directory")
     assert len(rest) == 3002
-    assert "0 files so far" in on_terminal(cli, 80, "cache", "summarize", "tiny", "--sort", "size")
+    assert "Listing the cache: " in on_terminal(
+        cli, 80, "cache", "summarize", "tiny", "--sort", "size"
+    )

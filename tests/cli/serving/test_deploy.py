@@ -144,11 +144,11 @@ def test_a_name_that_is_none(within: Within, job: JobRecord, name: str):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "no JSON: Expecting"),
+        ("{", "it is not JSON: Expecting"),
         ("{}", "gate"),
         ('{"prompts": [{"prompt": "x"}]}', "contains"),
         ('{"commands": "true"}', "commands"),
-        ("3", "no list of prompts"),
+        ("3", "neither an object nor a list of prompts"),
     ],
 )
 def test_a_gate_that_is_none(within: Within, job: JobRecord, tmp_path: Path, text: str, told: str):
@@ -159,8 +159,8 @@ def test_a_gate_that_is_none(within: Within, job: JobRecord, tmp_path: Path, tex
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--model-name", "x"], "--checkpoint latest, or by name: one of checkpoint-20"),
-        (["--checkpoint", "latest"], "Give --model-name."),
+        (["--model-name", "x"], "--checkpoint NAME. Job "),
+        (["--checkpoint", "latest"], "Give --model-name NAME."),
         (["--checkpoint", "latest", "--port", "70000"], "65535"),
         (["--checkpoint", "latest", "--patience", "0"], "--patience"),
     ],
@@ -232,7 +232,7 @@ def test_a_whisper(within: Within, shelf: Shop):
     record = shelf.job("speech")
     shelf.commit(record, {"checkpoint-5": whisper()})
     run = deploying(within, "--dry-run", "--host", "0.0.0.0", verb="deploy_checkpoint")
-    assert "Whoever reaches 0.0.0.0 is answered" in run.err
+    assert "answers everyone who can reach 0.0.0.0" in run.err
     assert "checkpoint-5 of job" in run.out
     assert "v1/audio/transcriptions" in run.out
 
@@ -243,7 +243,7 @@ def test_what_vllm_does_not_serve_has_no_truss_config(within: Within, shelf: Sho
     shelf.commit(record, {"checkpoint-5": lora(use_dora=True)})
     run = deploying(within, "--dry-run")
     assert (run.code, "truss push" in run.out) == (0, False)
-    assert "There is no truss config of it" in run.err
+    assert "No truss config was written" in run.err
     run = deploying(within, "--truss-config-output-dir", "out")
     assert run.code == 1
     assert run.err.splitlines()[-1].startswith("error: The adapter checkpoint-5 of job")
@@ -333,11 +333,11 @@ def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
     screen.press(" ", "down", " ", "enter")
     screen.wait_for_line("a folder that is no part of its job", "Which base model")
     screen.press("org/ba", "se", "enter")
-    screen.wait_for_line("Under which name?", "base")
+    screen.wait_for_line("Model name?", "base")
     screen.press(" v1", "enter")
     screen.wait_for_line("letters, digits")
     screen.press("\x7f\x7f\x7f", "-v1", "enter")
-    screen.wait_for_line("token for Hugging Face")
+    screen.wait_for_line("Hugging Face token")
     screen.press("down", "enter")
     said = screen.wait_for_line("nothing was deployed")
     assert screen.end() == 0
@@ -384,6 +384,6 @@ def test_the_wizard_offers_gpus(start: Start, job: JobRecord, gpus: str):
 def test_a_script_says_which_gpus(cli: Cli, job: JobRecord, gpus: str):
     path = f"{gpus}:{cli.env['PATH']}"
     given = ["deploy_checkpoints", "--checkpoint", "latest", "--model-name", "x", "--dry-run"]
-    refused(cli(*given, PATH=path), "Give --accelerator: one of H100, none.", code=2)
+    refused(cli(*given, PATH=path), "Give --accelerator with one of H100, none.", code=2)
     run = cli(*given, "--accelerator", "H100:2", "-o", "json", PATH=path)
     assert (run.code, run.json["engine"]) == (0, "vllm")

@@ -1,13 +1,10 @@
-"""`deployments`: records and routes written by hand, and a server that answers as OpenAI's do."""
+"""`deployments`: records and routes written by hand."""
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ class Serving:
         self.deployments.ensure_deployment(NAME)
         self.place.write_listen_address(ListenAddress("127.0.0.1", 19))
 
-    def add(self, *states: JobState, ready: bool | None = True, kind: str = "lora") -> int:
+    def add(self, *states: JobState, ready: bool | None = True) -> int:
         """A revision whose job went through `states`, with a verdict of its one attempt."""
         job = self.shop.job("serving", *states)
         self.shop.ledger.begin_attempt(job.id)
@@ -50,7 +47,7 @@ class Serving:
                 number=number,
                 at=self.shop.at,
                 engine="transformers",
-                kind=kind,
+                kind="lora",
                 models=(f"checkpoint-{number}0",),
                 checkpoints=(("abc1234", f"checkpoint-{number}0"),),
                 base_model="org/base",
@@ -97,11 +94,11 @@ def two(serving: Serving) -> Serving:
 
 
 def test_there_is_none(within: Within):
-    assert "Start one: prefect-bt deploy_checkpoints" in within("deployments", "list").out
+    assert "Create one: prefect-bt deploy_checkpoints" in within("deployments", "list").out
     assert within("deployments", "list", "-o", "json").json == {"deployments": []}
 
 
-@pytest.mark.parametrize("verb", ["view", "logs", "stop --yes", "rollback", "call"])
+@pytest.mark.parametrize("verb", ["view", "logs", "stop --yes", "rollback"])
 def test_one_that_is_not_there(within: Within, two: Serving, verb: str):
     run = within("deployments", *verb.split(), "nope")
     assert (run.code, run.out) == (1, "")
@@ -162,7 +159,7 @@ def test_promote(cli: Cli, two: Serving):
     two.route(1)
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "Revision 1 of stories serves.\n")
-    assert "it answers" in err or not err
+    assert "Revision 1 of stories: ready, switching requests to it" in err or not err
 
 
 def test_what_serves_already(within: Within, two: Serving):
@@ -173,7 +170,7 @@ def test_what_serves_already(within: Within, two: Serving):
 def test_nobody_has_to_wait(within: Within, two: Serving):
     run = within("deployments", "promote", NAME, "--revision", "1", "--no-wait")
     assert (run.code, two.deployments.get_desired_revision(NAME)) == (0, 1)
-    assert "it does once it answers" in run.out
+    assert "serves once it is ready" in run.out
 
 
 def test_rollback(within: Within, two: Serving):
@@ -210,9 +207,9 @@ def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (1, "")
     assert (
-        f"error: Revision 2 of stories does not serve. {said} Its log: prefect-bt logs "
-        f"--job-id {job_id}\n  OSError: No space\ufffd[2J left\n"
-        "Revision 1 of stories goes on serving.\n"
+        "  OSError: No space\u241b[2J left\n"
+        f"error: Revision 2 of stories does not serve. {said} Revision 1 still serves. "
+        f"Its log: prefect-bt logs --job-id {job_id}\n"
     ) in err
 
 
@@ -222,7 +219,7 @@ def test_somebody_else_has_the_last_word(cli: Cli, two: Serving):
     two.move(2)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert "Revision 1 of stories does not serve: by now revision 2 is to serve." in err
+    assert "Revision 1 of stories does not serve: revision 2 was promoted meanwhile." in err
 
 
 def test_stop(cli: Cli, two: Serving, shop: Shop):
@@ -233,162 +230,11 @@ def test_stop(cli: Cli, two: Serving, shop: Shop):
         # Nobody runs it, so the command writes down its end.
         two.until(lambda job_id=job_id: shop.ledger.get_state(job_id) is JobState.STOPPED)
     out, _ = process.communicate(timeout=200)
-    assert (process.returncode, out) == (0, "Deployment stories is stopped. 2 servers ended.\n")
+    assert (process.returncode, out) == (0, "Deployment stories is stopped: 2 servers stopped.\n")
     assert two.place.read_route() is None
     again = cli("deployments", "stop", NAME)
-    assert again.out == "Deployment stories is stopped. No server ran.\n"
+    assert again.out == "Deployment stories is stopped: no server was running.\n"
     assert "stopped" in cli("deployments", "list").out
-
-
-# -- call -------------------------------------------------------------------------------------
-
-WORDS = ("Once ", "upon\n", "a\x1b[2J time\xa0é\u2028\x85")
-"""With what would steer a terminal, a blank of its own, and two ends of line that are none."""
-SHOWN = "Once upon\na\u241b[2J time\xa0é\u2028\\x85\n"
-
-
-class Upstream(ThreadingHTTPServer):
-    """Knows a chat model, and one without a chat template, for which transformers says 500."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
-        self.more = threading.Event()
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Upstream
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, self.headers.get("Authorization", ""), body))
-        chat = self.path == "/v1/chat/completions"
-        if body["model"] == "nope":
-            message = "The model `nope` does not exist."
-            self._send(404, json.dumps({"error": {"message": message}}).encode())
-        elif body["model"] == "plain" and chat:
-            self._send(500, b"Internal Server Error")
-        elif body.get("stream"):
-            self._stream(body["model"], chat)
-        else:
-            self._send(200, json.dumps({"choices": [{"text": "whole"}]}).encode())
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _stream(self, model: str, chat: bool) -> None:
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self._event({"choices": [{"delta": {"role": "assistant", "content": None}}]})
-        for word in WORDS:
-            self._event({"choices": [{"delta": {"content": word}} if chat else {"text": word}]})
-            if model == "slow":
-                assert self.server.more.wait(200)
-        if model == "broken":
-            self._event({"error": {"message": "CUDA out of memory"}})
-        self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
-
-    def _event(self, event: dict[str, Any]) -> None:
-        text = json.dumps(event, ensure_ascii=False)
-        self.wfile.write(f"data: {text}\n\n".encode())
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def upstream(two: Serving) -> Iterator[Upstream]:
-    with Upstream() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        two.place.write_listen_address(ListenAddress("127.0.0.1", server.server_port))
-        yield server
-        server.shutdown()
-
-
-def test_call(within: Within, upstream: Upstream):
-    run = within("deployments", "call", NAME, "Go on", "--max-tokens", "9")
-    assert (run.code, run.out) == (0, SHOWN), run.err
-    ((path, key, body),) = upstream.asked
-    assert (path, key) == ("/v1/chat/completions", "")
-    assert body == {
-        "model": "checkpoint-20",
-        "messages": [{"role": "user", "content": "Go on"}],
-        "max_tokens": 9,
-        "stream": True,
-    }
-
-
-def test_words_are_shown_as_they_come(cli: Cli, upstream: Upstream):
-    process = cli.start("deployments", "call", NAME, "x", "--model", "slow")
-    assert process.stdout.read(5) == "Once "
-    upstream.more.set()
-    assert process.communicate(timeout=200)[0].startswith("upon\n")
-    assert process.returncode == 0
-
-
-def test_a_model_without_a_chat_template(within: Within, upstream: Upstream):
-    run = within("deployments", "call", NAME, "x", "--model", "plain")
-    assert (run.code, run.out.startswith("Once upon")) == (0, True)
-    assert upstream.asked[-1][2] == {"model": "plain", "prompt": "x", "stream": True}
-
-
-def test_a_mistyped_option_is_not_said(within: Within, upstream: Upstream):
-    run = within("deployments", "call", NAME, "--max-token")
-    assert (run.code, upstream.asked) == (2, [])
-    assert "no such option" in run.err
-
-
-def test_as_a_document(cli: Cli, upstream: Upstream):
-    run = cli("deployments", "call", NAME, "-", "-o", "json", stdin="said on stdin")
-    assert run.json == {"choices": [{"text": "whole"}]}
-    assert upstream.asked[-1][2]["messages"][0]["content"] == "said on stdin"
-
-
-@pytest.mark.parametrize(
-    ("model", "told", "asked"),
-    [
-        ("nope", "stories refuses: The model `nope` does not exist. See: ", 1),
-        ("broken", "stories refuses: CUDA out of memory. See: ", 1),
-    ],
-)
-def test_a_refusal(within: Within, upstream: Upstream, model: str, told: str, asked: int):
-    run = within("deployments", "call", NAME, "x", "--model", model)
-    assert run.code == 1
-    assert f"error: {told}" in run.err
-    assert run.out == (SHOWN if model == "broken" else "")
-    assert len(upstream.asked) == asked
-
-
-def test_the_key_is_shown_to_who_asks_for_it_only(
-    within: Within, upstream: Upstream, two: Serving, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
-    monkeypatch.setenv("PREFECT_BT_SECRET_MINE", "from-secret")
-    within("deployments", "call", NAME, "x")
-    two.place.write_key("whatever")
-    within("deployments", "call", NAME, "x")
-    within("deployments", "call", NAME, "x", "--api-key-secret", "mine")
-    keys = ["", "Bearer from-environment", "Bearer from-secret"]
-    assert [key for _, key, _ in upstream.asked] == keys
-
-
-def test_what_does_not_serve(within: Within, two: Serving):
-    run = within("deployments", "call", NAME)
-    assert (run.code, run.out) == (1, "")
-    assert "stories does not answer: " in run.err, "nobody listens there"
-    two.place.delete_route()
-    assert "no revision of it serves" in within("deployments", "call", NAME).err
-
-
-def test_a_whisper_is_not_asked_in_words(within: Within, serving: Serving):
-    serving.route(serving.add(*RUNNING, kind="whisper"))
-    run = within("deployments", "call", NAME, "hello")
-    assert (run.code, "audio/transcriptions" in run.err) == (1, True)
 
 
 # -- how fast ---------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ def test_ages(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "30", "m", "-5m", "1h-30m", "30 minutes", "soon", "1y"])
 def test_what_is_no_age(text: str) -> None:
-    with pytest.raises(ValueError, match="is no age: write for example"):
+    with pytest.raises(ValueError, match="is not an age: write for example"):
         parse_age(text)
-    with pytest.raises(PrefectBtError, match=r"--older-than .* is no age\. Write"):
+    with pytest.raises(PrefectBtError, match=r"--older-than .* is not an age\. Write"):
         parse_older_than(text)
 
 
@@ -38,4 +38,4 @@ def test_what_is_no_age(text: str) -> None:
 def test_every_command_takes_the_same(within, command: list[str]) -> None:
     assert within(*command, "--older-than", "1h30m").code == 0
     wrong = within(*command, "--older-than", "soon")
-    assert (wrong.code, "--older-than 'soon' is no age." in wrong.err) == (1, True)
+    assert (wrong.code, "--older-than 'soon' is not an age." in wrong.err) == (1, True)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow]
 def test_nothing_is_kept(cli: Cli) -> None:
     done = cli("weights", "list")
     assert (done.code, done.err) == (0, "")
-    assert "No weights are kept here yet" in done.out
+    assert "No weights yet" in done.out
     assert "prefect-bt weights mirror config.py" in done.out
     found = cli("weights", "list", "-o", "json").json
     assert (found["trees"], found["unfinished"], found["total_bytes"]) == ([], [], 0)
@@ -54,7 +54,7 @@ def test_listing_imports_nothing_heavy_and_needs_no_store(cli: Cli, model: str) 
     mirrored(cli, model)
     done = cli("weights", "list", PREFECT_BT_STORE="ftp://nowhere")
     assert done.code == 0
-    assert "Only what is on this machine is shown" in done.err
+    assert "Only sources on this machine are shown" in done.err
     assert model in done.out
     found = probe(cli, "weights", "list")
     assert found == {"code": 0, "loaded": [], "rich": True}

@@ -35,14 +35,14 @@ def left(cli: Cli) -> list[str]:
 def test_until_so_much_is_left(cli: Cli, three: list[dict[str, Any]]) -> None:
     dry = cli("weights", "prune", "--keep-bytes", "2.5MB", "--dry-run")
     assert dry.code == 0
-    assert "Would free 1.0 MB. Nothing was removed." in dry.out
-    assert "stays: there is room for it" in dry.out
+    assert "Would free 1.0 MB. Nothing was deleted." in dry.out
+    assert "keep: there is room for it" in dry.out
     assert left(cli) == ["p", "q", "r"]
     done = cli("weights", "prune", "--keep-bytes", "2.5MB", "-o", "json")
     assert [row["name"] for row in done.json["removed"]] == [three[0]["name"]]
     assert done.json["freed_bytes"] == 1 << 20
     assert left(cli) == ["q", "r"]
-    assert "Nothing is to be removed." in cli("weights", "prune", "--keep-bytes", "1GB").out
+    assert "There is nothing to delete." in cli("weights", "prune", "--keep-bytes", "1GB").out
 
 
 def test_what_was_not_used_for_long(cli: Cli, three: list[dict[str, Any]]) -> None:
@@ -60,7 +60,7 @@ def test_by_name_and_never_what_a_job_uses(cli: Cli, three: list[dict[str, Any]]
         cache_of(cli).acquire_tree(three[1]["name"], holder="abc1234")
         done = cli("weights", "prune", three[0]["source"], three[1]["name"])
         assert done.code == 0
-        assert "stays: job abc1234 uses it" in done.out
+        assert "keep: job abc1234 uses it" in done.out
         assert left(cli) == ["r", "q"]
         kept = cli("weights", "prune", "--all", "-o", "json").json["kept"]
         assert [row["why"] for row in kept] == ["job abc1234 uses it"]
@@ -83,7 +83,7 @@ def test_what_was_begun_and_left(cli: Cli, three: list[dict[str, Any]]) -> None:
     listed = cli("weights", "list")
     assert "Unfinished: " in listed.out
     done = cli("weights", "prune", "--older-than", "1000d")
-    assert "of what was begun and left" in done.out
+    assert "Unfinished downloads to delete" in done.out
     assert not part.exists()
     assert left(cli) == ["p", "q", "r"]
 
@@ -107,9 +107,9 @@ def test_the_stores_copies(cli: Cli, three: list[dict[str, Any]]) -> None:
     ("arguments", "words"),
     [
         ([], "Give names, --keep-bytes, --older-than or --all"),
-        (["--all", "--older-than", "1d"], "Only one choice is possible"),
-        (["--keep-bytes", "lots"], "'lots' is no size"),
-        (["--older-than", "soon"], "'soon' is no age"),
+        (["--all", "--older-than", "1d"], "exactly one choice"),
+        (["--keep-bytes", "lots"], "'lots' is not a size"),
+        (["--older-than", "soon"], "'soon' is not an age"),
     ],
 )
 def test_pruned_in_a_wrong_way(within: Within, arguments: list[str], words: str) -> None:
@@ -126,7 +126,7 @@ def test_a_person_is_asked(cli: Cli, model: str) -> None:
     for answer, kept in (("n", 1), ("y", 0)):
         screen = Screen(command, env=cli.env, folder=cli.folder)
         try:
-            screen.wait_for_line("Remove 1 tree from this machine? [y/N]")
+            screen.wait_for_line("Delete 1 tree from this machine? [y/N]")
             screen.press(answer, "enter")
             assert screen.end() == kept
         finally:

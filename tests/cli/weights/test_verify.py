@@ -27,8 +27,8 @@ def test_one_changed_byte(cli: Cli, model: str) -> None:
     done = cli("weights", "verify", "--store")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
-        "1 tree, 2 files, 5.0 KB: all as mirrored.",
-        "The store: 1 copy, 5.0 KB: all as mirrored.",
+        "1 tree, 2 files, 5.0 KB: all intact.",
+        "Store: 1 tree, 5.0 KB: all intact.",
     ]
     damaged = Path(one["folder"]) / "weights.bin"
     spoil(damaged)
@@ -58,7 +58,7 @@ def test_damage_that_a_running_job_has_mounted(cli: Cli, model: str) -> None:
         cache_of(cli).acquire_tree(one["name"], holder="abc1234")
         done = cli("weights", "verify")
         assert done.code == 1
-        assert f"{one['name']} is damaged and stays in use by job abc1234" in done.err
+        assert f"{one['name']} is corrupt and stays in use by job abc1234" in done.err
         assert cache_of(cli).find_tree(one["name"])
     finally:
         claim.release()
@@ -93,8 +93,8 @@ def test_a_copy_that_the_store_cannot_read_stays(cli: Cli, model: str) -> None:
     done = cli("weights", "verify", "--store")
     assert done.code == 1
     assert f"weights/blobs/{blob.parent.name}/{blob.name} cannot be read" in done.err
-    assert "could not read may be intact and stays" in done.out
-    assert "Out of use" not in done.out
+    assert "could not read are kept" in done.out
+    assert "Deleted from the store" not in done.out
     assert blob.is_fifo()
 
 
@@ -112,4 +112,4 @@ def test_a_name_that_is_not_known(cli: Cli, model: str) -> None:
 
 def test_nothing_to_verify(cli: Cli) -> None:
     done = cli("weights", "verify")
-    assert (done.code, done.out) == (0, "No weights are kept here.\n")
+    assert (done.code, done.out) == (0, "No weights on this machine.\n")

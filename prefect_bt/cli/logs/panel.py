@@ -1,0 +1,214 @@
+"""The live panel of a followed job: state, attempt, nodes, weights and checkpoints.
+
+The panel stays at the bottom of the terminal; log lines scroll above it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TextIO
+
+from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.ledger.states import JobState
+from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.text.progress import Progress, format_progress
+from prefect_bt.text.quantities import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.table import Table
+
+    from prefect_bt.checkpoints.upload.upload_status import RankUpload
+    from prefect_bt.ledger.ledger import Ledger
+    from prefect_bt.ledger.records import JobRecord
+
+_READ_INTERVAL: Final = 1.0
+"""Seconds between two reads of the job's records."""
+_MAX_TRANSFERS: Final = 4
+"""Lines for uploads and for mirrors each; the panel counts the rest."""
+_BAR_WIDTH: Final = 20
+_FLUSH_SIZE: Final = 1 << 16
+"""Characters of log lines that are printed at once."""
+_STYLES: Final = {
+    JobState.RUNNING: "cyan",
+    JobState.COMPLETED: "green",
+    JobState.FAILED: "red",
+    JobState.DEPLOY_FAILED: "red",
+}
+
+
+@dataclass(frozen=True)
+class JobSnapshot:
+    """What the panel shows. `waiting`: what the job waits for; "" while it runs."""
+
+    state: JobState
+    attempt: int | None = None
+    waiting: str = ""
+    mirrors: list[Progress] = field(default_factory=list[Progress])
+    uploads: list[RankUpload] = field(default_factory=list["RankUpload"])
+
+
+def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
+    """Read the records of the job. Raise StoreError."""
+    from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
+    from prefect_bt.logs.platform_lines import JobHistory
+
+    history, attempts = JobHistory(ledger, record), ledger.list_attempts(record.id)
+    state, line = ledger.get_state(record.id), history.read_waiting_line()
+    if not attempts:
+        return JobSnapshot(state, None, line.line.message if line else "", history.list_mirrors())
+    number = attempts[-1].attempt
+    uploads = UploadStatusReader(ledger.store, record.project_id, record.id, number).read()
+    return JobSnapshot(state, number, line.line.message if line else "", uploads=uploads)
+
+
+class StatusPanel:
+    """A renderable with the newest snapshot, which a thread of its own reads."""
+
+    def __init__(self, ledger: Ledger, record: JobRecord) -> None:
+        self._ledger, self._record = ledger, record
+        compute = record.definition.get("job", {}).get("compute", {})
+        self._nodes = int(compute.get("node_count", 1))
+        self._snapshot = JobSnapshot(JobState.PENDING)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._read_until_closed, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _read_until_closed(self) -> None:
+        while not self._closed.is_set():
+            with suppress(PrefectBtError):  # the last snapshot stays while the store has trouble
+                self._snapshot = read_snapshot(self._ledger, self._record)
+            self._closed.wait(_READ_INTERVAL)
+
+    def __rich__(self) -> RenderableType:
+        from rich.panel import Panel
+        from rich.text import Text
+
+        record = self._record
+        title = Text(escape_controls(f" {record.project_name} · {record.name} · {record.id} "))
+        hint = Text("Ctrl-C detaches; the job continues", style="dim")
+        return Panel(
+            self._render(self._snapshot),
+            title=title,
+            title_align="left",
+            subtitle=hint,
+            subtitle_align="right",
+            border_style="dim",
+        )
+
+    def _render(self, snapshot: JobSnapshot) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(ratio=1, overflow="ellipsis", no_wrap=True)
+        state = snapshot.state
+        age = format_duration(time.time() - self._record.created_at)
+        nodes = "1 node" if self._nodes == 1 else f"{self._nodes} nodes"
+        attempt = "" if snapshot.attempt is None else f" · attempt {snapshot.attempt}"
+        facts = f"{attempt} · {nodes} · {self._record.substrate} · {age}"
+        style = _STYLES.get(state, "yellow")
+        table.add_row("State", Text.assemble((state.short_name.upper(), style), facts))
+        if snapshot.waiting and not snapshot.mirrors:
+            table.add_row("Waiting", Text(escape_controls(snapshot.waiting)))
+        _add_transfers(table, "Weights", snapshot.mirrors)
+        running = [one for one in snapshot.uploads if one.status.current]
+        _add_transfers(table, "Uploading", [one.progress for one in running])
+        if snapshot.attempt is not None:
+            table.add_row("Checkpoints", Text(escape_controls(_format_committed(snapshot))))
+        return table
+
+
+def _add_transfers(table: Table, label: str, transfers: list[Progress]) -> None:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    for progress in transfers[:_MAX_TRANSFERS]:
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_column(no_wrap=True, overflow="ellipsis", max_width=32)
+        line.add_column(width=_BAR_WIDTH)
+        line.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(completed=progress.percent, width=_BAR_WIDTH)
+        numbers = format_progress(progress)
+        line.add_row(Text(escape_controls(progress.name)), bar, Text(escape_controls(numbers)))
+        table.add_row(label, line)
+        label = ""
+    if len(transfers) > _MAX_TRANSFERS:
+        table.add_row("", f"and {len(transfers) - _MAX_TRANSFERS} more")
+
+
+def _format_committed(snapshot: JobSnapshot) -> str:
+    statuses = [one.status for one in snapshot.uploads]
+    names = list(dict.fromkeys(name for status in statuses for name in status.committed))
+    text = f"{len(names)} committed, newest {names[-1]}" if names else "none in this attempt yet"
+    trouble = next((status.trouble for status in statuses if status.trouble), "")
+    return f"{text}; the store has trouble, retrying: {trouble}" if trouble else text
+
+
+class _LogStream:
+    """Text stream that prints above the panel, many lines at a time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._parts, self._size = console, list[str](), 0
+
+    def write(self, text: str) -> int:
+        self._parts.append(text)
+        self._size += len(text)
+        if self._size > _FLUSH_SIZE:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._console.out("".join(self._parts), end="", highlight=False)
+            self._parts, self._size = [], 0
+
+
+@contextmanager
+def live_panel(
+    terminal: Terminal, ledger: Ledger, record: JobRecord, stream: TextIO
+) -> Generator[TextIO | _LogStream]:
+    """Show the panel while the block runs. Yield the stream for log lines.
+
+    Without a terminal that can draw, there is no panel, and the block gets `stream`.
+    """
+    if not _can_draw(terminal, stream):
+        yield stream
+        return
+    panel = StatusPanel(ledger, record)
+    logs = _LogStream(terminal.out)
+    panel.start()
+    try:
+        with _create_live(terminal, panel):
+            try:
+                yield logs
+            finally:
+                logs.flush()
+    finally:
+        panel.close()
+
+
+def _can_draw(terminal: Terminal, stream: TextIO) -> bool:
+    drawable = os.environ.get("TERM", "dumb") not in {"", "dumb"}
+    return stream is sys.stdout and terminal.out.is_terminal and drawable
+
+
+def _create_live(terminal: Terminal, panel: StatusPanel) -> Live:
+    from rich.live import Live
+
+    return Live(panel, console=terminal.out, refresh_per_second=4, transient=True)

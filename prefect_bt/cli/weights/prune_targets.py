@@ -1,0 +1,107 @@
+"""The two places that `weights prune` deletes from: the cache of this machine, and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prefect_bt.cli.weights.sources import open_cache, open_weights_store
+from prefect_bt.errors import StoreError
+
+if TYPE_CHECKING:
+    from prefect_bt.settings import Settings
+    from prefect_bt.weights.cache.eviction import EvictionCandidate
+    from prefect_bt.weights.inventory import WeightsEntry
+
+
+@dataclass(frozen=True)
+class PruneTarget:
+    """The weights of one place. Sizes in bytes, ages in seconds.
+
+    `needed`: name -> why it stays. `delete`: whether the entry was deleted, and the freed bytes.
+    `measure_orphans` and `delete_orphans`: bytes of unfinished transfers of at least that age.
+    """
+
+    title: str
+    size: int
+    entries: list[WeightsEntry]
+    candidates: list[EvictionCandidate]
+    needed: dict[str, str]
+    delete: Callable[[str], tuple[bool, int]]
+    measure_orphans: Callable[[float], int]
+    delete_orphans: Callable[[float], int]
+
+    def last_used(self, entry: WeightsEntry) -> float:
+        """Return when the entry was last used, in epoch seconds."""
+        known = {candidate.name: candidate.last_used for candidate in self.candidates}
+        return known.get(entry.name, entry.summary.created_at)
+
+
+def open_cache_target(settings: Settings) -> PruneTarget:
+    from prefect_bt.weights.cache.eviction import evict, list_candidates
+    from prefect_bt.weights.inventory import list_entries
+    from prefect_bt.weights.store_copy.copies import StoreMirror
+
+    cache = open_cache(settings)
+    try:
+        mirror = StoreMirror(open_weights_store(settings))
+    except StoreError:  # the cache can be pruned without the store
+        mirror = None
+
+    def delete(name: str) -> tuple[bool, int]:
+        freed = evict(cache, mirror, name)
+        return cache.find_tree(name) is None, freed
+
+    return PruneTarget(
+        "this machine",
+        cache.usage(),
+        list_entries(cache, None),
+        list_candidates(cache),
+        {tree.name: f"job {', '.join(jobs)} uses it"
+         for tree in cache.list_trees() if (jobs := tree.leases)},
+        delete,
+        lambda age: sum(one.bytes for one in cache.list_leftovers(older_than=age)),
+        lambda age: cache.sweep(older_than=age),
+    )  # fmt: skip
+
+
+def open_store_target(settings: Settings) -> PruneTarget:
+    from prefect_bt.gc.weights_in_use import find_needed_copies
+    from prefect_bt.ledger.ledger import Ledger
+    from prefect_bt.weights.cache.eviction import EvictionCandidate
+    from prefect_bt.weights.inventory import iter_store_entries
+    from prefect_bt.weights.store_copy.copies import StoreMirror
+
+    cache, store = open_cache(settings), open_weights_store(settings)
+    mirror, ledger = StoreMirror(store), Ledger(store)
+    names, uses = mirror.list_names(), mirror.list_last_uses()
+    needed = find_needed_copies(ledger, cache, names)
+    candidates = [
+        EvictionCandidate(
+            manifest.name,
+            uses.get(manifest.name, manifest.created_at),
+            frozenset((entry.sha256, entry.size) for entry in manifest.entries),
+            protected=manifest.name in needed,
+        )
+        for manifest in map(mirror.find_manifest, names)
+        if manifest
+    ]
+
+    def delete(name: str) -> tuple[bool, int]:
+        if find_needed_copies(ledger, cache, [name]):  # a job may have been pushed meanwhile
+            return False, 0
+        freed = mirror.delete(name)
+        cache.unmark_stored(name)
+        return True, freed
+
+    return PruneTarget(
+        "the store",
+        sum(size for _, size in {blob for one in candidates for blob in one.blobs}),
+        list(iter_store_entries(mirror, names)),
+        candidates,
+        needed,
+        delete,
+        lambda age: sum(mirror.list_unreferenced(older_than=age).values()),
+        lambda age: mirror.delete_unreferenced(older_than=age),
+    )
