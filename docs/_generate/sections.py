@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import dedent
 from typing import Any
 
@@ -17,6 +17,8 @@ from docs._generate.fields import code, table
 
 _MARKER = re.compile(r"^<!-- generate: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 _EVENT = re.compile(r"`(prefect-bt\.[a-z]+\.[a-z<>]+)`")
+_CONTENTS = re.compile(r"^# prefect-bt\n|^## Table of Contents\n.*?(?=^\*\*|^#)", re.M | re.S)
+_GLOBAL_OPTIONS = re.compile(r"^\*\*Global options\*\*:\n\n(?:\* .*\n)+", re.MULTILINE)
 _TREE = re.compile(r"(?:^(?:<[a-z_ ]+>/.*|[ ├│└]+\S.*|)\n)+", re.MULTILINE)
 """Indented lines, branches of a tree, and the line of the folder that they are below."""
 _FIELDS = ("field", "label in the form", "type", "default", "meaning")
@@ -28,13 +30,41 @@ def fill_in(markdown: str) -> str:
 
 
 def commands() -> str:
-    """Return every command of the command line with its options."""
-    from prefect_bt.cli import app as module
+    """Return every command with its options and examples, in the order of `prefect-bt --help`.
 
-    make_app: Callable[[], Any] = getattr(module, "make_app", None) or module._make_app
-    text: str = make_app().generate_docs(heading_level=1, flatten_commands=True)
-    contents = re.compile(r"^# prefect-bt\n|^## Table of Contents\n.*?(?=^\*\*|^#)", re.M | re.S)
-    return re.sub(r"^#(?= )", "##", contents.sub("", text), flags=re.MULTILINE)
+    The options of all commands are in the first section only.
+    """
+    from prefect_bt.cli.app import COMMANDS, describe_command, make_app
+
+    app = make_app()
+    examples = dict[str, str]()
+    for name in COMMANDS:
+        words = name.split()
+        app[words[0]].default_parameter = app.default_parameter  # groups do not inherit it
+        examples[name] = str(describe_command(app, words).help_epilogue or "")
+    text = app.generate_docs(heading_level=1, flatten_commands=True).replace(
+        "```console", "```text"
+    )
+    first, *sections = re.split(r"^# prefect-bt (?=[a-z])", _CONTENTS.sub("", text), flags=re.M)
+    order = {name: index for index, name in reversed([*enumerate(_with_groups(COMMANDS))])}
+    sections.sort(key=lambda section: order[section.partition("\n")[0]])
+    first += f"\n{app.help_epilogue}\n"
+    return "\n".join([first, *(_format_command(section, examples) for section in sections)])
+
+
+def _with_groups(names: Sequence[str]) -> Iterator[str]:
+    """Yield the names, and before each the group that it begins with."""
+    for name in names:
+        yield name.partition(" ")[0]
+        yield name
+
+
+def _format_command(section: str, examples: dict[str, str]) -> str:
+    name = section.partition("\n")[0]
+    body = _GLOBAL_OPTIONS.sub("", section).rstrip()
+    lines = "\n".join(re.findall(r"^`(.+)`$", examples.get(name, ""), re.MULTILINE))
+    shown = f"**Examples**:\n\n```sh\n{lines}\n```\n" if lines else ""
+    return f"## prefect-bt {body}\n\n{shown}"
 
 
 def settings() -> str:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 
-from prefect_bt.cli import app as cli_app
+from prefect_bt.cli.app import make_app
 from prefect_bt.definitions import load_deploy_checkpoints_config, load_training_project
 from prefect_bt.errors import PrefectBtError
 
@@ -137,8 +137,8 @@ def _list_commands(code: str) -> Iterator[list[str]]:
 
 
 @cache
-def make_app() -> Any:
-    return (getattr(cli_app, "make_app", None) or cli_app._make_app)()
+def cached_app() -> App:
+    return make_app()
 
 
 @cache
@@ -150,9 +150,9 @@ def _check_command(words: list[str]) -> Iterator[str]:
     """Parse the words as `prefect-bt` does, and call nothing."""
     given = {"exit_on_error": False, "print_error": False}
     try:
-        _, bound, _ = make_app().meta.parse_args(words, **given)
+        _, bound, _ = cached_app().meta.parse_args(words, **given)
         if all(isinstance(word, str) for word in bound.args):  # not so for --help and --version
-            make_app().parse_args(list(bound.args), **given)
+            cached_app().parse_args(list(bound.args), **given)
     except CycloptsError as error:
         yield f"prefect-bt {shlex.join(words)}: {error}"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from docs._generate.sections import commands
 from tests.docs.code_blocks import ROOT, find_faults, list_blocks
 
 PAGES = sorted({*ROOT.glob("docs/guides/*.md"), *ROOT.glob("docs/index.md"), ROOT / "README.md"})
@@ -29,6 +30,13 @@ training_project = definitions.TrainingProject(
 def test_code_blocks_of(page: Path) -> None:
     faults = list(find_faults(page.read_text("utf-8")))
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.slow
+def test_the_examples_of_help_texts_can_be_run() -> None:
+    generated = commands()
+    assert "prefect-bt push config.py --tail" in generated
+    assert list(find_faults(generated)) == []
 
 
 def fence(language: str, code: str) -> str:
