@@ -135,7 +135,7 @@ def _format_value(value: Any) -> str:
 
 def type_name(annotation: Any) -> str:
     """Return the type of a field as a user reads it: an enum is the list of its values."""
-    return " or ".join(code(name) for name in dict.fromkeys(_type_names(annotation)))
+    return ", ".join(code(name) for name in dict.fromkeys(_type_names(annotation)))
 
 
 def _type_names(annotation: Any) -> list[str]:
