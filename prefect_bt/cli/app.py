@@ -156,8 +156,8 @@ def describe_command(app: App, words: Sequence[str]) -> App:
             break
         command = command[word]
     if (function := command.default_command) and command is not app:
-        details, _, examples = (inspect.getdoc(function) or "").partition("Examples:")
-        command.help = f"{command.help}\n\n{details}"
+        text, _, examples = (inspect.getdoc(function) or "").partition("Examples:\n")
+        command.help = f"{command.help}\n\n{text.partition('Args:')[0]}"
         command.help_epilogue = f"Examples:\n\n{examples.strip()}" if examples else ""
     return command
 

@@ -91,7 +91,7 @@ def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
     tail.send_signal(signal.SIGINT)
     _, err = tail.communicate(timeout=200)
     assert tail.returncode == 130
-    assert f"Training job {job_id} goes on without you." in err
+    assert f"Detached. Training job {job_id} continues." in err
     assert machine.ledger.get_state(job_id).short_name == "running"
 
     again = start(machine, "logs", "--job-id", job_id, "--tail", "--no-platform", "-o", "json")

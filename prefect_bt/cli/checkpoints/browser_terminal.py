@@ -7,7 +7,7 @@ work and addresses stay to be copied, and the next screen goes on where the last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.formatted_text import StyleAndTextTuples
@@ -15,13 +15,11 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
 
+from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
 from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key
 from prefect_bt.cli.checkpoints.browser_view import FileViewer
 from prefect_bt.cli.ui.terminal import OK, Terminal
-
-if TYPE_CHECKING:
-    from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
-    from prefect_bt.object_store.protocols import Store
+from prefect_bt.object_store.protocols import Store
 
 _ESCAPE_SECONDS: Final = 0.1
 """How long the bytes of an arrow key may be apart; a lone Esc waits for as long."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.checkpoints.committed import catalog, download
+from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
+from prefect_bt.checkpoints.committed.download import DesiredFiles
+from prefect_bt.checkpoints.layout import join_checkpoint_path
 from prefect_bt.cli.checkpoints.list import get_checkpoint
+from prefect_bt.cli.jobs.download import folder_name
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, CheckpointNames, InjectedTerminal, JobFilter
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import OK, format_count
 from prefect_bt.errors import PrefectBtError, WorkspaceError
-
-if TYPE_CHECKING:
-    from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
-    from prefect_bt.checkpoints.committed.download import DesiredFiles
+from prefect_bt.ledger.opening import open_ledger
 
 
 def download_checkpoints(
@@ -39,9 +41,6 @@ def download_checkpoints(
 
     `prefect-bt checkpoints download --job-id abc1234 --checkpoint-name checkpoint-240`
     """
-    from prefect_bt.checkpoints.committed import catalog, download
-    from prefect_bt.cli.jobs.download import folder_name
-    from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
@@ -83,7 +82,6 @@ def _select_checkpoints(
 
 def _map_target_paths(chosen: list[CommittedCheckpoint]) -> DesiredFiles:
     """Return path below the target -> file; with a folder for each rank if others than 0 wrote."""
-    from prefect_bt.checkpoints.layout import join_checkpoint_path
 
     manifests = [manifest for checkpoint in chosen for manifest in checkpoint.manifests]
     alone = {manifest.rank for manifest in manifests} == {0}

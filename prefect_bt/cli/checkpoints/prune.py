@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from prefect_bt.checkpoints.committed.catalog import find_newest, short_id
+from prefect_bt.checkpoints.committed.tombstones import iter_tombstones, list_outdated
+from prefect_bt.checkpoints.layout import parse_step
+from prefect_bt.checkpoints.retention.policy import select_prunable
+from prefect_bt.checkpoints.retention.prune import Inventory, PruneResult, prune_job
 from prefect_bt.cli.jobs.selection import get_reconciled_state, no_jobs_error, select_jobs
 from prefect_bt.cli.ui.options import (
     NO_FILTER,
@@ -20,12 +25,13 @@ from prefect_bt.cli.ui.options import (
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.jobs.delete import claim_finished_job, list_reconciled_holds
+from prefect_bt.ledger.fencing_epochs import PRUNE
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import JobRecord, RetentionPolicy
+from prefect_bt.settings import Settings
 from prefect_bt.workspace.limits import format_bytes
-
-if TYPE_CHECKING:
-    from prefect_bt.checkpoints.retention.prune import Inventory, PruneResult
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord, RetentionPolicy
 
 _COLUMNS: Final = [
     Column("Checkpoint Name", "checkpoint_id"),
@@ -85,8 +91,6 @@ def prune_checkpoints(
 
     `prefect-bt checkpoints prune --job-id abc1234 --checkpoint-name checkpoint-20 --yes`
     """
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.ledger.records import RetentionPolicy
 
     if which.job_id is None and which.selected_project is None:
         raise PrefectBtError(
@@ -125,10 +129,6 @@ def _plan(
     named: tuple[str, ...],
     terminal: Terminal,
 ) -> _PrunePlan:
-    from prefect_bt.checkpoints.committed.catalog import short_id
-    from prefect_bt.checkpoints.committed.tombstones import iter_tombstones, list_outdated
-    from prefect_bt.checkpoints.retention.policy import select_prunable
-    from prefect_bt.checkpoints.retention.prune import Inventory
 
     live = not get_reconciled_state(ledger, record.id, terminal).terminal
     inventory = Inventory(ledger.store, record.project_id, record.id)
@@ -157,8 +157,6 @@ def _plan(
 
 def _find_protected(ledger: Ledger, inventory: Inventory, *, live: bool) -> dict[str, str]:
     """Return name -> reason of the checkpoints that are kept regardless of the options."""
-    from prefect_bt.checkpoints.committed.catalog import find_newest
-    from prefect_bt.jobs.delete import list_reconciled_holds
 
     place = inventory.project_id, inventory.job_id
     kept: dict[str, str] = {}
@@ -172,7 +170,6 @@ def _find_protected(ledger: Ledger, inventory: Inventory, *, live: bool) -> dict
 
 
 def _explain_kept(name: str, policy: RetentionPolicy) -> str:
-    from prefect_bt.checkpoints.layout import parse_step
 
     step = parse_step(name)
     if policy.keeps_all:
@@ -186,7 +183,6 @@ def _explain_kept(name: str, policy: RetentionPolicy) -> str:
 
 
 def _check_names(plans: list[_PrunePlan], named: tuple[str, ...]) -> None:
-    from prefect_bt.checkpoints.committed.catalog import short_id
 
     there = {name for plan in plans for name in plan.names}
     ids = {short_id(plan.record.id, name) for plan in plans for name in plan.names}
@@ -198,10 +194,6 @@ def _check_names(plans: list[_PrunePlan], named: tuple[str, ...]) -> None:
 
 
 def _execute_plan(ledger: Ledger, plan: _PrunePlan) -> PruneResult:
-    from prefect_bt.checkpoints.retention.prune import prune_job
-    from prefect_bt.jobs.delete import claim_finished_job
-    from prefect_bt.ledger.fencing_epochs import PRUNE
-    from prefect_bt.settings import Settings
 
     place = plan.record.project_id, plan.record.id
     if plan.is_running:

@@ -14,7 +14,9 @@ from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.file_server import process
+from prefect_bt.file_server.app import FileServer, serve
 from prefect_bt.file_server.server_folder import FileServerFolder, find_local_root
+from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 
 Echo = Callable[[str], None]
@@ -48,7 +50,6 @@ def serve_checkpoints(
 
     `prefect-bt checkpoints serve --host 0.0.0.0 --port 8700 --address http://box.example:8700`
     """
-    from prefect_bt.file_server.app import FileServer, serve
 
     place = _get_served_folder()
     if process.is_wildcard(host) and not address:
@@ -97,7 +98,6 @@ def _get_served_folder() -> FileServerFolder:
 
 
 def _store_url() -> str:
-    from prefect_bt.object_store import open_store
 
     return open_store(Settings().store).url
 

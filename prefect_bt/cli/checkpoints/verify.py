@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from prefect_bt.checkpoints.committed.catalog import resolve_names
+from prefect_bt.checkpoints.committed.commit_index import iter_manifest_refs
+from prefect_bt.checkpoints.committed.verify_committed import ExpectedObjects, VerificationReport
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import (
     NO_FILTER,
@@ -14,11 +17,10 @@ from prefect_bt.cli.ui.options import (
 )
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-
-if TYPE_CHECKING:
-    from prefect_bt.checkpoints.committed.verify_committed import VerificationReport
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.workspace.limits import format_bytes
 
 
 def verify_checkpoints(
@@ -36,8 +38,6 @@ def verify_checkpoints(
 
     `prefect-bt checkpoints verify --job-id abc1234`
     """
-    from prefect_bt.checkpoints.committed.verify_committed import ExpectedObjects
-    from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
@@ -55,15 +55,12 @@ def _resolve_names(ledger: Ledger, record: JobRecord, names: tuple[str, ...]) ->
     """Return the names of checkpoints given by name or ID, including corrupt ones."""
     if not names:
         return set()
-    from prefect_bt.checkpoints.committed.catalog import resolve_names
-    from prefect_bt.checkpoints.committed.commit_index import iter_manifest_refs
 
     refs = iter_manifest_refs(ledger.store, record.project_id, record.id)
     return set(resolve_names(record.id, {ref.name for ref in refs}, names))
 
 
 def _print_report(terminal: Terminal, job_id: str, report: VerificationReport) -> None:
-    from prefect_bt.workspace.limits import format_bytes
 
     for fault in report.failures:
         terminal.error(fault.message)

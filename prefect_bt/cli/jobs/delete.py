@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Yes
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import NotFoundError, PrefectBtError
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.jobs.delete import (
+    check_deletable,
+    delete_job,
+    delete_project,
+    get_project_id,
+    list_project_jobs,
+)
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.settings import Settings
 
 
 def delete(
@@ -30,7 +35,6 @@ def delete(
 
     `prefect-bt delete --project my-project --yes`
     """
-    from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()
     if which.job_id is not None:
@@ -47,8 +51,6 @@ def delete(
 def _delete_job(
     terminal: Terminal, ledger: Ledger, which: JobFilter, yes: bool
 ) -> tuple[dict[str, object], str]:
-    from prefect_bt.jobs.delete import check_deletable, delete_job, get_project_id
-    from prefect_bt.settings import Settings
 
     job_id = which.job_id or ""
     project_id = get_project_id(ledger, job_id)
@@ -65,8 +67,6 @@ def _delete_job(
 def _delete_project(
     terminal: Terminal, ledger: Ledger, name: str, yes: bool
 ) -> tuple[dict[str, object], str]:
-    from prefect_bt.jobs.delete import check_deletable, delete_project, list_project_jobs
-    from prefect_bt.settings import Settings
 
     project = ledger.get_project(name)
     jobs = list_project_jobs(ledger, project.id)

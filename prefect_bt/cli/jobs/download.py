@@ -6,17 +6,18 @@ import hashlib
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.cli.ui.options import InjectedTerminal, Remote
 from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import StoreError, WorkspaceError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.workspace.unpack import unpack_workspace
 
 
 def download(
@@ -36,7 +37,6 @@ def download(
 
     `prefect-bt download --job-id abc1234`
     """
-    from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()
     record = ledger.get_job(job_id)
@@ -66,8 +66,6 @@ def check_absent(target: Path) -> None:
 
 
 def _download_workspace(ledger: Ledger, record: JobRecord, target: Path, *, unpack: bool) -> None:
-    from prefect_bt.attempts.lifecycle import plan_workspace
-    from prefect_bt.workspace.unpack import unpack_workspace
 
     key = plan_workspace(record).key
     if not key:

@@ -20,6 +20,10 @@ from prefect_bt.cli.ui.options import (
     Wait,
     Yes,
 )
+from prefect_bt.jobs import resubmit
+from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.submit import recreate as submit_again
+from prefect_bt.ledger.opening import open_ledger
 
 
 def recreate(
@@ -43,9 +47,6 @@ def recreate(
 
     `prefect-bt recreate --job-id abc1234 --tail`
     """
-    from prefect_bt.jobs.options import SubmitOptions
-    from prefect_bt.jobs.submit import recreate as submit_again
-    from prefect_bt.ledger.opening import open_ledger
 
     chosen = job_id or select_job(open_ledger(), JobFilter(), terminal).id
     terminal.confirm(f"Recreate training job {chosen}?", yes=yes or job_id is not None)
@@ -79,7 +80,6 @@ def retry(
 
     `prefect-bt retry --job-id abc1234 --tail`
     """
-    from prefect_bt.jobs import resubmit
 
     with terminal.spinner(f"Retrying job {job_id}"):
         document = resubmit.retry(job_id, max_run_time=max_run_time)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from prefect_bt.attempts.retry_overrides import RetryOverrides
+from prefect_bt.attempts.retry_overrides import RetryOverrides
 
 
 @Parameter(name="*")
@@ -63,7 +62,6 @@ class RetryOptions:
     ] = None
 
     def build_overrides(self) -> RetryOverrides:
-        from prefect_bt.attempts.retry_overrides import RetryOverrides
 
         return RetryOverrides(**asdict(self))
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.cli.jobs import render
 from prefect_bt.cli.jobs.selection import list_unfinished_jobs, select_jobs
 from prefect_bt.cli.logs import follow
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Yes
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError, StateError
+from prefect_bt.jobs.job_json import current_user, job_document
+from prefect_bt.jobs.stop import stop_job, wait_for_end
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord
+from prefect_bt.prefect_api.client import cancel_run
 
 
 def stop(
@@ -40,7 +43,6 @@ def stop(
 
     `prefect-bt stop --all --project my-project`
     """
-    from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()
     if abandoned and (which.job_id is None or all):
@@ -63,9 +65,6 @@ def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord
     if not active:
         raise PrefectBtError("No queued or active training jobs.")
     if len(active) > 1:
-        from prefect_bt.cli.jobs import render
-        from prefect_bt.jobs.job_json import job_document
-
         documents = [job_document(ledger, record) for record in active]
         render.show_active(terminal, documents)
         raise PrefectBtError(
@@ -83,8 +82,6 @@ def _stop_jobs(
     abandoned: bool = False,
 ) -> int:
     """Stop the jobs. `named`: the user gave the ID, so a job that has ended is an error."""
-    from prefect_bt.jobs.job_json import current_user
-    from prefect_bt.jobs.stop import stop_job
 
     watched: list[JobRecord] = []
     by = current_user() or "a user"
@@ -117,7 +114,6 @@ def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
     runs = ledger.list_runs(record.id)
     if ledger.list_attempts(record.id) or not runs:
         return
-    from prefect_bt.prefect_api.client import cancel_run
 
     try:
         for run in runs:
@@ -127,7 +123,6 @@ def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
 
 
 def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
-    from prefect_bt.jobs.stop import wait_for_end
 
     try:
         with terminal.spinner(f"Waiting for job {record.id} to end"):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect_bt.cli.jobs.render_plan import show_workspace
 from prefect_bt.cli.logs.follow import exit_code, follow_job
 from prefect_bt.cli.ui.terminal import OK, Terminal
+from prefect_bt.host.mounts.volumes import list_exposure_warnings
+from prefect_bt.jobs.job_json import job_document
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import load_definition, open_ledger
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord
+from prefect_bt.local_server.discovery import read_server
+from prefect_bt.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,6 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
 
 def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:
     """Warn about folders of prefect_bt that other users of the machine can enter."""
-    from prefect_bt.host.mounts.volumes import list_exposure_warnings
-    from prefect_bt.settings import Settings
 
     for sentence in list_exposure_warnings(Settings(), store):
         terminal.warn(sentence)
@@ -68,7 +69,6 @@ def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:
 
 def _has_cache(document: dict[str, Any]) -> bool:
     """Return whether the job has a training cache; its document does not contain this."""
-    from prefect_bt.ledger.opening import load_definition, open_ledger
 
     record = open_ledger(document.get("store")).get_job(str(document["id"]))
     cache = load_definition(record).job.runtime.cache_config
@@ -86,8 +86,6 @@ def _print_run_url(
 
 def _server_ui_url() -> str:
     """Return the URL of the UI, for a job whose flow run does not exist yet."""
-    from prefect_bt.local_server.discovery import read_server
-    from prefect_bt.settings import Settings
 
     api = os.environ.get("PREFECT_API_URL") or ""
     known = read_server(Settings().state_dir) or {}
@@ -95,8 +93,6 @@ def _server_ui_url() -> str:
 
 
 def _follow_job(terminal: Terminal, document: dict[str, Any], options: FollowOptions) -> int:
-    from prefect_bt.jobs.job_json import job_document
-    from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger(document.get("store"))
     record = ledger.get_job(str(document["id"]))

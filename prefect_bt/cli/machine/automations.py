@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, show_table
+from prefect_bt.prefect_api.automations import ensure_automations
 
 _COLUMNS: Final = [
     Column("Status", "status"),
@@ -35,7 +36,6 @@ def create_automations(
 
     `prefect-bt automations --notify slack-webhook/team`
     """
-    from prefect_bt.prefect_api.automations import ensure_automations
 
     with terminal.spinner("Creating automations"):
         rows = [asdict(one) for one in ensure_automations(notify)]

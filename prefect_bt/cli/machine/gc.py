@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -10,10 +10,11 @@ from prefect_bt.cli.ui.ages import parse_older_than
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
 from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
+from prefect_bt.gc.collector import scan_for_orphans
+from prefect_bt.gc.findings import Findings, Orphan, remove_all
+from prefect_bt.jobs.job_json import format_iso
+from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
-
-if TYPE_CHECKING:
-    from prefect_bt.gc.findings import Findings, Orphan
 
 _COLUMNS: Final = [
     Column("Kind", "kind"),
@@ -50,8 +51,6 @@ def gc(
 
     `prefect-bt gc --yes`
     """
-    from prefect_bt.gc.collector import scan_for_orphans
-    from prefect_bt.settings import Settings
 
     age = parse_older_than(older_than)
     with terminal.spinner("Searching"):
@@ -68,7 +67,6 @@ def gc(
 
 
 def _delete(terminal: Terminal, found: Findings) -> int:
-    from prefect_bt.gc.findings import remove_all
 
     with terminal.spinner("Deleting"):
         tried = list(remove_all(found))
@@ -96,7 +94,6 @@ def _summarize(found: Findings) -> str:
 
 
 def _document(one: Orphan) -> dict[str, Any]:
-    from prefect_bt.jobs.job_json import format_iso
 
     return {
         "kind": one.kind.value,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
 from prefect_bt.cli.ui.tables import Column, print_csv, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
-
-if TYPE_CHECKING:
-    from prefect_bt.object_store.protocols import Store
-    from prefect_bt.training_cache.usage import CacheEntry, CacheSummary
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.settings import Settings
+from prefect_bt.training_cache.snapshot import read_snapshots
+from prefect_bt.training_cache.usage import CacheEntry, CacheSummary, summarize_cache
 
 Row = dict[str, Any]
 SortBy = Literal["filepath", "size", "modified", "type", "permissions"]
@@ -60,9 +61,6 @@ def summarize(
 
     `prefect-bt cache summarize my-project --sort size --order desc`
     """
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.settings import Settings
-    from prefect_bt.training_cache.usage import summarize_cache
 
     ledger = open_ledger()
     known = ledger.get_project(project)
@@ -82,7 +80,6 @@ def summarize(
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:
     """Return the newest snapshot of any machine, and print where it comes from."""
-    from prefect_bt.training_cache.snapshot import read_snapshots
 
     found = read_snapshots(store, project_id)
     if not found:

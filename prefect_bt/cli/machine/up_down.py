@@ -6,7 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.cli.checkpoints import serve
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.local_server import server
 
 
 def up(
@@ -26,8 +28,6 @@ def up(
 
     `prefect-bt up`
     """
-    from prefect_bt.cli.checkpoints import serve
-    from prefect_bt.local_server import server
 
     started = server.up(port=port, worker=worker, echo=terminal.echo)
     serve.restart_file_server(echo=terminal.echo)
@@ -48,8 +48,6 @@ def down(
 
     `prefect-bt down`
     """
-    from prefect_bt.cli.checkpoints import serve
-    from prefect_bt.local_server import server
 
     stopped = server.down(force=force, echo=terminal.echo)
     serve.stop_file_servers(echo=terminal.echo)

@@ -7,9 +7,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.cli.serving import render_deploy
 from prefect_bt.cli.serving.deploy_options import NO_SERVING_OPTIONS, ServingOptions
+from prefect_bt.cli.serving.resolve import resolve_deployment
 from prefect_bt.cli.serving.wait import wait_on_terminal
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output
+from prefect_bt.definitions import DeployCheckpointsConfig, load_deploy_checkpoints_config
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.serving.rollout.deploy import deploy, plan_serving
 
 
 def deploy_checkpoints(
@@ -44,11 +49,6 @@ def deploy_checkpoints(
 
     `prefect-bt deploy_checkpoints --config deploy.py --dry-run`
     """
-    from prefect_bt.cli.serving import render_deploy
-    from prefect_bt.cli.serving.resolve import resolve_deployment
-    from prefect_bt.definitions import DeployCheckpointsConfig, load_deploy_checkpoints_config
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.rollout.deploy import deploy, plan_serving
 
     ledger = open_ledger()
     loaded = load_deploy_checkpoints_config(config) if config else DeployCheckpointsConfig()

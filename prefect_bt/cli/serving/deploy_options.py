@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from prefect_bt.errors import DefinitionError
+from prefect_bt.serving.rollout.gate import parse_gate
 
 
 @Parameter(name="*")
@@ -74,7 +75,6 @@ def parse_served_names(given: tuple[str, ...]) -> dict[str, str]:
 
 def load_gate_file(path: Path) -> dict[str, Any]:
     """Return the document of a gate; a list is its prompts. Raise DefinitionError."""
-    from prefect_bt.serving.rollout.gate import parse_gate
 
     try:
         document: Any = json.loads(path.read_text("utf-8"))

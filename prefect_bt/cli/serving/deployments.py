@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from prefect_bt.cli.logs.logs import logs
+from prefect_bt.cli.serving.render import show_deployment, show_deployments
 from prefect_bt.cli.serving.wait import wait_on_terminal
 from prefect_bt.cli.ui.options import InjectedTerminal, JobFilter, Output, Tail, Yes
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.jobs.job_json import current_user
+from prefect_bt.jobs.stop import wait_for_end
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.serving.deployment_records import DeploymentLedger
+from prefect_bt.serving.rollout import revisions
+from prefect_bt.serving.rollout.revisions import deployment_document, get_serving_job_id
+from prefect_bt.serving.rollout.wait import AwaitedRevision
 
 DeploymentName = Annotated[str, Parameter(help="Name of the deployment.")]
 Wait = Annotated[
@@ -29,10 +36,6 @@ def list_deployments(*, output: Output = "cli-table", terminal: InjectedTerminal
 
     `prefect-bt deployments list -o json`
     """
-    from prefect_bt.cli.serving.render import show_deployments
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.deployment_records import DeploymentLedger
-    from prefect_bt.serving.rollout.revisions import deployment_document
 
     ledger = open_ledger()
     with terminal.spinner("Reading deployments"):
@@ -54,9 +57,6 @@ def view_deployment(
 
     `prefect-bt deployments view stories`
     """
-    from prefect_bt.cli.serving.render import show_deployment
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.rollout.revisions import deployment_document
 
     document = deployment_document(open_ledger(), name)
     return terminal.print_result(document, lambda: show_deployment(terminal, document))
@@ -87,9 +87,6 @@ def show_logs(
 
     `prefect-bt deployments logs stories --revision 2`
     """
-    from prefect_bt.cli.logs.logs import logs
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.rollout.revisions import get_serving_job_id
 
     job_id = get_serving_job_id(open_ledger(), name, revision)
     return logs(which=JobFilter(job_id=job_id), tail=tail, output=output, terminal=terminal)
@@ -112,11 +109,6 @@ def stop_deployment(
 
     `prefect-bt deployments stop stories`
     """
-    from prefect_bt.jobs.job_json import current_user
-    from prefect_bt.jobs.stop import wait_for_end
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.deployment_records import DeploymentLedger
-    from prefect_bt.serving.rollout import revisions
 
     ledger = open_ledger()
     DeploymentLedger(ledger).get_deployment(name)
@@ -156,9 +148,6 @@ def promote_revision(
 
     `prefect-bt deployments promote stories --revision 2`
     """
-    from prefect_bt.jobs.job_json import current_user
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.rollout import revisions
 
     ledger = open_ledger()
     with terminal.spinner(f"Promoting revision {revision} of {name}"):
@@ -182,9 +171,6 @@ def roll_back(
 
     `prefect-bt deployments rollback stories`
     """
-    from prefect_bt.jobs.job_json import current_user
-    from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.serving.rollout import revisions
 
     ledger = open_ledger()
     with terminal.spinner(f"Rolling back {name}"):
@@ -195,8 +181,6 @@ def roll_back(
 def _finish_promotion(
     terminal: Terminal, ledger: Ledger, name: str, revision: int, job_id: str, *, wait: bool
 ) -> int:
-    from prefect_bt.serving.rollout.revisions import deployment_document
-    from prefect_bt.serving.rollout.wait import AwaitedRevision
 
     awaited = AwaitedRevision(name, revision, job_id)
     if wait:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import ServingError
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.serving.deployment_records import ReadinessVerdict
-    from prefect_bt.serving.rollout.wait import AwaitedRevision
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.serving.deployment_records import ReadinessVerdict
+from prefect_bt.serving.rollout.wait import AwaitedRevision, wait_for_revision
 
 
 def wait_on_terminal(
@@ -22,7 +19,6 @@ def wait_on_terminal(
     Raise as `wait_for_revision` does. Print the end of the log of a server that failed. Ctrl-C ends
     the waiting, not the server.
     """
-    from prefect_bt.serving.rollout.wait import wait_for_revision
 
     try:
         with terminal.spinner(awaited.label) as set_text:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.cli.weights.sources import open_cache, open_weights_store
 from prefect_bt.errors import StoreError
+from prefect_bt.jobs.job_json import format_iso
+from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
-
-if TYPE_CHECKING:
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.node_cache import NodeCache
-    from prefect_bt.weights.inventory import WeightsEntry
+from prefect_bt.text.url_redaction import redact_url
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.inventory import WeightsEntry, list_entries
+from prefect_bt.weights.store_copy.copies import StoreMirror
 
 _LOCATIONS: Final = {"here": "this machine", "store": "store", "both": "both"}
 _COLUMNS: Final = [
@@ -37,7 +38,6 @@ def list_weights(*, output: Output = "cli-table", terminal: InjectedTerminal) ->
 
     `prefect-bt weights list -o json`
     """
-    from prefect_bt.settings import Settings
 
     settings = Settings()
     cache = open_cache(settings)
@@ -46,8 +46,6 @@ def list_weights(*, output: Output = "cli-table", terminal: InjectedTerminal) ->
 
 
 def _list_entries(terminal: Terminal, settings: Settings, cache: NodeCache) -> list[WeightsEntry]:
-    from prefect_bt.weights.inventory import list_entries
-    from prefect_bt.weights.store_copy.copies import StoreMirror
 
     try:
         return list_entries(cache, StoreMirror(open_weights_store(settings)))
@@ -57,7 +55,6 @@ def _list_entries(terminal: Terminal, settings: Settings, cache: NodeCache) -> l
 
 
 def _document(cache: NodeCache, entries: list[WeightsEntry]) -> dict[str, Any]:
-    from prefect_bt.jobs.job_json import format_iso
 
     unfinished = cache.list_leftovers()
     return {
@@ -74,8 +71,6 @@ def _document(cache: NodeCache, entries: list[WeightsEntry]) -> dict[str, Any]:
 
 
 def _row(entry: WeightsEntry) -> dict[str, Any]:
-    from prefect_bt.jobs.job_json import format_iso
-    from prefect_bt.text.url_redaction import redact_url
 
     summary, tree = entry.summary, entry.tree
     return {

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import progress_callbacks
@@ -22,14 +22,16 @@ from prefect_bt.cli.weights.sources import (
     resolve_secret,
 )
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.settings import Settings
+from prefect_bt.text.progress import ProgressCallback
 from prefect_bt.text.quantities import format_size
-
-if TYPE_CHECKING:
-    from prefect_bt.planning.plan import WeightsPlan
-    from prefect_bt.settings import Settings
-    from prefect_bt.text.progress import ProgressCallback
-    from prefect_bt.weights import MirrorResult
-    from prefect_bt.weights.dry_run import MirrorPlan
+from prefect_bt.text.url_redaction import redact_url
+from prefect_bt.weights import MirrorResult, mirror_source
+from prefect_bt.weights.dry_run import MirrorPlan, plan_mirror
+from prefect_bt.weights.mirror import format_result
+from prefect_bt.weights.sources.protocol import SourceRequest
+from prefect_bt.weights.threads import run_workers
 
 _MAX_CONCURRENT: Final = 2
 """Sources at a time: the second one uses the bandwidth while the first one lists or hashes."""
@@ -64,8 +66,6 @@ def mirror_weights(
 
     `prefect-bt weights mirror --source hf://owner/repo@main --allow "*.safetensors"`
     """
-    from prefect_bt.settings import Settings
-    from prefect_bt.text.url_redaction import redact_url
 
     settings = Settings()
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
@@ -94,7 +94,6 @@ def _run_all(
     run: Callable[[WeightsPlan, ProgressCallback | None, threading.Event], _Outcome],
 ) -> None:
     """Run all plans. After Ctrl-C, wait a moment until the running ones have saved their bytes."""
-    from prefect_bt.weights.threads import run_workers
 
     waiting, stop = deque(zip(plans, callbacks, strict=True)), threading.Event()
 
@@ -115,8 +114,6 @@ def _run_all(
 def _mirror_one(
     plan: WeightsPlan, on_progress: ProgressCallback | None, stop: threading.Event
 ) -> MirrorResult:
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights import mirror_source
 
     settings = Settings()
     return mirror_source(
@@ -132,9 +129,6 @@ def _mirror_one(
 
 
 def _plan_one(plan: WeightsPlan, _: ProgressCallback | None, __: threading.Event) -> MirrorPlan:
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights.dry_run import plan_mirror
-    from prefect_bt.weights.sources.protocol import SourceRequest
 
     settings = Settings()
     request = SourceRequest(
@@ -149,9 +143,6 @@ def _format_unfinished(settings: Settings) -> str:
 
 
 def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
-    from prefect_bt.text.url_redaction import redact_url
-    from prefect_bt.weights.dry_run import MirrorPlan
-    from prefect_bt.weights.mirror import format_result
 
     for one in outcomes:
         if isinstance(one, _FailedMirror):
@@ -173,8 +164,6 @@ def _format_files(count: tuple[int, int]) -> str:
 
 
 def _row(one: _Outcome) -> dict[str, Any]:
-    from prefect_bt.text.url_redaction import redact_url
-    from prefect_bt.weights.dry_run import MirrorPlan
 
     if isinstance(one, _FailedMirror):
         return {

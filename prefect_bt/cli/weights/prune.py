@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -13,11 +13,13 @@ from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.cli.weights.prune_targets import PruneTarget, open_cache_target, open_store_target
+from prefect_bt.cli.weights.sources import match_names
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
-
-if TYPE_CHECKING:
-    from prefect_bt.weights.inventory import WeightsEntry
+from prefect_bt.text.url_redaction import redact_url
+from prefect_bt.weights.cache.eviction import choose_evictions, freed_bytes
+from prefect_bt.weights.inventory import WeightsEntry
 
 _ORPHAN_SECONDS: Final = 7 * 86400.0
 """Age from which an unfinished download is deleted."""
@@ -104,7 +106,6 @@ def prune_weights(
 
     `prefect-bt weights prune --store --max-bytes 1TB --yes`
     """
-    from prefect_bt.settings import Settings
 
     settings = Settings()
     if store and settings.store_weights_bytes and not (names or older_than or everything):
@@ -154,7 +155,6 @@ def _parse_size(text: str) -> int:
 
 
 def _select(target: PruneTarget, policy: _Policy) -> _Selection:
-    from prefect_bt.weights.cache.eviction import freed_bytes
 
     wanted = _select_names(target, policy)
     selection = _Selection()
@@ -175,8 +175,6 @@ def _select(target: PruneTarget, policy: _Policy) -> _Selection:
 
 
 def _select_names(target: PruneTarget, policy: _Policy) -> set[str]:
-    from prefect_bt.cli.weights.sources import match_names
-    from prefect_bt.weights.cache.eviction import choose_evictions
 
     if policy.everything:
         return {entry.name for entry in target.entries}
@@ -224,7 +222,6 @@ def _print_outcome(terminal: Terminal, selection: _Selection, *, done: bool) -> 
 
 
 def _row(entry: WeightsEntry) -> dict[str, Any]:
-    from prefect_bt.text.url_redaction import redact_url
 
     summary = entry.summary
     return {

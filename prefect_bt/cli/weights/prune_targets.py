@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from prefect_bt.cli.weights.sources import open_cache, open_weights_store
 from prefect_bt.errors import StoreError
-
-if TYPE_CHECKING:
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.eviction import EvictionCandidate
-    from prefect_bt.weights.inventory import WeightsEntry
+from prefect_bt.gc.weights_in_use import find_needed_copies
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.settings import Settings
+from prefect_bt.weights.cache.eviction import EvictionCandidate, evict, list_candidates
+from prefect_bt.weights.inventory import WeightsEntry, iter_store_entries, list_entries
+from prefect_bt.weights.store_copy.copies import StoreMirror
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,6 @@ class PruneTarget:
 
 
 def open_cache_target(settings: Settings) -> PruneTarget:
-    from prefect_bt.weights.cache.eviction import evict, list_candidates
-    from prefect_bt.weights.inventory import list_entries
-    from prefect_bt.weights.store_copy.copies import StoreMirror
 
     cache = open_cache(settings)
     try:
@@ -67,11 +64,6 @@ def open_cache_target(settings: Settings) -> PruneTarget:
 
 
 def open_store_target(settings: Settings) -> PruneTarget:
-    from prefect_bt.gc.weights_in_use import find_needed_copies
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.weights.cache.eviction import EvictionCandidate
-    from prefect_bt.weights.inventory import iter_store_entries
-    from prefect_bt.weights.store_copy.copies import StoreMirror
 
     cache, store = open_cache(settings), open_weights_store(settings)
     mirror, ledger = StoreMirror(store), Ledger(store)

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
+from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
+from prefect_bt.definitions import load_training_project
 from prefect_bt.errors import PlanError, PrefectBtError, SecretError
+from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.planning.planner import plan_weights, plan_weights_sources
+from prefect_bt.planning.validation import validate_weights, validate_weights_source
+from prefect_bt.settings import Settings
+from prefect_bt.text.url_redaction import redact_url
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.inventory import WeightsEntry, match_entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prefect_bt.object_store.protocols import Store
-    from prefect_bt.planning.plan import WeightsPlan
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.node_cache import NodeCache
-    from prefect_bt.weights.inventory import WeightsEntry
 
 _MAX_LISTED: Final = 8
 """Sources that an error message lists."""
@@ -68,9 +75,6 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
 
 
 def _plans_from_config(config: Path) -> list[WeightsPlan]:
-    from prefect_bt.definitions import load_training_project
-    from prefect_bt.planning.planner import plan_weights
-    from prefect_bt.planning.validation import validate_weights
 
     job = load_training_project(config).job
     if not job.weights:
@@ -85,8 +89,6 @@ def _plans_from_config(config: Path) -> list[WeightsPlan]:
 
 
 def _plans_from_options(given: SourceOptions) -> list[WeightsPlan]:
-    from prefect_bt.planning.planner import plan_weights_sources
-    from prefect_bt.planning.validation import validate_weights_source
 
     documents = [_document(one, given) for one in given.source]
     for document in documents:
@@ -107,28 +109,23 @@ def _document(source: str, sources: SourceOptions) -> dict[str, object]:
 
 def resolve_secret(plan: WeightsPlan) -> str | None:
     """Return the value of the plan's secret, from the environment or else from Prefect."""
-    from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
 
     if not plan.secret:
         return None
     try:
         return resolve_secrets([plan.secret], [EnvironmentSecrets()])[plan.secret]
     except SecretError:
-        from prefect_bt.jobs.start import default_secret_sources
-
         return resolve_secrets([plan.secret], default_secret_sources())[plan.secret]
 
 
 def open_cache(settings: Settings) -> NodeCache:
     """Open the weights cache of this machine."""
-    from prefect_bt.weights.cache.node_cache import NodeCache
 
     return NodeCache(settings.weights_dir, settings.weights_bytes)
 
 
 def open_weights_store(settings: Settings) -> Store:
     """Open the store, which has copies of weights for other machines."""
-    from prefect_bt.object_store import open_store
 
     return open_store(settings.store)
 
@@ -137,8 +134,6 @@ def match_names(
     names: Sequence[str], entries: Sequence[WeightsEntry], place: str
 ) -> list[WeightsEntry]:
     """Return the entries that `names` select; raise PrefectBtError for a name without entries."""
-    from prefect_bt.text.url_redaction import redact_url
-    from prefect_bt.weights.inventory import match_entries
 
     found: dict[str, WeightsEntry] = {}
     for name in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -10,12 +10,18 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import match_names, open_cache, open_weights_store
+from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
-
-if TYPE_CHECKING:
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-    from prefect_bt.weights.verification import Verification, WeightsFailure
+from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
+from prefect_bt.weights.inventory import list_entries
+from prefect_bt.weights.verification import (
+    ExpectedBlobs,
+    ExpectedFiles,
+    Verification,
+    WeightsFailure,
+    delete_copies,
+    repair,
+)
 
 
 def verify_weights(
@@ -39,8 +45,6 @@ def verify_weights(
 
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
-    from prefect_bt.settings import Settings
-    from prefect_bt.weights.verification import ExpectedFiles, repair
 
     settings = Settings()
     cache = open_cache(settings)
@@ -60,7 +64,6 @@ def verify_weights(
 
 
 def _select_trees(cache: NodeCache, names: tuple[str, ...]) -> list[CachedTree]:
-    from prefect_bt.weights.inventory import list_entries
 
     if not names:
         return cache.list_trees()
@@ -76,7 +79,6 @@ def _verify_store(
     *,
     dry_run: bool,
 ) -> Verification:
-    from prefect_bt.weights.verification import ExpectedBlobs, delete_copies
 
     store = open_weights_store(settings)
     expected = ExpectedBlobs(store, names)
