@@ -147,7 +147,7 @@ def log_read_lines_per_second(given: argparse.Namespace, work: Path) -> list[Row
     environment = {**os.environ, "PREFECT_BT_STORE": str(store), "PREFECT_BT_STATE_DIR": str(work)}
     ours = [sys.executable, "-m", "prefect_bt.cli.entry", "logs"]
     rows: list[Row] = []
-    for name, more in (("", []), (" --tail --fold", ["--tail", "--fold"])):
+    for name, more in (("", []), (" --tail", ["--tail"])):
         pairs: list[tuple[float, float]] = []
         peaks: list[float] = []
         for _ in range(given.runs):

@@ -93,7 +93,7 @@ class JobLogs:
         live: LiveNodes | None = None,
         platform: PlatformLines | None = None,
     ) -> None:
-        self._ledger, self._record, self._live = ledger, record, live
+        self.ledger, self.record, self._live = ledger, record, live
         self._platform = platform
         self._shown: set[JobLine] = set()
         self._waited = ""
@@ -103,7 +103,7 @@ class JobLogs:
         """A sentence a log that is not what was sealed, as far as logs were read to their end."""
 
     def is_over(self) -> bool:
-        return self._ledger.get_state(self._record.id).terminal
+        return self.ledger.get_state(self.record.id).terminal
 
     def read_new(
         self,
@@ -118,14 +118,12 @@ class JobLogs:
         `max_seconds` live logs are not read on, whatever has been written meanwhile.
         """
         until = time.monotonic() + max_seconds
-        ended = {
-            outcome.attempt: outcome for outcome in self._ledger.list_outcomes(self._record.id)
-        }
+        ended = {outcome.attempt: outcome for outcome in self.ledger.list_outcomes(self.record.id)}
         # Live logs are looked for before sealed ones: one that moves is found in either place.
         live = self._find_live_logs()
         ours = self._new_platform_lines(query)
         yield from ours.pop(None, [])
-        for begun in self._ledger.list_attempts(self._record.id):
+        for begun in self.ledger.list_attempts(self.record.id):
             number = begun.attempt
             if number in self._closed or not _is_selected(query.attempts, number):
                 yield from ours.pop(number, [])
@@ -155,11 +153,9 @@ class JobLogs:
         Logs are read from their ends, no further than needed. `read_new` goes on after these lines.
         """
         found = list(self._new_waiting_line(query))
-        ended = {
-            outcome.attempt: outcome for outcome in self._ledger.list_outcomes(self._record.id)
-        }
+        ended = {outcome.attempt: outcome for outcome in self.ledger.list_outcomes(self.record.id)}
         live, ours = self._find_live_logs(), self._new_platform_lines(query)
-        for begun in reversed(self._ledger.list_attempts(self._record.id)):
+        for begun in reversed(self.ledger.list_attempts(self.record.id)):
             number = begun.attempt
             wanted = _is_selected(query.attempts, number) and len(found) < limit
             tracks = self._open_cursors(number, live, query) if wanted else []
@@ -205,7 +201,7 @@ class JobLogs:
         if self._live is None:
             return {}
         try:
-            handles = self._live.list_nodes(self._record.id)
+            handles = self._live.list_nodes(self.record.id)
         except SubstrateError:
             # What is sealed can be read without the substrate; the next look may find it again.
             return {}
@@ -221,17 +217,17 @@ class JobLogs:
         for rank in sorted(here | known | sealed.keys()):
             if not _is_selected(query.ranks, rank):
                 continue
-            key = log_key(self._record.project_id, self._record.id, attempt, rank)
+            key = log_key(self.record.project_id, self.record.id, attempt, rank)
             track = self._tracks.setdefault(
-                (attempt, rank), LogCursor(self._ledger.store, key=key, rank=rank)
+                (attempt, rank), LogCursor(self.ledger.store, key=key, rank=rank)
             )
             track.update(live=live.get((attempt, rank)), archived_size=sealed.get(rank))
             tracks.append(track)
         return tracks
 
     def _archived_sizes(self, attempt: int) -> dict[int, int]:
-        prefix = attempt_prefix(self._record.project_id, self._record.id, attempt)
-        return read_archived_sizes(self._ledger.store, prefix)
+        prefix = attempt_prefix(self.record.project_id, self.record.id, attempt)
+        return read_archived_sizes(self.ledger.store, prefix)
 
 
 def _accepts_platform_line(query: LineFilter, one: JobLine) -> bool:

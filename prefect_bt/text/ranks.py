@@ -1,8 +1,8 @@
-"""Ranks as they are spelled: in a sentence, and before a line of a log."""
+"""Ranks in a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -15,14 +15,6 @@ def format_ranks(ranks: Iterable[int]) -> str:
         return f"ranks {spelled[0]} and {spelled[1]}"
     alone = len(spelled) == 1 and spelled[0].isdigit()
     return f"rank{'' if alone else 's'} {', '.join(spelled)}"
-
-
-def format_ranks_label(ranks: Collection[int]) -> str:
-    """`rank-3` of one, `ranks 0-2,5` of several."""
-    if len(ranks) == 1:
-        return f"rank-{next(iter(ranks))}"
-    spelled = (str(a) if a == b else f"{a}-{b}" for a, b in to_ranges(ranks))
-    return f"ranks {','.join(spelled)}"
 
 
 def to_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
@@ -16,8 +15,7 @@ from prefect_bt.ledger.states import JobState
 
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.logs.deduplication import LineDeduplicator
-    from prefect_bt.logs.job_reader import JobLogs, LineFilter
+    from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
 
 _RECONCILE_INTERVAL: Final = 5.0
 
@@ -29,22 +27,6 @@ END_MESSAGES = {
 }
 
 FAILED_STATES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
-
-
-@dataclass(frozen=True)
-class LogDisplayOptions:
-    """Options for showing lines.
-
-    `limit`: number of newest lines. `raw`: keep control characters. `platform`: show the lines of
-    the platform as well.
-    """
-
-    deduplicator: LineDeduplicator | None = None
-    as_json: bool = False
-    use_color: bool = False
-    raw: bool = False
-    platform: bool = True
-    limit: int | None = None
 
 
 def open_logs(
@@ -72,44 +54,40 @@ def follow_job(
     """Follow a submitted job to its end, with or without its log, and print how it ended."""
     if not with_log:
         return wait_for_job(terminal, ledger, record)
-    from prefect_bt.cli.logs.lines import choose_deduplicator, should_use_color
+    from prefect_bt.cli.logs.lines import format_colored, format_text, should_use_color
     from prefect_bt.logs.job_reader import LineFilter
 
-    colored = should_use_color() and not terminal.machine_readable
-    shown = LogDisplayOptions(
-        choose_deduplicator(record, documents=terminal.machine_readable), use_color=colored
-    )
-    stream = sys.stderr if terminal.machine_readable else sys.stdout
+    logs = open_logs(ledger, record, terminal)
+    if terminal.machine_readable:
+        return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)
+    colored = should_use_color()
     query = LineFilter(levels=colored)
-    return tail_logs(terminal, ledger, record, query, shown, stream=stream)
+    return tail_logs(terminal, logs, query, format_colored if colored else format_text)
 
 
 def tail_logs(
     terminal: Terminal,
-    ledger: Ledger,
-    record: JobRecord,
+    logs: JobLogs,
     query: LineFilter,
-    shown: LogDisplayOptions,
+    format_line: Callable[[JobLine], str],
     *,
+    limit: int | None = None,
     stream: TextIO | None = None,
 ) -> JobState:
-    """Print the lines of the job until it has ended, then how it ended."""
-    from prefect_bt.cli.logs.lines import deduplicate, write_lines
+    """Print the lines of the job until it has ended, then how it ended.
+
+    `limit`: number of newest lines to print before those that follow.
+    """
+    from prefect_bt.cli.logs.lines import write_lines
     from prefect_bt.cli.logs.panel import live_panel
     from prefect_bt.logs.job_reader import follow_lines
 
-    logs = open_logs(ledger, record, terminal, platform=shown.platform)
+    ledger, record = logs.ledger, logs.record
     reconcile = _make_reconciler(terminal, ledger, record.id)
-    lines = follow_lines(logs, query, limit=shown.limit, refresh=reconcile)
+    lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
         with live_panel(terminal, ledger, record, stream or sys.stdout) as target:
-            write_lines(
-                deduplicate(lines, shown.deduplicator),
-                as_json=shown.as_json,
-                use_color=shown.use_color,
-                raw=shown.raw,
-                stream=target,
-            )
+            write_lines(lines, format_line, target)
         warn_corrupt_logs(terminal, logs)
         return print_job_end(terminal, ledger, record.id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, Token
 
 from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
-from prefect_bt.cli.logs import follow
+from prefect_bt.cli.logs import follow, lines
 from prefect_bt.cli.ui.ages import parse_age
 from prefect_bt.cli.ui.number_ranges import NumberRanges, parse_number_ranges
 from prefect_bt.cli.ui.options import (
@@ -31,7 +31,7 @@ from prefect_bt.text.control_characters import escape_controls
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.ledger.records import JobRecord
-    from prefect_bt.logs.job_reader import LineFilter
+    from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
 
 
 def parse_since(text: str, *, now: float) -> int:
@@ -77,7 +77,6 @@ def logs(
     min_level: Annotated[LogLevel | None, Parameter(converter=_convert_level)] = None,
     grep: Annotated[re.Pattern[str] | None, Parameter(converter=_convert_pattern)] = None,
     first_failure: bool = False,
-    fold: Annotated[bool | None, Parameter(negative="--no-fold")] = None,
     platform: Annotated[bool, Parameter(negative="--no-platform")] = True,
     raw: bool = False,
     output: Output = "cli-table",
@@ -99,8 +98,6 @@ def logs(
         grep: Only lines that match this regular expression.
         first_failure: Show why the newest failed attempt (or --attempt N) failed: its outcome, and
             the last lines of the rank that failed first.
-        fold: Print a line that several ranks write within a second once, with its ranks; default
-            on a terminal.
         platform: Print the lines of the platform: what the job waits for, attempts, its end.
             --rank leaves them out.
         raw: Keep the control characters of the job's output, for a file or another program.
@@ -115,28 +112,24 @@ def logs(
 
     `prefect-bt logs --first-failure`
     """
-    from prefect_bt.cli.logs.lines import choose_deduplicator, should_use_color
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.logs.job_reader import LineFilter
 
     chosen = parse_number_ranges(attempt)
     if first_failure:
         given = {"since": since, "end": end, "limit": limit, "min-level": min_level}
-        _reject_combined_options(tail=tail, rank=rank, grep=grep, fold=fold, **given)
+        _reject_combined_options(tail=tail, rank=rank, grep=grep, **given)
     if tail and end is not None:
-        raise PrefectBtError(
-            "--tail and --end exclude each other.",
-            next_step="Give one of them.",
-        )
+        raise PrefectBtError("--tail and --end exclude each other.", next_step="Give one of them.")
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
     get_reconciled_state(ledger, record.id, terminal)
     if first_failure:
         _print_first_failure(terminal, ledger, record, chosen, raw=raw)
         return OK
-    ranks = parse_number_ranges(rank)
+    colored = lines.should_use_color() and not (raw or terminal.machine_readable)
     query = LineFilter(
-        ranks=ranks,
+        ranks=parse_number_ranges(rank),
         attempts=chosen.resolve_negative(max(1, len(ledger.list_attempts(record.id))))
         if chosen
         else None,
@@ -144,56 +137,50 @@ def logs(
         pattern=grep,
         until=end,
         min_level=min_level,
-        levels=terminal.machine_readable or should_use_color(),
+        levels=terminal.machine_readable or colored,
     )
-    shown = follow.LogDisplayOptions(
-        choose_deduplicator(record, ranks=ranks, fold=fold, documents=terminal.machine_readable),
-        as_json=terminal.machine_readable,
-        use_color=not raw and not terminal.machine_readable and should_use_color(),
-        raw=raw,
-        platform=platform,
-        limit=limit,
-    )
-    print_lines = follow.tail_logs if tail else _print_all
-    print_lines(terminal, ledger, record, query, shown)
+    opened = follow.open_logs(ledger, record, terminal, platform=platform)
+    as_text = lines.format_raw if raw else lines.format_colored if colored else lines.format_text
+    if tail:
+        format_line = lines.format_json if terminal.machine_readable else as_text
+        follow.tail_logs(terminal, opened, query, format_line, limit=limit)
+    else:
+        _print_all(terminal, opened, query, as_text, limit=limit)
     return OK
 
 
 def _print_all(
     terminal: Terminal,
-    ledger: Ledger,
-    record: JobRecord,
+    logs: JobLogs,
     query: LineFilter,
-    shown: follow.LogDisplayOptions,
+    format_line: Callable[[JobLine], str],
+    *,
+    limit: int | None,
 ) -> None:
-    from prefect_bt.cli.logs.lines import deduplicate, write_document, write_lines
     from prefect_bt.logs.job_reader import iter_lines
 
-    found = follow.open_logs(ledger, record, terminal, platform=shown.platform)
-    limit = shown.limit
-    chosen = iter_lines(found, query) if limit is None else found.read_newest(query, limit)
-    lines = deduplicate(chosen, shown.deduplicator)
+    job_id = logs.record.id
+    found = iter_lines(logs, query) if limit is None else logs.read_newest(query, limit)
     if terminal.machine_readable:
-        write_document(lines, job_id=record.id)
-    elif not write_lines(lines, as_json=False, use_color=shown.use_color, raw=shown.raw):
-        state = ledger.get_state(record.id)
-        terminal.warn(f"No log lines of job {record.id} ({state.value}) match.")
-    follow.warn_corrupt_logs(terminal, found)
+        lines.write_document(found, job_id=job_id)
+    elif not lines.write_lines(found, format_line):
+        state = logs.ledger.get_state(job_id)
+        terminal.warn(f"No log lines of job {job_id} ({state.value}) match.")
+    follow.warn_corrupt_logs(terminal, logs)
 
 
 def _print_first_failure(
     terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: NumberRanges | None, *, raw: bool
 ) -> None:
-    from prefect_bt.cli.logs.lines import write_document, write_lines
     from prefect_bt.logs.first_failure import read_first_failure
     from prefect_bt.logs.job_reader import JobLine
 
     why = read_first_failure(ledger, record, _resolve_attempt(ledger, record, chosen))
     outcome = why.outcome
-    lines = [JobLine(outcome.attempt, line) for line in why.lines]
+    found = [JobLine(outcome.attempt, line) for line in why.lines]
     if terminal.machine_readable:
-        write_document(
-            lines,
+        lines.write_document(
+            found,
             job_id=record.id,
             attempt=outcome.attempt,
             failed_rank=outcome.failed_rank,
@@ -203,7 +190,7 @@ def _print_first_failure(
         )
         return
     write_stdout(escape_controls(f"Attempt {outcome.attempt}: {outcome.message}") + "\n")
-    write_lines(lines, as_json=False, raw=raw)
+    lines.write_lines(found, lines.format_raw if raw else lines.format_text)
 
 
 def _resolve_attempt(ledger: Ledger, record: JobRecord, chosen: NumberRanges | None) -> int | None:
@@ -227,8 +214,6 @@ def _resolve_attempt(ledger: Ledger, record: JobRecord, chosen: NumberRanges | N
 
 def _reject_combined_options(**others: object) -> None:
     given = [f"--{name}" for name, value in others.items() if value not in (False, (), 0, None)]
-    if others["fold"] is False:
-        given.append("--no-fold")
     if given:
         raise PrefectBtError(
             f"--first-failure cannot be combined with {' and '.join(given)}.",

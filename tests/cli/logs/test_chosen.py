@@ -11,8 +11,7 @@ from prefect_bt.definitions import Compute
 from prefect_bt.ledger.records import ArchivedLog, FailureClass, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import log_key
-from tests.cli.conftest import COMMAND, Cli, Shop
-from tests.cli.screens import Screen
+from tests.cli.conftest import Cli, Shop
 
 
 @pytest.fixture
@@ -66,28 +65,6 @@ def test_what_is_typed_wrong_is_one_sentence(cli: Cli, arguments: list[str], sai
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert "Traceback" not in done.err
-
-
-def test_folded(cli: Cli, job):
-    done = cli("logs", "--fold", "--attempt", "0", "--no-platform")
-    expected = ["(ranks 0-2) loading", *(f"(rank-{n}) loss of {n}" for n in range(3))]
-    assert messages(done.out) == expected
-    assert (
-        messages(cli("logs", "--fold", "--attempt", "0", "--tail", "--no-platform").out) == expected
-    )
-    assert len(messages(cli("logs", "--no-fold", "--attempt", "0", "--no-platform").out)) == 6
-
-
-def test_folded_as_json(cli: Cli, job):
-    first, *rest = cli("logs", "--fold", "--attempt", "1", "-o", "json", "--no-platform").json[
-        "logs"
-    ]
-    assert (first["message"], first["replica"], first["ranks"]) == (
-        "loading",
-        "ranks 0-2",
-        [0, 1, 2],
-    )
-    assert [one["ranks"] for one in rest] == [[0], [1], [2]]
 
 
 def test_first_failure(cli: Cli, job):
@@ -167,12 +144,3 @@ def test_json_is_ascii_and_parses(cli: Cli, shop: Shop, job):
     shop.log(job, ["\x1b[31mrot\x00 ✓ \u2028"], attempt=1)
     found = json.loads(cli("logs", "-o", "json", "--attempt", "1", "--rank", "0").out)
     assert found["logs"][0]["message"] == "\x1b[31mrot\x00 ✓ \u2028"
-
-
-def test_a_terminal_is_shown_folded_lines(cli: Cli, job):
-    screen = Screen([*COMMAND, "logs", "--attempt", "0"], env=cli.env, folder=cli.folder)
-    try:
-        screen.wait_for_line("(ranks 0-2) loading", "(rank-2) loss of 2")
-        assert screen.end() == 0
-    finally:
-        screen.close()

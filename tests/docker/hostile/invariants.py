@@ -60,7 +60,7 @@ def check_commands(siege: Siege, job_id: str) -> str:
     target = siege.root / "downloads" / job_id
     for words in (
         ("view", *job),
-        ("logs", *job, "--fold"),
+        ("logs", *job),
         ("checkpoints", "list", *job),
         ("gc", "--dry-run"),
     ):
