@@ -110,12 +110,15 @@ def show_overview(terminal: Terminal, overview: Document) -> None:
         terminal.echo("No queued or active training jobs.", style="yellow")
 
 
-def show_details(terminal: Terminal, jobs: Sequence[Document]) -> None:
+def show_details(terminal: Terminal, document: Document) -> None:
     """Print one job in detail, several as a table."""
-    if len(jobs) == 1:
+    jobs, total = document["training_jobs"], document["total_jobs"]
+    if total == 1:
         show_job(terminal, jobs[0])
     else:
         show_table(terminal, "Training Job Details", _JOB_COLUMNS, jobs)
+    if len(jobs) < total:
+        terminal.warn(f"Showing the newest {len(jobs)} of {total} jobs. More: --limit N, or --all.")
 
 
 def show_active(terminal: Terminal, jobs: Sequence[Document]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.cli.jobs.selection import (
@@ -12,8 +13,15 @@ from prefect_bt.cli.jobs.selection import (
     no_jobs_error,
     select_jobs,
 )
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, PositiveCount
-from prefect_bt.cli.ui.terminal import OK, Terminal
+from prefect_bt.cli.ui.options import (
+    NO_FILTER,
+    InjectedTerminal,
+    JobFilter,
+    Output,
+    PositiveCount,
+    Watch,
+)
+from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.entries import open_catalog
 
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-DEFAULT_LIMIT: Final = 50
+_LIMIT: Final = 50
 """Jobs of a project that are shown unless --limit or --all is given."""
 
 
@@ -35,6 +43,7 @@ def view(
     which: JobFilter = NO_FILTER,
     limit: PositiveCount = None,
     all: bool = False,
+    watch: Watch = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -52,65 +61,63 @@ def view(
 
     `prefect-bt view --job-id abc1234`
 
+    `prefect-bt view --watch`
+
     `prefect-bt view --project my-project -o json`
     """
     from prefect_bt.ledger.opening import open_ledger
 
     if all and limit is not None:
         raise PrefectBtError("--all and --limit exclude each other.", next_step="Give one of them.")
-    ledger = open_ledger()
-    if which.job_id:
-        _show_one(terminal, ledger, which)
-    elif which.selected_project or all or limit is not None:
-        _show_newest(terminal, ledger, which, None if all else limit or DEFAULT_LIMIT)
-    else:
-        _show_overview(terminal, ledger)
-    return OK
+    read = partial(_read, terminal, open_ledger(), which, None if all else limit or 0)
+    if watch:
+        terminal.watch(read)
+    return terminal.print_result(*read())
 
 
-def _show_one(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
-    [record] = select_jobs(ledger, which, terminal)
-    from prefect_bt.cli.jobs import render
-
-    document = _reader(ledger, terminal)(record.id)
-    terminal.print_result(document, lambda: render.show_job(terminal, document))
-
-
-def _show_newest(terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None) -> None:
-    """Show the newest jobs of a project or of the store; a single one in detail."""
-    from prefect_bt.cli.jobs import render
-
-    catalog = open_catalog(ledger, warn=terminal.warn)
-    entries = list_entries(catalog, which, terminal)
-    shown = entries if limit is None else entries[-limit:]
-    documents = catalog.list_documents(shown, _reader(ledger, terminal))
-    if terminal.machine_readable:
-        terminal.print_json({"training_jobs": documents, "total_jobs": len(entries)})
-    elif not documents:
-        raise no_jobs_error(ledger, which)
-    else:
-        render.show_details(terminal, documents)
-    if len(shown) < len(entries):
-        terminal.warn(
-            f"Showing the newest {len(shown)} of {len(entries)} jobs. More: --limit N, or --all."
-        )
-
-
-def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
+def _read(
+    terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None
+) -> tuple[Document, Callable[[], None]]:
+    """Return the document and a function that prints it. `limit`: None for all, 0 if not given."""
     from prefect_bt.cli.jobs import render
 
     catalog, read = open_catalog(ledger, warn=terminal.warn), _reader(ledger, terminal)
-    going = catalog.list_unfinished(
-        catalog.list_entries(), lambda job_id: get_reconciled_state(ledger, job_id, terminal)
+    if which.job_id:
+        [record] = select_jobs(ledger, which, terminal)
+        job = read(record.id)
+        return job, lambda: render.show_job(terminal, job)
+    if which.selected_project or limit != 0:
+        jobs = _list_newest(terminal, catalog, which, limit if limit is None else limit or _LIMIT)
+        return jobs, lambda: render.show_details(terminal, jobs)
+    overview = _read_overview(terminal, catalog, read)
+    return overview, lambda: render.show_overview(terminal, overview)
+
+
+def _list_newest(
+    terminal: Terminal, catalog: JobCatalog, which: JobFilter, limit: int | None
+) -> Document:
+    entries = list_entries(catalog, which, terminal)
+    shown = entries if limit is None else entries[-limit:]
+    documents = catalog.list_documents(shown, _reader(catalog.ledger, terminal))
+    if not documents and not terminal.machine_readable:
+        raise no_jobs_error(catalog.ledger, which)
+    return {"training_jobs": documents, "total_jobs": len(entries)}
+
+
+def _read_overview(
+    terminal: Terminal, catalog: JobCatalog, read: Callable[[str], Document]
+) -> Document:
+    unfinished = catalog.list_unfinished(
+        catalog.list_entries(),
+        lambda job_id: get_reconciled_state(catalog.ledger, job_id, terminal),
     )
-    projects = list(_projects(catalog, ledger.list_projects(), read))
-    documents = catalog.list_documents(going, read)
+    projects = list(_projects(catalog, catalog.ledger.list_projects(), read))
+    documents = catalog.list_documents(unfinished, read)
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
     )
     queued.sort(key=lambda job: -int(job["priority"]))
-    document = {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
-    terminal.print_result(document, lambda: render.show_overview(terminal, document))
+    return {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
 
 
 def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:

@@ -36,6 +36,9 @@ Deployment = Annotated[
 ]
 Tail = Annotated[bool, Parameter(help="Follow the log until the job ends.")]
 Wait = Annotated[bool, Parameter(help="Wait until the job ends; exit with 0 only if it completed.")]
+Watch = Annotated[
+    bool, Parameter(name=["--watch", "-w"], help="Print the result again when it changes.")
+]
 CheckpointNames = Annotated[
     tuple[str, ...], Parameter(help="Only this checkpoint, by name or ID. Repeatable.")
 ]

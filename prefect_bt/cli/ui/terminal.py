@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 
+_WATCH_INTERVAL: Final = 2.0
+"""Seconds between two reads of `--watch`."""
 _PLAIN_WIDTH: Final = 10_000
 """Columns of a console that writes to a file or a pipe, so that no line is wrapped."""
 
@@ -71,6 +74,23 @@ class Terminal:
         else:
             show()
         return OK
+
+    def watch(self, read: Callable[[], tuple[Any, Callable[[], object]]]) -> None:
+        """Print the result that `read` returns again whenever its document changes, until Ctrl-C.
+
+        A terminal is cleared before each table; `-o json` prints one document per line.
+        """
+        previous: object = None
+        while True:
+            document, show = read()
+            if document != previous:
+                previous = document
+                if self.output == "json":
+                    write_stdout(f"{to_json(document)}\n", flush=True)
+                else:
+                    self.out.clear()
+                    show()
+            time.sleep(_WATCH_INTERVAL)
 
     def echo(self, text: str = "", *, style: str = "") -> None:
         """Print a line of the result."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -209,3 +210,15 @@ def test_a_job_of_another_project(cli: Cli, shop: Shop, ended):
     done = cli("view", "--job-id", job.id, "--project", "other")
     assert done.code == 1
     assert "It belongs to project 'tiny'" in done.err
+
+
+def test_watched_until_ctrl_c(cli: Cli, shop: Shop, running):
+    job = shop.job("tiny", *running)
+    process = cli.start("view", "--job-id", job.id, "--watch", "-o", "json")
+    assert process.stdout
+    assert json.loads(process.stdout.readline())["current_status"] == "TRAINING_JOB_RUNNING"
+    shop.ledger.append_event(job.id, JobState.COMPLETED)
+    assert json.loads(process.stdout.readline())["current_status"] == "TRAINING_JOB_COMPLETED"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert (process.returncode, err) == (130, "")

@@ -29,7 +29,7 @@ def test_the_newest_jobs_are_shown_and_the_others_counted(
     found = within("view", "--project", "tiny", "--limit", "2", "-o", "json")
     assert [job["id"] for job in found.json["training_jobs"]] == jobs[-2:]
     assert found.json["total_jobs"] == 52
-    assert "Showing the newest 2 of 52 jobs" in found.err
+    assert found.err == ""
     assert within("view", "--project", "tiny", "--limit", "0").code == 2
     refused = within("view", "--project", "tiny", "--limit", "2", "--all")
     assert (refused.code, refused.out) == (1, "")
