@@ -1,8 +1,8 @@
-"""The files of a job's checkpoints as folders: pure.
+"""The files of a job's checkpoints as folders. Pure.
 
 <checkpoint>/<file>             where only rank 0 wrote
-<checkpoint>/rank-<n>/<file>    else
-<file>                          of the checkpoint `.`, whose folder is the top
+<checkpoint>/rank-<n>/<file>    otherwise
+<file>                          of the checkpoint `.`, which is the top folder
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prefect_bt.checkpoints.layout import join_checkpoint_path
 
 @dataclass(eq=False)
 class FolderNode:
-    """`size` in bytes and `file_count` of the files in it, however deep. The top has no name."""
+    """A folder; the top one has no name. `size` (bytes) and `file_count` include all subfolders."""
 
-    name: str = ""
+    path: str = ""
     parent: FolderNode | None = field(default=None, repr=False)
     folders: dict[str, FolderNode] = field(default_factory=dict["str", "FolderNode"])
     files: dict[str, CheckpointFile] = field(default_factory=dict[str, CheckpointFile])
@@ -26,42 +26,35 @@ class FolderNode:
     size: int = 0
     file_count: int = 0
 
-    @property
-    def path(self) -> str:
-        """From the top; "" for the top itself."""
-        above = self.parent.path if self.parent else ""
-        return f"{above}/{self.name}" if above else self.name
-
     def ensure_folder(self, path: str) -> FolderNode:
-        """The folder at `path` from here, made if need be; "" is this one."""
-        here = self
-        for part in path.split("/") if path else ():
-            here = here.folders.setdefault(part, FolderNode(part, here))
-        return here
+        """Return the folder at `path` below this one; "" and "." are this one."""
+        folder = self
+        for name in filter(None, path.removeprefix(".").split("/")):
+            inner = f"{folder.path}/{name}" if folder.path else name
+            folder = folder.folders.setdefault(name, FolderNode(inner, folder))
+        return folder
 
     def add_file(self, path: str, file: CheckpointFile) -> None:
-        """Put a file at `path` from here, once."""
-        folder, _, name = path.rpartition("/")
-        here = self.ensure_folder(folder)
-        if name in here.files:
+        """Put a file at `path` below this folder, unless there is one."""
+        inside, _, name = path.rpartition("/")
+        folder: FolderNode | None = self.ensure_folder(inside)
+        if folder.files.setdefault(name, file) is not file:
             return
-        here.files[name] = file
-        above: FolderNode | None = here
-        while above is not None:
-            above.size += file.size
-            above.file_count += 1
-            above = above.parent
+        while folder is not None:
+            folder.size += file.size
+            folder.file_count += 1
+            folder = folder.parent
 
 
 def build_tree(checkpoints: Sequence[CommittedCheckpoint]) -> FolderNode:
-    """The top folder, with every file of every checkpoint below."""
+    """Return the top folder, with every file of every checkpoint below it."""
     top = FolderNode()
     for checkpoint in checkpoints:
-        name = checkpoint.checkpoint_id
-        folder = top.ensure_folder("" if name == "." else name)
+        folder = top.ensure_folder(checkpoint.checkpoint_id)
         folder.checkpoint = checkpoint
         alone = {manifest.rank for manifest in checkpoint.manifests} == {0}
+        prefix = join_checkpoint_path(checkpoint.checkpoint_id, "")
         for file in checkpoint.files():
-            inside = file.path.removeprefix(join_checkpoint_path(name, ""))
+            inside = file.path.removeprefix(prefix)
             folder.add_file(inside if alone else f"rank-{file.rank}/{inside}", file)
     return top

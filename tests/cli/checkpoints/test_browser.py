@@ -8,9 +8,8 @@ import pytest
 from rich.cells import cell_len
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
-from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view
+from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view, rank_matches
 from prefect_bt.cli.checkpoints.browser_tree import build_tree
-from prefect_bt.cli.ui.fuzzy_match import rank_matches
 from prefect_bt.object_store import open_store
 from tests.cli.conftest import ENDED, Shop
 
@@ -199,6 +198,8 @@ def test_matching():
     assert rank_matches("che 100", names) == [1]
     assert rank_matches("xyz", names) == []
     assert rank_matches("  ", names) == [0, 1, 2, 3]
+    assert rank_matches("^]-b", ["a^x]--B"]) == [0]
+    assert rank_matches("a" * 20 + "b", ["a" * 200]) == [], "in a moment"
 
 
 def test_which_files_are_shown_how():

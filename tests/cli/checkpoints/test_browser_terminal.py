@@ -12,7 +12,7 @@ import pytest
 
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
-from prefect_bt.cli.checkpoints.browser_view import find_pager
+from prefect_bt.cli.checkpoints.browser_terminal import find_pager
 from prefect_bt.file_server import process
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_store import open_store
@@ -165,7 +165,7 @@ def test_what_is_in_a_file_does_not_steer_the_terminal(start: Start, job: JobRec
     screen = start("checkpoints", "list", "--checkpoint-name", "runs", PAGER="cat")
     screen.wait_for("events", "odd.txt")
     screen.press("down", "enter")
-    screen.wait_for_line("clean\ufffd]0;stolen\ufffd up")
+    screen.wait_for_line("clean␛]0;stolen␇ up")
     screen.press("enter")
     screen.wait_for("events")
     screen.press("up", "enter")
