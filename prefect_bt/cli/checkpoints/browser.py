@@ -1,12 +1,16 @@
-"""The explorer of a job's checkpoints: what each key does, and what the screen shows. Pure.
+"""The explorer of a job's checkpoints: what each key does, and the lines of the screen. Pure.
 
-The user picks a checkpoint by typing letters of its name, then opens its folders and files.
+The user picks a checkpoint by typing letters of its name, then opens its folders and files:
+
+<checkpoint>/<file>             where only rank 0 wrote
+<checkpoint>/rank-<n>/<file>    otherwise
+<file>                          of the checkpoint `.`
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
 from typing import Final, Literal, NamedTuple
@@ -14,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from prefect_bt.checkpoints.committed.catalog import CheckpointFile, CommittedCheckpoint
-from prefect_bt.cli.checkpoints.browser_tree import FolderNode, build_tree
+from prefect_bt.checkpoints.layout import join_checkpoint_path
 from prefect_bt.cli.ui.terminal import format_count
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.workspace.limits import format_bytes
@@ -25,9 +29,6 @@ Key = Literal[
 ]  # fmt: skip
 
 _TEXT_LIMIT: Final = 1_000_000
-_GAP: Final = "  "
-_PICKER_HINT: Final = "type to filter · enter, → open · esc quit"
-_FOLDER_HINT: Final = "← back · → open, URL · enter show · q quit"
 _LINE_CONTROLS: Final = {ord("\t"): "␉", ord("\n"): "␊"}
 
 
@@ -38,19 +39,6 @@ class Action(NamedTuple):
     file: CheckpointFile | None = None
 
 
-class Line(NamedTuple):
-    text: str
-    is_selected: bool
-
-
-class Screen(NamedTuple):
-    """The text of a screen. `hint` explains the keys."""
-
-    title: str
-    lines: list[Line]
-    hint: str
-
-
 def choose_view(path: str, size: int) -> Literal["tensors", "text", "url"]:
     """Return what to show of a file of `size` bytes; of a large file only the URL."""
     if path.endswith(".safetensors"):
@@ -59,7 +47,11 @@ def choose_view(path: str, size: int) -> Literal["tensors", "text", "url"]:
 
 
 class Explorer:
-    """The state of the explorer: the picker of checkpoints, or the folder `current_folder`."""
+    """The state of the explorer.
+
+    `folder`: path of the open folder with a slash at its end, "" for the top folder; None while
+    the user picks a checkpoint. `lines` and `cursor`: the list on the screen and the selected line.
+    """
 
     def __init__(
         self,
@@ -68,90 +60,108 @@ class Explorer:
         *,
         start: CommittedCheckpoint | None = None,
     ) -> None:
-        self._job_id, self._all = job_id, list(checkpoints)
-        self.root = self.current_folder = build_tree(self._all)
-        self.is_picking, self._picked = True, start or self._all[0]
+        self._job_id = job_id
+        self._checkpoints = {_folder(one): one for one in checkpoints}
+        self._files: dict[str, CheckpointFile] = {}
+        for folder, checkpoint in self._checkpoints.items():
+            alone = {manifest.rank for manifest in checkpoint.manifests} == {0}
+            for file in checkpoint.files():
+                rank = "" if alone else f"rank-{file.rank}/"
+                self._files.setdefault(folder + rank + file.path.removeprefix(folder), file)
+        self.folder: str | None = None
+        self._picked = _folder(start) if start else None
         self._filter("")
-        if start:
-            self._open_checkpoint(start)
+        if self._picked is not None:
+            self._open_folder(self._picked)
+
+    @property
+    def title(self) -> str:
+        if self.folder is None:
+            count = f"{len(self.lines)}/{len(self._checkpoints)}"
+            return f"Checkpoints of job {self._job_id} ({count})  > {_escape(self._query)}"
+        where = f"job {self._job_id}/{self.folder}".rstrip("/")
+        return _escape(f"{where}  {_label(self._checkpoints.get(self.folder))}")
+
+    @property
+    def hint(self) -> str:
+        """Return what the keys do."""
+        if self.folder is None:
+            return "type to filter · enter, → open · esc quit"
+        return "← back · → open, URL · enter show · q quit"
 
     def handle_key(self, key: Key) -> Action | None:
         """Handle one key. Return None if only the screen changes."""
-        last = len(self._items) - 1
+        last = len(self.lines) - 1
         moves = {"up": -1, "down": 1, "pageup": -10, "pagedown": 10, "home": -last, "end": last}
         if key in moves:
-            self._cursor = max(0, min(self._cursor + moves[key], last))
+            self.cursor = max(0, min(self.cursor + moves[key], last))
         elif key == "escape":
             return Action("leave")
         elif key in {"enter", "right"}:
-            return self._open_selected(show_content=key == "enter")
-        elif self.is_picking and key != "left":
+            return self._open_selected("open" if key == "enter" else "url")
+        elif self.folder is None and key != "left":
             self._filter(self._query[:-1] if key == "backspace" else "")
-        elif not self.is_picking and key != "c-u":
-            self._open_parent()
+        elif self.folder is not None and key != "c-u":
+            self._open_parent(self.folder)
         return None
 
     def handle_text(self, text: str) -> Action | None:
         """Add typed text to the filter of the picker; in a folder, `q` leaves."""
-        if self.is_picking:
+        if self.folder is None:
             self._filter(self._query + text)
             return None
         return Action("leave") if text == "q" else None
 
-    def render_screen(self, *, width: int, height: int) -> Screen:
-        """Return the lines around the cursor that fit; a screen of a few rows has no title."""
-        room = max(1, height - 2)
-        first = max(0, min(self._cursor - room // 2, len(self._items) - room))
-        texts = _align([_row(item) for item in self._items[first : first + room]])
-        selected = self._cursor - first
-        lines = [Line(_cut(text, width), number == selected) for number, text in enumerate(texts)]
-        hint = _PICKER_HINT if self.is_picking else _FOLDER_HINT
-        return Screen(_cut(self._title(), width), lines, _cut(hint, width))
+    def _show(self, rows: Mapping[str, tuple[str, ...]], selected: str | None) -> None:
+        """Show a line for each path, with the cursor on the path `selected`."""
+        self._paths, self.lines = list(rows), _align(list(rows.values()))
+        self.cursor = self._paths.index(selected) if selected in self._paths else 0
 
-    def _title(self) -> str:
-        if self.is_picking:
-            count = f"{len(self._items)}/{len(self._all)}"
-            return f"Checkpoints of job {self._job_id} ({count})  > {self._query}"
-        where = f"job {self._job_id}/{self.current_folder.path}".rstrip("/")
-        return f"{where}{_GAP}{_label(self.current_folder.checkpoint)}"
-
-    def _filter(self, query: str) -> None:
-        self._query, self._cursor = query, 0
-        found = rank_matches(query, [f"{one.checkpoint_id} {_label(one)}" for one in self._all])
+    def _filter(self, query: str, selected: str | None = None) -> None:
+        """Show the picker, with the checkpoints that match the query."""
+        self._query, typed = query, query.strip().casefold()
+        texts = [f"{one.checkpoint_id} {_label(one)}" for one in self._checkpoints.values()]
+        known = list(self._checkpoints.items())
+        found = [known[index] for index in rank_matches(query, texts)]
         # The letters of an ID are random: only its beginning is compared.
-        typed = query.strip().casefold()
-        found += [n for n, one in enumerate(self._all) if typed and one.id.startswith(typed)]
-        self._items: list[_Item] = [self._all[index] for index in dict.fromkeys(found)]
+        found += [(path, one) for path, one in known if typed and one.id.startswith(typed)]
+        self._show({path: _checkpoint_row(one) for path, one in found}, selected)
 
-    def _open_selected(self, *, show_content: bool) -> Action | None:
-        if not self._items:
+    def _open_folder(self, folder: str, selected: str | None = None) -> None:
+        self.folder = folder
+        inside: dict[str, list[CheckpointFile]] = {}
+        for path, file in self._files.items():
+            if path.startswith(folder):
+                name, slash, _ = path.removeprefix(folder).partition("/")
+                inside.setdefault(folder + name + slash, []).append(file)
+        folders_first = sorted(inside, key=lambda path: path in self._files)
+        self._show({path: self._row(path, inside[path]) for path in folders_first}, selected)
+
+    def _row(self, path: str, files: Sequence[CheckpointFile]) -> tuple[str, ...]:
+        """Return the cells of a file, or of a folder with all files below it."""
+        name, size = path[len(self.folder or "") :], format_bytes(sum(one.size for one in files))
+        if path in self._files:
+            return name, size
+        return name, size, format_count(len(files), "file"), _label(self._checkpoints.get(path))
+
+    def _open_selected(self, kind: Literal["url", "open"]) -> Action | None:
+        if not self._paths:
             return None
-        item = self._items[self._cursor]
-        if isinstance(item, CheckpointFile):
-            return Action("open" if show_content else "url", item)
-        if isinstance(item, FolderNode):
-            self._open_folder(item)
-        else:
-            self._open_checkpoint(item)
+        path = self._paths[self.cursor]
+        if path in self._files:
+            return Action(kind, self._files[path])
+        if self.folder is None:
+            self._picked = path
+        self._open_folder(path)
         return None
 
-    def _open_checkpoint(self, checkpoint: CommittedCheckpoint) -> None:
-        self.is_picking, self._picked = False, checkpoint
-        self._open_folder(self.root.ensure_folder(checkpoint.checkpoint_id))
-
-    def _open_folder(self, folder: FolderNode) -> None:
-        self.current_folder, self._cursor = folder, 0
-        self._items = [*folder.folders.values(), *folder.files.values()]
-
-    def _open_parent(self) -> None:
+    def _open_parent(self, folder: str) -> None:
         """Open the folder above, or the picker above the top folder."""
-        left: _Item = self.current_folder
-        if left.parent is None:
-            left, self.is_picking = self._picked, True
-            self._filter("")
+        if folder:
+            self._open_folder("".join(folder[:-1].rpartition("/")[:2]), folder)
         else:
-            self._open_folder(left.parent)
-        self._cursor = self._items.index(left)
+            self.folder = None
+            self._filter("", self._picked)
 
 
 def rank_matches(query: str, texts: Sequence[str]) -> list[int]:
@@ -173,18 +183,13 @@ def rank_matches(query: str, texts: Sequence[str]) -> list[int]:
     return [index for _, index in sorted(ranked)]
 
 
-_Item = CommittedCheckpoint | FolderNode | CheckpointFile
+def _folder(checkpoint: CommittedCheckpoint) -> str:
+    return join_checkpoint_path(checkpoint.checkpoint_id, "")
 
 
-def _row(item: _Item) -> tuple[str, ...]:
-    """Return the cells of a line."""
-    if isinstance(item, CheckpointFile):
-        return item.path.rpartition("/")[2], format_bytes(item.size)
-    if isinstance(item, FolderNode):
-        name, count = item.path.rpartition("/")[2], format_count(item.file_count, "file")
-        return f"{name}/", format_bytes(item.size), count, _label(item.checkpoint)
-    created = f"{datetime.fromtimestamp(item.created_at).astimezone():%Y-%m-%d %H:%M:%S}"
-    return item.checkpoint_id, format_bytes(item.size), created, _label(item)
+def _checkpoint_row(one: CommittedCheckpoint) -> tuple[str, ...]:
+    created = f"{datetime.fromtimestamp(one.created_at).astimezone():%Y-%m-%d %H:%M:%S}"
+    return one.checkpoint_id, format_bytes(one.size), created, _label(one)
 
 
 def _label(checkpoint: CommittedCheckpoint | None) -> str:
@@ -198,14 +203,8 @@ def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Join the cells of each row, padded to columns."""
     shown = [[_escape(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip_longest(*shown, fillvalue="")]
-    return [_GAP.join(map(set_cell_size, row, widths)) for row in shown]
+    return ["  ".join(map(set_cell_size, row, widths)) for row in shown]
 
 
 def _escape(text: str) -> str:
     return escape_controls(text).translate(_LINE_CONTROLS)
-
-
-def _cut(text: str, width: int) -> str:
-    """Escape controls, and cut the text where it is wider than the screen."""
-    text = _escape(text)
-    return text if cell_len(text) <= width else f"{set_cell_size(text, max(0, width - 1))}…"

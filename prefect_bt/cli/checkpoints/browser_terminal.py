@@ -18,10 +18,10 @@ from functools import cached_property
 from typing import Final, get_args
 
 from prompt_toolkit.application import Application
-from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.data_structures import Point
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout import FormattedTextControl, Layout, Window
+from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
 
 from prefect_bt.checkpoints.committed.catalog import CheckpointFile, CommittedCheckpoint
 from prefect_bt.checkpoints.committed.safetensors_header import read_tensors
@@ -65,26 +65,34 @@ def explore(
 
 def _run_screen(explorer: Explorer) -> Action:
     """Draw screens and handle keys until a key asks for an action."""
-
-    def draw() -> StyleAndTextTuples:
-        size = app.output.get_size()
-        screen = explorer.render_screen(width=size.columns, height=size.rows)
-        drawn: StyleAndTextTuples = [("bold", f"{screen.title}\n")]
-        for line in screen.lines:
-            drawn += [("reverse" if line.is_selected else "", line.text), ("", "\n")]
-        blank = "\n" * (size.rows - 2 - len(screen.lines))
-        return [*drawn, ("", blank), ("fg:ansibrightblack", screen.hint)]
-
     app: Application[Action] = Application(
-        layout=Layout(Window(FormattedTextControl(draw), always_hide_cursor=True)),
-        key_bindings=_bindings(explorer),
-        full_screen=True,
+        layout=make_layout(explorer), key_bindings=_bindings(explorer), full_screen=True
     )
     app.ttimeoutlen = _ESCAPE_SECONDS
     try:
         return app.run()
     except EOFError:  # the terminal was closed
         return Action("leave")
+
+
+def make_layout(explorer: Explorer) -> Layout:
+    """Return a title, the list with its selected line in reverse, and the hint."""
+    lines = FormattedTextControl(
+        lambda: [
+            ("reverse" if number == explorer.cursor else "", f"{line}\n")
+            for number, line in enumerate(explorer.lines)
+        ],
+        get_cursor_position=lambda: Point(0, explorer.cursor),
+    )
+    title = FormattedTextControl(lambda: explorer.title)
+    hint = FormattedTextControl(lambda: explorer.hint)
+    listed = Window(lines, always_hide_cursor=True)
+    rows = [
+        Window(title, height=1, style="bold"),
+        listed,
+        Window(hint, height=1, style="fg:ansibrightblack"),
+    ]
+    return Layout(HSplit(rows), focused_element=listed)
 
 
 def _bindings(explorer: Explorer) -> KeyBindings:
