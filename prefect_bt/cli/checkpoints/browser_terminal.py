@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, get_args
 
 from prompt_toolkit.application import Application
@@ -58,21 +59,14 @@ def explore(
     Ctrl-C restores the terminal and raises KeyboardInterrupt.
     """
     explorer, viewer = Explorer(job_id, checkpoints, start=start), _FileViewer(terminal, store)
-    while file := (action := _run_screen(explorer)).file:
-        viewer.show(file, content=action.kind == "open")
-    return OK
-
-
-def _run_screen(explorer: Explorer) -> Action:
-    """Draw screens and handle keys until a key asks for an action."""
     app: Application[Action] = Application(
         layout=make_layout(explorer), key_bindings=_bindings(explorer), full_screen=True
     )
     app.ttimeoutlen = _ESCAPE_SECONDS
-    try:
-        return app.run()
-    except EOFError:  # the terminal was closed
-        return Action("leave")
+    with suppress(EOFError):  # the terminal was closed
+        while file := (action := app.run()).file:
+            viewer.show(file, content=action.kind == "open")
+    return OK
 
 
 def make_layout(explorer: Explorer) -> Layout:
@@ -84,15 +78,10 @@ def make_layout(explorer: Explorer) -> Layout:
         ],
         get_cursor_position=lambda: Point(0, explorer.cursor),
     )
-    title = FormattedTextControl(lambda: explorer.title)
-    hint = FormattedTextControl(lambda: explorer.hint)
     listed = Window(lines, always_hide_cursor=True)
-    rows = [
-        Window(title, height=1, style="bold"),
-        listed,
-        Window(hint, height=1, style="fg:ansibrightblack"),
-    ]
-    return Layout(HSplit(rows), focused_element=listed)
+    title = Window(FormattedTextControl(lambda: explorer.title), height=1, style="bold")
+    hint = Window(FormattedTextControl(lambda: explorer.hint), height=1, style="fg:ansibrightblack")
+    return Layout(HSplit([title, listed, hint]), focused_element=listed)
 
 
 def _bindings(explorer: Explorer) -> KeyBindings:
@@ -102,13 +91,11 @@ def _bindings(explorer: Explorer) -> KeyBindings:
         if action is not None:
             event.app.exit(result=action)
 
-    def bind(key: Key) -> None:
-        @bindings.add(key, eager=True)
-        def _(event: KeyPressEvent) -> None:
-            finish(event, explorer.handle_key(key))
+    def press(key: Key, event: KeyPressEvent) -> None:
+        finish(event, explorer.handle_key(key))
 
     for key in get_args(Key):
-        bind(key)
+        bindings.add(key, eager=True)(partial(press, key))
 
     @bindings.add(Keys.Any)
     @bindings.add(Keys.BracketedPaste)

@@ -73,9 +73,8 @@ def list_checkpoints(
     asked = [checkpoint_name] if checkpoint_name else names
     wanted = catalog.resolve_names(record.id, names, asked)
     shown = [one for one in committed if one.checkpoint_id in wanted]
-    can_draw = terminal.interactive and sys.stdout.isatty()
-    can_draw = can_draw and os.environ.get("TERM", "dumb") not in {"", "dumb"}
-    if committed and can_draw and not terminal.machine_readable:
+    can_draw = sys.stdout.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
+    if committed and can_draw and terminal.interactive and not terminal.machine_readable:
         from prefect_bt.cli.checkpoints.browser_terminal import explore
 
         start = shown[0] if checkpoint_name else None

@@ -115,7 +115,14 @@ def prune_checkpoints(
     for plan in pending:
         with terminal.spinner(f"Deleting checkpoints of job {plan.record.id}"):
             pruned = _execute_plan(ledger, plan)
-        _report(terminal, plan, pruned)
+        for key in pruned.unreadable_manifests:
+            terminal.warn(
+                f"{key} cannot be read, so the objects that it references are unknown and none "
+                "were deleted. Restore it, or prune that checkpoint."
+            )
+        deleted = f"{format_count(len(pruned.pruned), 'checkpoint')} deleted"
+        freed = _format_freed(plan, "Freed")
+        terminal.echo(f"Job {plan.record.id}: {deleted}. {freed}", style="green")
     nothing = "Nothing was deleted." if dry_run else "There is nothing to delete."
     document = {
         "dry_run": dry_run,
@@ -191,15 +198,6 @@ def _check_names(plans: list[_PrunePlan], named: tuple[str, ...]) -> None:
         raise NotFoundError("checkpoint", unknown, next_step=f"Job {jobs} has: {listed}.")
 
 
-def _execute_plan(ledger: Ledger, plan: _PrunePlan) -> PruneResult:
-    place = ledger.store, plan.record.project_id, plan.record.id
-    if plan.is_running:
-        return prune_job(*place, plan.to_delete, is_running=True)
-    owning = claim_finished_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
-    with owning as fence:
-        return prune_job(*place, plan.to_delete, is_running=False, fence=fence)
-
-
 def _show(terminal: Terminal, plans: list[_PrunePlan]) -> None:
     for plan in plans:
         document = plan.to_document()
@@ -216,22 +214,19 @@ def _format_freed(plan: _PrunePlan, verb: str) -> str:
     return f"{verb} {format_bytes(plan.freed_bytes)}{when}."
 
 
-def _report(terminal: Terminal, plan: _PrunePlan, pruned: PruneResult) -> None:
-    """Print what was deleted, and keep in the plan what came into use meanwhile."""
-    in_use = dict.fromkeys(pruned.protected, _RESUME_REASON)
-    for name, holds in pruned.held.items():
-        if name in plan.to_delete:
-            in_use.setdefault(name, f"needed by {holds[0].label}")
-    for name, why in in_use.items():
+def _execute_plan(ledger: Ledger, plan: _PrunePlan) -> PruneResult:
+    """Delete, and move to the checkpoints to keep those that came into use meanwhile."""
+    place = ledger.store, plan.record.project_id, plan.record.id
+    if plan.is_running:
+        pruned = prune_job(*place, plan.to_delete, is_running=True)
+    else:
+        owning = claim_finished_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
+        with owning as fence:
+            pruned = prune_job(*place, plan.to_delete, is_running=False, fence=fence)
+    held = {name: f"needed by {holds[0].label}" for name, holds in pruned.held.items()}
+    in_use = {name: why for name, why in held.items() if name in plan.to_delete}
+    for name, why in (in_use | dict.fromkeys(pruned.protected, _RESUME_REASON)).items():
         plan.to_delete.pop(name, None)
         plan.to_keep[name] = why
-    for key in pruned.unreadable_manifests:
-        terminal.warn(
-            f"{key} cannot be read, so the objects that it references are unknown and none were "
-            "deleted. Restore it, or prune that checkpoint."
-        )
     plan.freed_bytes = pruned.freed_bytes
-    count = format_count(len(pruned.pruned), "checkpoint")
-    terminal.echo(
-        f"Job {plan.record.id}: {count} deleted. {_format_freed(plan, 'Freed')}", style="green"
-    )
+    return pruned
