@@ -123,7 +123,7 @@ class _FileViewer:
         try:
             text, reason = self._read(file) if content else ("", "")
             has_waited = _run_pager(text) if text else self._print_url(file, reason)
-        except (PrefectBtError, OSError) as error:
+        except PrefectBtError as error:
             self._terminal.error(str(error))
             has_waited = False
         if not has_waited:
@@ -178,6 +178,11 @@ def _run_pager(text: str) -> bool:
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         subprocess.run(pager, input=text, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise PrefectBtError(
+            f"The pager {pager[0]} does not start: {error.strerror}.",
+            next_step="Set PAGER to another command, such as less.",
+        ) from error
     finally:
         signal.signal(signal.SIGINT, before)
     return pager[0].rpartition("/")[2] == "less"

@@ -190,6 +190,17 @@ def test_a_fault_is_told_and_the_walk_goes_on(start: Start, job: JobRecord, shop
     assert (screen.end(), screen.restored()) == (0, True)
 
 
+def test_a_pager_that_does_not_start(start: Start, job: JobRecord):
+    screen = start("checkpoints", "list", "--checkpoint-name", "runs", PAGER="no-such-pager -x")
+    screen.wait_for("odd.txt")
+    screen.press("down", "enter")
+    screen.wait_for_line("error: The pager no-such-pager does not start: No such", "Enter: back")
+    screen.press("enter")
+    screen.wait_for("odd.txt")
+    screen.press("q")
+    assert (screen.end(), screen.restored()) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "env"),
     [
