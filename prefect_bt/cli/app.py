@@ -58,7 +58,7 @@ _REGISTRY: Final = (
      "Delete checkpoints by name or by a retention policy."),
     (_CHECKPOINTS, "checkpoints serve", "checkpoints.serve:serve_checkpoints",
      "Serve the checkpoint files of a local store over HTTP."),
-    (_CHECKPOINTS, "get_checkpoint_urls", "checkpoints.list:get_checkpoint_urls",
+    (_CHECKPOINTS, "get_checkpoint_urls", "checkpoints.urls:get_checkpoint_urls",
      "Write a file with a URL for every checkpoint file of a job."),
     (_WEIGHTS, "weights list", "weights.list:list_weights",
      "List mirrored sources and their sizes."),

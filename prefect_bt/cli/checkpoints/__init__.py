@@ -1,4 +1,4 @@
-"""Commands about checkpoints, and the browser of their files.
+"""Commands about checkpoints, and the explorer of their files.
 
-Begin with `list`; `browser` is the interactive view, `browser_tree` its pure part.
+Begin with `list`; `browser` is the state of the explorer, `browser_terminal` its screen.
 """

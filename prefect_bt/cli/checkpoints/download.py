@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from prefect_bt.checkpoints.committed import catalog, download
-from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
 from prefect_bt.checkpoints.committed.download import DesiredFiles
 from prefect_bt.checkpoints.layout import join_checkpoint_path
-from prefect_bt.cli.checkpoints.list import get_checkpoint
 from prefect_bt.cli.jobs.download import folder_name
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, CheckpointNames, InjectedTerminal, JobFilter
@@ -25,10 +20,7 @@ def download_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
     checkpoint_name: CheckpointNames = (),
-    target_directory: Annotated[
-        Path | None,
-        Parameter(help="Target folder; default: `<project>_<job>_checkpoints`."),
-    ] = None,
+    target_directory: Path | None = None,
     terminal: InjectedTerminal,
 ) -> int:
     """Write the checkpoints of a job as the job wrote them; default: all of the newest job.
@@ -37,15 +29,24 @@ def download_checkpoints(
     are missing or differ. If several ranks wrote checkpoints, the files of each rank are in a
     folder `rank-<n>`.
 
+    Args:
+        target_directory: Target folder; default: `<project>_<job>_checkpoints`.
+
     Examples:
 
     `prefect-bt checkpoints download --job-id abc1234 --checkpoint-name checkpoint-240`
     """
-
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
     found = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
-    wanted = _map_target_paths(_select_checkpoints(found, checkpoint_name, record.id))
+    if not found:
+        raise PrefectBtError(
+            f"Job {record.id} has no committed checkpoint.",
+            next_step=f"Upload status: prefect-bt view --job-id {record.id}",
+        )
+    names = [one.checkpoint_id for one in found]
+    chosen = catalog.resolve_names(record.id, names, checkpoint_name or names)
+    wanted = _map_target_paths([one for one in found if one.checkpoint_id in chosen])
     target = (target_directory or Path(f"{folder_name(record)}_checkpoints")).absolute()
     download.check_lengths(target, wanted)
     if target.exists() and not target.is_dir():
@@ -67,27 +68,12 @@ def download_checkpoints(
     return OK
 
 
-def _select_checkpoints(
-    found: list[CommittedCheckpoint], names: tuple[str, ...], job_id: str
-) -> list[CommittedCheckpoint]:
-    if not found:
-        raise PrefectBtError(
-            f"Job {job_id} has no committed checkpoint.",
-            next_step=f"Upload status: prefect-bt view --job-id {job_id}",
-        )
-    for name in names:
-        get_checkpoint(found, name, job_id)
-    return [one for one in found if not names or one.checkpoint_id in names or one.id in names]
-
-
-def _map_target_paths(chosen: list[CommittedCheckpoint]) -> DesiredFiles:
-    """Return path below the target -> file; with a folder for each rank if others than 0 wrote."""
-
+def _map_target_paths(chosen: list[catalog.CommittedCheckpoint]) -> DesiredFiles:
+    """Return path below the target -> file, in a folder for each rank unless only rank 0 wrote."""
     manifests = [manifest for checkpoint in chosen for manifest in checkpoint.manifests]
-    alone = {manifest.rank for manifest in manifests} == {0}
-    folders = {manifest.rank: "" if alone else f"rank-{manifest.rank}/" for manifest in manifests}
+    alone = all(manifest.rank == 0 for manifest in manifests)
     return {
-        folders[manifest.rank] + join_checkpoint_path(manifest.name, entry.path): entry
-        for manifest in manifests
-        for entry in manifest.entries
+        f"{'' if alone else f'rank-{one.rank}/'}{join_checkpoint_path(one.name, entry.path)}": entry
+        for one in manifests
+        for entry in one.entries
     }

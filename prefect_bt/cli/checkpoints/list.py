@@ -1,53 +1,50 @@
-"""`prefect-bt checkpoints list` and `prefect-bt get_checkpoint_urls`."""
+"""`prefect-bt checkpoints list`: show or browse the committed checkpoints of a job."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from operator import attrgetter
+from typing import Final, Literal
 
-from cyclopts import Parameter
-
-from prefect_bt.cli.checkpoints.urls import FileUrls, signed_urls, unsigned_urls
+from prefect_bt.checkpoints.committed import catalog
+from prefect_bt.cli.checkpoints.urls import file_documents, unsigned_urls
 from prefect_bt.cli.jobs.selection import select_job
-from prefect_bt.cli.ui.options import (
-    NO_FILTER,
-    InjectedTerminal,
-    JobFilter,
-    Order,
-    Remote,
-    TableOutput,
-)
-from prefect_bt.cli.ui.terminal import OK, Terminal, format_count
-from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Order, TableOutput
+from prefect_bt.cli.ui.tables import Column, Document, format_local_time, print_csv, show_table
+from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.object_keys import job_prefix
+from prefect_bt.workspace.limits import format_bytes
 
-if TYPE_CHECKING:
-    from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord
-
-Document = dict[str, Any]
-SortBy = Literal["checkpoint-id", "size", "created", "type"]
-
-_SORT_KEYS: dict[SortBy, Callable[[Document], Any]] = {
-    "checkpoint-id": lambda c: c["checkpoint_id"],
-    "size": lambda c: c["size_bytes"],
-    "created": lambda c: c["created_at"],
-    "type": lambda c: c.get("checkpoint_type") or "",
+_ATTRIBUTES: Final = {
+    "checkpoint-id": "checkpoint_id",
+    "size": "size",
+    "created": "created_at",
+    "type": "type",
 }
+_COLUMNS: Final = [
+    Column("Job ID", "job_id", hide=1),
+    Column("Checkpoint ID", "id"),
+    Column("Checkpoint Name", "checkpoint_id"),
+    Column("Type", "checkpoint_type"),
+    Column("Base Model", "base_model", hide=2),
+    Column("Size", "size_bytes", format_bytes, size=True),
+    Column("Created At", "created_at", format_local_time, hide=3),
+]
+_FILE_COLUMNS: Final = [
+    Column("Rank", "node_rank"),
+    Column("File", "relative_file_name", wrap=True),
+    Column("Size", "size_bytes", format_bytes),
+    Column("URL", "url", wrap=True),
+]
 
 
 def list_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
-    checkpoint_name: Annotated[
-        str | None, Parameter(help="Only this checkpoint, by name or ID, with its files.")
-    ] = None,
-    sort: Annotated[SortBy, Parameter(help="Sort key.")] = "created",
+    checkpoint_name: str | None = None,
+    sort: Literal["checkpoint-id", "size", "created", "type"] = "created",
     order: Order = "asc",
     output: TableOutput = "cli-table",
     terminal: InjectedTerminal,
@@ -58,127 +55,66 @@ def list_checkpoints(
     tensors of safetensors files. With --non-interactive, or when the output is redirected, the
     list is a table.
 
+    Args:
+        checkpoint_name: Only this checkpoint, by name or ID, with its files.
+        sort: Sort key.
+
     Examples:
 
     `prefect-bt checkpoints list --job-id abc1234`
 
     `prefect-bt checkpoints list --checkpoint-name checkpoint-240 -o json`
     """
-    from prefect_bt.checkpoints.committed import catalog
-    from prefect_bt.cli.checkpoints import render
-    from prefect_bt.ledger.opening import open_ledger
-
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
     committed = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
-    chosen = get_checkpoint(committed, checkpoint_name, record.id) if checkpoint_name else None
-    committed.sort(
-        key=lambda one: _SORT_KEYS[sort](catalog.checkpoint_document(one)),
-        reverse=order == "desc",
-    )
-    if committed and not terminal.machine_readable and _can_explore(terminal):
+    committed.sort(key=attrgetter(_ATTRIBUTES[sort]), reverse=order == "desc")
+    names = [one.checkpoint_id for one in committed]
+    asked = [checkpoint_name] if checkpoint_name else names
+    wanted = catalog.resolve_names(record.id, names, asked)
+    shown = [one for one in committed if one.checkpoint_id in wanted]
+    can_draw = sys.stdout.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
+    if committed and can_draw and terminal.interactive and not terminal.machine_readable:
         from prefect_bt.cli.checkpoints.browser_terminal import explore
 
-        return explore(terminal, ledger.store, record.id, committed, start=chosen)
-    shown = committed if chosen is None else [chosen]
-    found = [catalog.checkpoint_document(one) for one in shown]
-    files = _file_documents(shown, unsigned_urls(ledger.store)) if chosen else []
-    document = render.checkpoint_list_document(record.id, found, files)
-    terminal.print_result(document, lambda: render.show_checkpoints(terminal, document))
-    if found and not terminal.machine_readable:
-        terminal.echo(f"Location: {_checkpoint_location(ledger, record)}")
-        terminal.echo(f"Download: prefect-bt checkpoints download --job-id {record.id}")
-    return OK
-
-
-def _can_explore(terminal: Terminal) -> bool:
-    """Return whether the terminal is interactive and can draw the browser."""
-    return (
-        terminal.interactive
-        and sys.stdout.isatty()
-        and os.environ.get("TERM", "dumb") not in {"", "dumb"}
-    )
-
-
-def _checkpoint_location(ledger: Ledger, record: JobRecord) -> str:
-    """Return the path of a folder of this machine, or the URL in a bucket."""
-    from prefect_bt.object_keys import job_prefix
-
-    url = f"{ledger.store.url.rstrip('/')}/{job_prefix(record.project_id, record.id)}"
-    return url.removeprefix("file://")
-
-
-def get_checkpoint_urls(
-    *,
-    job_id: Annotated[str | None, Parameter(help="ID of the job; default: the newest.")] = None,
-    unsigned: Annotated[
-        bool, Parameter(help="Write URLs of the store itself (file://, s3://), unsigned.")
-    ] = False,
-    remote: Remote = None,
-    terminal: InjectedTerminal,
-) -> int:
-    """Create `<project>_<job>_checkpoints.json` in the current directory.
-
-    A URL is valid for seven days; no other credentials are needed. For a store in a local folder,
-    a file server on this machine serves the files; the command starts it if none runs.
-
-    Examples:
-
-    `prefect-bt get_checkpoint_urls --job-id abc1234`
-    """
-    from prefect_bt.checkpoints.committed import catalog
-    from prefect_bt.cli.jobs.download import folder_name
-    from prefect_bt.jobs.job_json import job_document
-    from prefect_bt.ledger.opening import open_ledger
-
-    ledger = open_ledger()
-    record = select_job(ledger, JobFilter(job_id=job_id), terminal)
-    with terminal.spinner("Reading the manifests"):
-        found = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
-    if not found:
-        raise PrefectBtError(
-            f"No checkpoints found for training job {record.id}.",
-            next_step=f"Upload status: prefect-bt view --job-id {record.id}",
-        )
-    with terminal.spinner("Signing URLs"):
-        addresses = (unsigned_urls if unsigned else signed_urls)(ledger.store)
-        files = _file_documents(found, addresses)
-    document = {
-        "timestamp": datetime.now(UTC).isoformat(),
-        "job": job_document(ledger, record),
-        "checkpoint_artifacts": files,
+        start = shown[0] if checkpoint_name else None
+        return explore(terminal, ledger.store, record.id, committed, start=start)
+    document: Document = {
+        "job_id": record.id,
+        "total_checkpoints": len(shown),
+        "checkpoints": [_checkpoint_document(one) for one in shown],
     }
-    target = Path.cwd() / f"{folder_name(record)}_checkpoints.json"
-    target.write_text(json.dumps(document, indent=2) + "\n")
-    count = format_count(len(files), "checkpoint file")
-    terminal.echo(f"URLs of {count} written to {target}", style="green")
-    terminal.echo(addresses.note)
-    return OK
+    if checkpoint_name:
+        document["files"] = file_documents(shown, unsigned_urls(ledger.store))
+    url = f"{ledger.store.url.rstrip('/')}/{job_prefix(record.project_id, record.id)}"
+    return terminal.print_result(document, lambda: _show(terminal, document, url))
 
 
-def get_checkpoint(
-    found: Sequence[CommittedCheckpoint], name: str, job_id: str
-) -> CommittedCheckpoint:
-    """Return the checkpoint with this name or ID; NotFoundError lists the known ones."""
-    for checkpoint in found:
-        if name in (checkpoint.checkpoint_id, checkpoint.id):
-            return checkpoint
-    listed = ", ".join(one.checkpoint_id for one in found) or "none"
-    raise NotFoundError("checkpoint", name, next_step=f"Job {job_id} has: {listed}.")
+def _checkpoint_document(one: catalog.CommittedCheckpoint) -> Document:
+    known = catalog.checkpoint_document(one)
+    keys = ["id", "checkpoint_id", "checkpoint_type", "base_model", "size_bytes"]
+    lora = one.lora_adapter_config
+    return {
+        "job_id": one.job_id,
+        **{key: known[key] for key in keys},
+        "size_human_readable": format_bytes(one.size),
+        "created_at": known["created_at"],
+        **({"lora_adapter_config": lora} if lora else {}),
+    }
 
 
-def _file_documents(found: Sequence[CommittedCheckpoint], addresses: FileUrls) -> list[Document]:
-    """Return a JSON record for each file of the checkpoints."""
-    from prefect_bt.jobs.job_json import format_iso
-
-    return [
-        {
-            "url": addresses.url_for(file.key),
-            "relative_file_name": file.path,
-            "node_rank": file.rank,
-            "size_bytes": file.size,
-            "last_modified": format_iso(file.modified or checkpoint.created_at),
-        }
-        for checkpoint in found
-        for file in checkpoint.files()
-    ]
+def _show(terminal: Terminal, document: Document, url: str) -> None:
+    """Print the document as tables or CSV. `url`: folder of the checkpoints in the store."""
+    job_id, checkpoints = document["job_id"], document["checkpoints"]
+    if terminal.output == "csv":
+        print_csv(_COLUMNS, checkpoints)
+        return
+    if not checkpoints:
+        terminal.warn(f"No checkpoints found for training job {job_id}.")
+        return
+    show_table(terminal, f"Checkpoints for job: {job_id}", _COLUMNS, checkpoints)
+    if "files" in document:
+        title = f"\nFiles of checkpoint: {checkpoints[0]['checkpoint_id']}"
+        show_table(terminal, title, _FILE_COLUMNS, document["files"])
+    terminal.echo(f"Location: {url.removeprefix('file://')}")
+    terminal.echo(f"Download: prefect-bt checkpoints download --job-id {job_id}")

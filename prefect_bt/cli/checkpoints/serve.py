@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -21,24 +21,12 @@ from prefect_bt.settings import Settings
 
 Echo = Callable[[str], None]
 
-_MAX_PORT: Final = 65535
-
 
 def serve_checkpoints(
     *,
-    host: Annotated[str, Parameter(help="Address to listen on; 0.0.0.0 for other machines.")] = (
-        process.LOOPBACK
-    ),
-    port: Annotated[
-        int | None,
-        Parameter(
-            help="Port; default: the last one, or a free port.",
-            validator=Number(gte=1, lte=_MAX_PORT),
-        ),
-    ] = None,
-    address: Annotated[
-        str, Parameter(help="Base URL that other machines use, such as http://box.example:8700.")
-    ] = "",
+    host: str = process.LOOPBACK,
+    port: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65535))] = None,
+    address: str = "",
     terminal: InjectedTerminal,
 ) -> int:
     """Serve the files until Ctrl-C, to this machine or to others.
@@ -46,37 +34,44 @@ def serve_checkpoints(
     `get_checkpoint_urls` starts such a server for this machine by itself. A URL is signed and
     valid for seven days; everyone who has it can read its file.
 
+    Args:
+        host: Address to listen on; 0.0.0.0 for other machines.
+        port: Port; default: the last one, or a free port.
+        address: Base URL that other machines use, such as http://box.example:8700.
+
     Examples:
 
     `prefect-bt checkpoints serve --host 0.0.0.0 --port 8700 --address http://box.example:8700`
     """
-
-    place = _get_served_folder()
+    place = _find_server_folder()
+    if place is None:
+        raise PrefectBtError(
+            f"{Settings().store} needs no file server: a bucket has URLs of its own.",
+            next_step="Create them: prefect-bt get_checkpoint_urls.",
+        )
     if process.is_wildcard(host) and not address:
         raise PrefectBtError(
             f"{host!r} is not an address that other machines can use.",
             next_step="Give the URL of this machine: --address http://<name>:<port>.",
         )
-    base = _validate_base_url(address)
+    if address and not address.startswith(("http://", "https://")):
+        raise PrefectBtError(
+            f"--address {address!r} is not a URL.", next_step="Write http://box.example:8700."
+        )
+    base = address.rstrip("/")
     with process.become_server(place, host=host, port=port, base=base) as listening:
         known = place.read_record()
         terminal.echo(f"Serving {place.root} at {known.base if known else base}; Ctrl-C stops it.")
         terminal.echo("URLs: prefect-bt get_checkpoint_urls")
-        serve(
-            FileServer(place.root, place.ensure_signing_key(), place.store_id),
-            listening,
-            idle_timeout=math.inf,
-        )
+        server = FileServer(place.root, place.ensure_signing_key(), place.store_id)
+        serve(server, listening, idle_timeout=math.inf)
     return OK
 
 
 def restart_file_server(*, echo: Echo) -> None:
     """Start the store's file server again, if it ever ran, so that its URLs work."""
-    root = find_local_root(_store_url())
-    if root is None:
-        return
-    place = FileServerFolder.for_store(root, Settings().state_dir)
-    if place.read_record() is not None:
+    place = _find_server_folder()
+    if place and place.read_record():
         known = process.ensure_server(place, environment=os.environ)
         echo(f"Checkpoint files: {known.base}")
 
@@ -87,24 +82,8 @@ def stop_file_servers(*, echo: Echo) -> None:
         echo(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")
 
 
-def _get_served_folder() -> FileServerFolder:
-    root = find_local_root(_store_url())
-    if root is None:
-        raise PrefectBtError(
-            f"{_store_url()} needs no file server: a bucket has URLs of its own.",
-            next_step="Create them: prefect-bt get_checkpoint_urls.",
-        )
-    return FileServerFolder.for_store(root, Settings().state_dir)
-
-
-def _store_url() -> str:
-
-    return open_store(Settings().store).url
-
-
-def _validate_base_url(address: str) -> str:
-    if address and not address.startswith(("http://", "https://")):
-        raise PrefectBtError(
-            f"--address {address!r} is not a URL.", next_step="Write http://box.example:8700."
-        )
-    return address.rstrip("/")
+def _find_server_folder() -> FileServerFolder | None:
+    """Return the folder of the store's file server; None for a bucket."""
+    settings = Settings()
+    root = find_local_root(open_store(settings.store).url)
+    return FileServerFolder.for_store(root, settings.state_dir) if root else None

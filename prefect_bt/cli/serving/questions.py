@@ -15,7 +15,6 @@ from cyclopts import CycloptsError
 from prompt_toolkit.output import create_output
 from questionary import Choice
 
-from prefect_bt.cli.ui.printable import replace_unprintable
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, ModelWeightsFormat
 from prefect_bt.errors import PrefectBtError
@@ -24,6 +23,7 @@ from prefect_bt.serving.checkpoint_selection import check_model_name
 from prefect_bt.serving.servable_checkpoints import LATEST, ServableCheckpoints
 from prefect_bt.serving.served_model import ModelSelection
 from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.text.control_characters import escape_controls
 
 NONE: Final = "none"
 _DEFAULT_HF_SECRET: Final = "hf_access_token"
@@ -80,7 +80,7 @@ def ask_checkpoints(terminal: Terminal, found: ServableCheckpoints) -> tuple[str
     if len(newest_first) == 1:
         return (newest_first[0].name,)
     choices = [
-        Choice(replace_unprintable(f"{one.name}  {one.contents.format or ''}".rstrip()), one.name)
+        Choice(escape_controls(f"{one.name}  {one.contents.format or ''}".rstrip()), one.name)
         for one in newest_first
     ]
     return tuple(

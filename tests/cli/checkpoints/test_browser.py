@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from rich.cells import cell_len
+from prompt_toolkit.layout.mouse_handlers import MouseHandlers
+from prompt_toolkit.layout.screen import Char, Screen, WritePosition
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
-from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view
-from prefect_bt.cli.checkpoints.browser_tree import build_tree
-from prefect_bt.cli.ui.fuzzy_match import rank_matches
+from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view, rank_matches
+from prefect_bt.cli.checkpoints.browser_terminal import make_layout
 from prefect_bt.object_store import open_store
 from tests.cli.conftest import ENDED, Shop
 
@@ -31,14 +31,24 @@ def named(found: list[CommittedCheckpoint], name: str) -> CommittedCheckpoint:
     return next(one for one in found if one.checkpoint_id == name)
 
 
-def shown(explorer: Explorer, *, width: int = 100, height: int = 20) -> list[str]:
-    return [line.text.rstrip() for line in explorer.render_screen(width=width, height=height).lines]
+def shown(explorer: Explorer) -> list[str]:
+    return [line.rstrip() for line in explorer.lines]
 
 
 def chosen(explorer: Explorer) -> str:
-    view = explorer.render_screen(width=100, height=20)
-    (line,) = [line.text for line in view.lines if line.is_selected]
-    return line.split()[0]
+    return explorer.lines[explorer.cursor].split()[0]
+
+
+def drawn(explorer: Explorer, *, width: int, height: int) -> dict[int, list[Char]]:
+    """The cells of each row of a screen of this size."""
+    screen = Screen()
+    place = WritePosition(0, 0, width, height)
+    container = make_layout(explorer).container
+    container.write_to_screen(screen, MouseHandlers(), place, "", erase_bg=True, z_index=None)
+    return {
+        row: [cells[column] for column in sorted(cells)]
+        for row, cells in screen.data_buffer.items()
+    }
 
 
 def press(explorer: Explorer, *keys: str) -> Action | None:
@@ -50,16 +60,24 @@ def press(explorer: Explorer, *keys: str) -> Action | None:
 
 
 def test_the_tree(found):
-    root = build_tree(found)
-    assert (root.file_count, root.size) == (10, 4096 + 8192 + 17 + 5)
-    assert list(root.folders) == ["v0-1", "adapter"] and list(root.files) == ["notes.txt"]
-    v0 = root.folders["v0-1"]
-    assert (v0.file_count, v0.size, v0.checkpoint, v0.path) == (8, 12288, None, "v0-1")
-    ten = v0.folders["checkpoint-10"]
-    assert ten.checkpoint is named(found, "v0-1/checkpoint-10")
-    assert (ten.path, ten.parent) == ("v0-1/checkpoint-10", v0)
-    assert list(ten.files) == ["config.json", "model.safetensors"]
-    assert list(ten.folders["optim"].files) == ["rng.pt", "state.pt"]
+    explorer = Explorer("j", found, start=named(found, "."))
+    assert [line.split()[:5] for line in shown(explorer)] == [
+        ["v0-1/", "12.00", "KiB", "8", "files"],
+        ["adapter/", "17", "bytes", "1", "file"],
+        ["notes.txt", "5", "bytes"],
+    ]
+    assert "[" not in shown(explorer)[0], "v0-1 is no checkpoint"
+    press(explorer, "enter")
+    assert explorer.folder == "v0-1/"
+    assert [line.split()[0] for line in shown(explorer)] == ["checkpoint-10/", "checkpoint-20/"]
+    press(explorer, "enter")
+    assert [line.split()[0] for line in shown(explorer)] == [
+        "optim/",
+        "config.json",
+        "model.safetensors",
+    ]
+    press(explorer, "enter")
+    assert [line.split()[0] for line in shown(explorer)] == ["rng.pt", "state.pt"]
 
 
 def test_a_gangs_files_lie_under_their_ranks(tmp_path):
@@ -67,11 +85,13 @@ def test_a_gangs_files_lie_under_their_ranks(tmp_path):
     job = shop.job("tiny", *ENDED)
     for rank in (0, 1):
         shop.checkpoint(job, "checkpoint-10", size=4, at=rank, rank=rank, files=["a.pt"])
-    root = build_tree(list_checkpoints(open_store(shop.url), job.project_id, job.id))
-    ten = root.folders["checkpoint-10"]
-    assert ten.checkpoint is not None and ten.size == 8
-    assert list(ten.folders) == ["rank-0", "rank-1"]
-    assert ten.folders["rank-1"].files["a.pt"].rank == 1
+    explorer = Explorer("j", list_checkpoints(open_store(shop.url), job.project_id, job.id))
+    press(explorer, "enter", "left")
+    assert shown(explorer)[0].split() == ["checkpoint-10/", "8", "bytes", "2", "files"]
+    press(explorer, "enter")
+    assert [line.split()[0] for line in shown(explorer)] == ["rank-0/", "rank-1/"]
+    asked = press(explorer, "down", "enter", "enter")
+    assert asked is not None and (asked.file.path, asked.file.rank) == ("checkpoint-10/a.pt", 1)
 
 
 def test_picking_by_typing(found):
@@ -84,17 +104,16 @@ def test_picking_by_typing(found):
     ]
     press(explorer, "c", "k", "2", "0")
     assert [line.split()[0] for line in shown(explorer)] == ["v0-1/checkpoint-20"]
-    assert "ck20" in explorer.render_screen(width=80, height=9).title
+    assert "ck20" in explorer.title
     press(explorer, "backspace", "backspace", "backspace", "backspace", "backspace")
     assert len(shown(explorer)) == 4
     press(explorer, "base")
     assert chosen(explorer) == "adapter", "the base model counts too"
     press(explorer, "q")
     assert shown(explorer) == [], "q is a letter while one types"
-    assert press(explorer, "enter") is None and explorer.is_picking
+    assert press(explorer, "enter") is None and explorer.folder is None
     press(explorer, "c-u", "down", "enter")
-    assert not explorer.is_picking
-    assert explorer.current_folder.path == "v0-1/checkpoint-20"
+    assert explorer.folder == "v0-1/checkpoint-20/"
 
 
 def test_walking(found):
@@ -104,35 +123,35 @@ def test_walking(found):
     assert lines[0].split() == ["optim/", "2.00", "KiB", "2", "files"]
     assert lines[1].split() == ["config.json", "1.00", "KiB"]
     press(explorer, "right")
-    assert explorer.current_folder.path == "v0-1/checkpoint-10/optim"
+    assert explorer.folder == "v0-1/checkpoint-10/optim/"
     press(explorer, "left")
     assert chosen(explorer) == "optim/", "back where one came from"
     press(explorer, "left")
-    assert explorer.current_folder.path == "v0-1"
+    assert explorer.folder == "v0-1/"
     assert shown(explorer)[0].endswith("4 files  [full]")
     press(explorer, "left")
     assert [line.split()[0] for line in shown(explorer)] == ["v0-1/", "adapter/", "notes.txt"]
     assert shown(explorer)[1].endswith("1 file   [lora · org/base]")
     press(explorer, "left")
-    assert explorer.is_picking and chosen(explorer) == "v0-1/checkpoint-10"
+    assert explorer.folder is None and chosen(explorer) == "v0-1/checkpoint-10"
     press(explorer, "left")
-    assert explorer.is_picking
+    assert explorer.folder is None
 
 
 def test_the_root_checkpoint_is_the_root(found):
     explorer = Explorer("j", found, start=named(found, "."))
-    assert not explorer.is_picking and explorer.current_folder.parent is None
-    assert "job j" in explorer.render_screen(width=80, height=9).title
+    assert explorer.folder == ""
+    assert "job j" in explorer.title
 
 
 def test_what_is_asked_for(found):
     explorer = Explorer("j", found, start=named(found, "v0-1/checkpoint-10"))
-    assert press(explorer, "down", "right") == Action(
-        "url", explorer.current_folder.files["config.json"]
-    )
-    assert press(explorer, "enter") == Action("open", explorer.current_folder.files["config.json"])
+    files = {file.path: file for file in named(found, "v0-1/checkpoint-10").files()}
+    config = files["v0-1/checkpoint-10/config.json"]
+    assert press(explorer, "down", "right") == Action("url", config)
+    assert press(explorer, "enter") == Action("open", config)
     assert press(explorer, "end", "enter") == Action(
-        "open", explorer.current_folder.files["model.safetensors"]
+        "open", files["v0-1/checkpoint-10/model.safetensors"]
     )
     assert press(explorer, "x") is None
     assert press(explorer, "q") == Action("leave")
@@ -156,26 +175,26 @@ def test_the_cursor_stays_inside(found):
     assert chosen(explorer) == "adapter"
 
 
-@pytest.mark.parametrize("height", [1, 2, 3, 4, 5, 60])
+@pytest.mark.parametrize("height", [3, 4, 5, 60])
 def test_any_height_shows_the_cursor(found, height: int):
     explorer = Explorer("j", found)
     for _ in range(6):
-        view = explorer.render_screen(width=30, height=height)
-        assert len(view.lines) <= max(1, height)
-        assert sum(line.is_selected for line in view.lines) == 1
+        rows = drawn(explorer, width=30, height=height)
+        assert max(rows) < height
+        (selected,) = [row for row in rows.values() if "reverse" in row[0].style]
+        assert "".join(cell.char for cell in selected).startswith(chosen(explorer))
         explorer.handle_key("down")
 
 
-@pytest.mark.parametrize("width", [1, 8, 30, 200])
+@pytest.mark.parametrize("width", [2, 8, 30, 200])
 def test_nothing_is_wider_than_the_screen(tmp_path, width: int):
     shop = Shop(str(tmp_path))
     job = shop.job("tiny", *ENDED)
     shop.checkpoint(job, "名前" * 13, size=3, at=1, type="full", base_model="b" * 90)
     explorer = Explorer("j", list_checkpoints(open_store(shop.url), job.project_id, job.id))
     for _ in range(2):
-        view = explorer.render_screen(width=width, height=9)
-        assert all(cell_len(line.text) <= width for line in view.lines)
-        assert cell_len(view.title) <= width and cell_len(view.hint) <= width
+        rows = drawn(explorer, width=width, height=9)
+        assert len(rows) == 9 and all(len(row) <= width for row in rows.values())
         explorer.handle_key("enter")
 
 
@@ -186,8 +205,7 @@ def test_names_do_not_steer_the_terminal(tmp_path):
     shop.checkpoint(job, name, size=3, at=1, files=["\x1b]52;c;xx\x07.txt"])
     explorer = Explorer("j", list_checkpoints(open_store(shop.url), job.project_id, job.id))
     for _ in range(2):
-        view = explorer.render_screen(width=100, height=9)
-        assert all(text.isprintable() for text in (view.title, view.hint, view.lines[0].text))
+        assert all(text.isprintable() for text in (explorer.title, *explorer.lines))
         explorer.handle_key("enter")
 
 
@@ -199,6 +217,8 @@ def test_matching():
     assert rank_matches("che 100", names) == [1]
     assert rank_matches("xyz", names) == []
     assert rank_matches("  ", names) == [0, 1, 2, 3]
+    assert rank_matches("^]-b", ["a^x]--B"]) == [0]
+    assert rank_matches("a" * 20 + "b", ["a" * 200]) == [], "in a moment"
 
 
 def test_which_files_are_shown_how():

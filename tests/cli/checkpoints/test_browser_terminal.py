@@ -12,7 +12,7 @@ import pytest
 
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
-from prefect_bt.cli.checkpoints.browser_view import find_pager
+from prefect_bt.cli.checkpoints.browser_terminal import find_pager
 from prefect_bt.file_server import process
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_store import open_store
@@ -165,7 +165,7 @@ def test_what_is_in_a_file_does_not_steer_the_terminal(start: Start, job: JobRec
     screen = start("checkpoints", "list", "--checkpoint-name", "runs", PAGER="cat")
     screen.wait_for("events", "odd.txt")
     screen.press("down", "enter")
-    screen.wait_for_line("clean\ufffd]0;stolen\ufffd up")
+    screen.wait_for_line("clean␛]0;stolen␇ up")
     screen.press("enter")
     screen.wait_for("events")
     screen.press("up", "enter")
@@ -186,6 +186,17 @@ def test_a_fault_is_told_and_the_walk_goes_on(start: Start, job: JobRecord, shop
     screen.wait_for_line("error: No ", "Enter: back")
     screen.press("enter")
     screen.wait_for("model.safetensors")
+    screen.press("q")
+    assert (screen.end(), screen.restored()) == (0, True)
+
+
+def test_a_pager_that_does_not_start(start: Start, job: JobRecord):
+    screen = start("checkpoints", "list", "--checkpoint-name", "runs", PAGER="no-such-pager -x")
+    screen.wait_for("odd.txt")
+    screen.press("down", "enter")
+    screen.wait_for_line("error: The pager no-such-pager does not start: No such", "Enter: back")
+    screen.press("enter")
+    screen.wait_for("odd.txt")
     screen.press("q")
     assert (screen.end(), screen.restored()) == (0, True)
 

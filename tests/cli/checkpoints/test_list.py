@@ -112,7 +112,7 @@ def test_one_with_its_files(cli: Cli, job):
 def test_an_unknown_name(cli: Cli, job):
     done = cli("checkpoints", "list", "--checkpoint-name", "nope")
     assert done.code == 1
-    assert f"Job {job.id} has: checkpoint-10, adapter, runs." in done.err
+    assert f"Job {job.id} has: adapter, checkpoint-10, runs." in done.err
 
 
 def test_none(cli: Cli, shop: Shop, ended):
@@ -135,7 +135,7 @@ def test_plain_urls(cli: Cli, shop: Shop, job, verb: str):
     target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
     assert done.out == (
         f"URLs of 4 checkpoint files written to {target}\n"
-        "They are not signed: readers use their rights.\n"
+        "The URLs are not signed: readers need access to the store.\n"
     )
     found = json.loads(target.read_text())
     assert set(found) == {"timestamp", "job", "checkpoint_artifacts"}
@@ -178,7 +178,7 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"URLs of 4 checkpoint files written to {target}\n"
-        f"They hold for 7 days, served at {known.base} to this machine "
+        f"The URLs are valid for 7 days, served at {known.base} to this machine "
         "(for others: prefect-bt checkpoints serve).\n"
     )
     urls = [file["url"] for file in json.loads(target.read_text())["checkpoint_artifacts"]]
@@ -273,7 +273,7 @@ def test_a_bucket_signs_for_itself(cli: Cli, monkeypatch, ended):
     fill(shop, job, b"0123456789")
     done = cli("get_checkpoint_urls", PREFECT_BT_STORE=bucket.url, **told)
     assert (done.code, done.err) == (0, "")
-    assert "hold for 7 days" in done.out
+    assert "valid for 7 days" in done.out
     target = cli.folder / f"tiny_{job.id}_checkpoints.json"
     (file,) = json.loads(target.read_text())["checkpoint_artifacts"]
     assert read(file["url"], Range="bytes=0-7") == (206, b"01234567")
