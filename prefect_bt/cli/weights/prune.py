@@ -107,7 +107,7 @@ def prune_weights(
         )
     size = None if keep_bytes is None else _parse_size(keep_bytes)
     age = None if older_than is None else parse_older_than(older_than)
-    target = (_open_store if store else _open_cache)(settings)
+    target = (_open_store_target if store else _open_cache_target)(settings)
     orphan_age = 0.0 if everything else None if names else _ORPHAN_SECONDS
     document = _plan(target, *_select(target, names, size, age), orphan_age)
     document["dry_run"] = dry_run
@@ -135,7 +135,7 @@ def _parse_size(text: str) -> int:
         ) from None
 
 
-def _open_cache(settings: Settings) -> _PruneTarget:
+def _open_cache_target(settings: Settings) -> _PruneTarget:
     cache = open_cache(settings)
     try:
         mirror = StoreMirror(open_store(settings.store))
@@ -160,7 +160,7 @@ def _open_cache(settings: Settings) -> _PruneTarget:
     )
 
 
-def _open_store(settings: Settings) -> _PruneTarget:
+def _open_store_target(settings: Settings) -> _PruneTarget:
     cache, store = open_cache(settings), open_store(settings.store)
     mirror, ledger = StoreMirror(store), Ledger(store)
     names, uses = mirror.list_names(), mirror.list_last_uses()

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
 from prefect_bt.definitions import load_training_project
-from prefect_bt.errors import PlanError, PrefectBtError
+from prefect_bt.errors import PlanError, PrefectBtError, SecretError
 from prefect_bt.jobs.start import default_secret_sources
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
@@ -94,8 +94,10 @@ def resolve_secret(plan: WeightsPlan) -> str | None:
     """Return the value of the plan's secret, from the environment or else from Prefect."""
     if not plan.secret:
         return None
-    sources = [EnvironmentSecrets(), *default_secret_sources()]
-    return resolve_secrets([plan.secret], sources)[plan.secret]
+    try:
+        return resolve_secrets([plan.secret], [EnvironmentSecrets()])[plan.secret]
+    except SecretError:  # asking Prefect imports it, and starts a server where none runs
+        return resolve_secrets([plan.secret], default_secret_sources())[plan.secret]
 
 
 def open_cache(settings: Settings) -> NodeCache:
