@@ -27,7 +27,7 @@ INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -167,6 +167,18 @@ bench-listing: $(SETUP) ## measure lists of 2,000 jobs beside `find` (three minu
 bench-docker: $(SETUP) engines ## measure the first line in a container beside docker run (two minutes)
 	@$(BIN)/python benchmarks/start_in_docker.py $(BENCH_ARGS)
 
+# mkdocs runs as a module, in this folder, because its hook imports docs/ and prefect_bt/. With --quiet it
+# would ignore warnings, on which a strict build fails.
+docs: $(SETUP) ## build the documentation site into site/
+	@echo "docs: building site/"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+docs-serve: $(SETUP) ## serve the documentation site, and build it again when a file changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+screens: $(SETUP) browser ## make the pictures of docs/screens with a real server and Chromium (two minutes)
+	@$(BIN)/python -m docs.screens.make_screens
+
 ruff: $(SETUP)
 	@echo "lint: ruff check"
 	@$(BIN)/ruff check .
@@ -179,5 +191,5 @@ lint: ruff ## ruff (rules, format) and pyright
 
 clean: ## remove .venv, builds and caches; what jobs wrote stays
 	@echo "clean: removing $(VENV), build, dist and tool caches"
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

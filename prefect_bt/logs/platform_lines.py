@@ -20,7 +20,7 @@ from prefect_bt.logs.job_reader import JobLine
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_format import PLATFORM_RANK, LogLine
 from prefect_bt.object_keys import mirroring_prefix
-from prefect_bt.text.progress import Phase, Progress
+from prefect_bt.text.progress import Progress
 from prefect_bt.text.quantities import format_size
 
 _LEVELS: Final = {JobState.FAILED: LogLevel.ERROR, JobState.DEPLOY_FAILED: LogLevel.ERROR}
@@ -160,7 +160,7 @@ class JobHistory:
             return []
         pins = self._ledger.read_pinned_weights(self._record.id)
         return [
-            self._find_mirror_progress(key) or Progress(source, Phase.LISTING)
+            self._find_mirror_progress(key) or Progress(source)
             for source, key in self._list_sources()
             if key not in pins
         ]

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
-from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.cli.ui.tables import make_link
+from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
@@ -23,7 +24,6 @@ from prefect_bt.text.quantities import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.live import Live
     from rich.table import Table
 
     from prefect_bt.checkpoints.upload.upload_status import RankUpload
@@ -50,6 +50,7 @@ class JobSnapshot:
     """What the panel shows. `waiting`: what the job waits for; "" while it runs."""
 
     state: JobState
+    url: str = ""
     attempt: int | None = None
     waiting: str = ""
     mirrors: list[Progress] = field(default_factory=list[Progress])
@@ -62,35 +63,48 @@ def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
     from prefect_bt.logs.platform_lines import JobHistory
 
     history, attempts = JobHistory(ledger, record), ledger.list_attempts(record.id)
-    state, line = ledger.get_state(record.id), history.read_waiting_line()
+    line, runs = history.read_waiting_line(), ledger.list_runs(record.id)
+    snapshot = JobSnapshot(
+        ledger.get_state(record.id),
+        url=runs[-1].url if runs else "",
+        waiting=line.line.message if line else "",
+    )
     if not attempts:
-        return JobSnapshot(state, None, line.line.message if line else "", history.list_mirrors())
+        return replace(snapshot, mirrors=history.list_mirrors())
     number = attempts[-1].attempt
-    uploads = UploadStatusReader(ledger.store, record.project_id, record.id, number).read()
-    return JobSnapshot(state, number, line.line.message if line else "", uploads=uploads)
+    uploads = UploadStatusReader(ledger.store, record.project_id, record.id, number)
+    return replace(snapshot, attempt=number, uploads=uploads.read())
 
 
 class StatusPanel:
-    """A renderable with the newest snapshot, which a thread of its own reads."""
+    """A panel at the bottom of the terminal; a thread reads the records and draws it."""
 
-    def __init__(self, ledger: Ledger, record: JobRecord) -> None:
+    def __init__(self, terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
+        from rich.live import Live
+
         self._ledger, self._record = ledger, record
         compute = record.definition.get("job", {}).get("compute", {})
         self._nodes = int(compute.get("node_count", 1))
         self._snapshot = JobSnapshot(JobState.PENDING)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._read_until_closed, daemon=True)
+        self._live = Live(self, console=terminal.out, auto_refresh=False, transient=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    @contextmanager
+    def show(self) -> Generator[None]:
+        thread = threading.Thread(target=self._draw_until_closed, daemon=True)
+        with self._live:
+            thread.start()
+            try:
+                yield
+            finally:
+                self._closed.set()
 
-    def close(self) -> None:
-        self._closed.set()
-
-    def _read_until_closed(self) -> None:
+    def _draw_until_closed(self) -> None:
         while not self._closed.is_set():
             with suppress(PrefectBtError):  # the last snapshot stays while the store has trouble
                 self._snapshot = read_snapshot(self._ledger, self._record)
+            if not self._closed.is_set():
+                self._live.refresh()
             self._closed.wait(_READ_INTERVAL)
 
     def __rich__(self) -> RenderableType:
@@ -118,7 +132,7 @@ class StatusPanel:
         table.add_column(ratio=1, overflow="ellipsis", no_wrap=True)
         state = snapshot.state
         age = format_duration(time.time() - self._record.created_at)
-        nodes = "1 node" if self._nodes == 1 else f"{self._nodes} nodes"
+        nodes = format_count(self._nodes, "node")
         attempt = "" if snapshot.attempt is None else f" · attempt {snapshot.attempt}"
         facts = f"{attempt} · {nodes} · {self._record.substrate} · {age}"
         style = _STYLES.get(state, "yellow")
@@ -130,6 +144,8 @@ class StatusPanel:
         _add_transfers(table, "Uploading", [one.progress for one in running])
         if snapshot.attempt is not None:
             table.add_row("Checkpoints", Text(escape_controls(_format_committed(snapshot))))
+        if snapshot.url:
+            table.add_row("UI", make_link(snapshot.url, text=snapshot.url))
         return table
 
 
@@ -144,7 +160,7 @@ def _add_transfers(table: Table, label: str, transfers: list[Progress]) -> None:
         line.add_column(width=_BAR_WIDTH)
         line.add_column(no_wrap=True, overflow="ellipsis")
         bar = ProgressBar(completed=progress.percent, width=_BAR_WIDTH)
-        numbers = format_progress(progress)
+        numbers = format_progress(progress) or "not started yet"
         line.add_row(Text(escape_controls(progress.name)), bar, Text(escape_controls(numbers)))
         table.add_row(label, line)
         label = ""
@@ -190,25 +206,14 @@ def live_panel(
     if not _can_draw(terminal, stream):
         yield stream
         return
-    panel = StatusPanel(ledger, record)
     logs = _LogStream(terminal.out)
-    panel.start()
-    try:
-        with _create_live(terminal, panel):
-            try:
-                yield logs
-            finally:
-                logs.flush()
-    finally:
-        panel.close()
+    with StatusPanel(terminal, ledger, record).show():
+        try:
+            yield logs
+        finally:
+            logs.flush()
 
 
 def _can_draw(terminal: Terminal, stream: TextIO) -> bool:
     drawable = os.environ.get("TERM", "dumb") not in {"", "dumb"}
     return stream is sys.stdout and terminal.out.is_terminal and drawable
-
-
-def _create_live(terminal: Terminal, panel: StatusPanel) -> Live:
-    from rich.live import Live
-
-    return Live(panel, console=terminal.out, refresh_per_second=4, transient=True)
