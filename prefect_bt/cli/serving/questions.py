@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import questionary
 from cyclopts import CycloptsError
 from prompt_toolkit.output import create_output
-from questionary import Choice
 
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
@@ -42,11 +41,6 @@ def ask(
         return question.unsafe_ask()
     except EOFError:
         raise KeyboardInterrupt from None
-
-
-def ask_choice(terminal: Terminal, usage: str, text: str, choices: Sequence[str | Choice]) -> str:
-    instruction = "(arrow keys move, enter confirms)"
-    return ask(terminal, usage, questionary.select, text, choices=choices, instruction=instruction)
 
 
 def ask_text(

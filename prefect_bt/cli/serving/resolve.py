@@ -16,7 +16,7 @@ from questionary import Choice
 
 from prefect_bt.cli.jobs.selection import select_jobs
 from prefect_bt.cli.serving.deploy_options import ServingOptions, load_gate_file, parse_served_names
-from prefect_bt.cli.serving.questions import ask, ask_choice, ask_text, can_ask
+from prefect_bt.cli.serving.questions import ask, ask_text, can_ask
 from prefect_bt.cli.ui.options import JobFilter
 from prefect_bt.cli.ui.printable import replace_unprintable
 from prefect_bt.cli.ui.terminal import Terminal
@@ -56,7 +56,6 @@ from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 from prefect_bt.substrates.protocol import Capacity
 
-_BASE_MODEL_FIELD: Final = "checkpoint_details.base_model_id"
 _NONE: Final = "none"
 
 
@@ -122,7 +121,7 @@ class DeploymentResolver:
             with self.terminal.spinner("Reading the checkpoints"):
                 selection = select(base_model=stated)
         except DefinitionError as error:
-            if error.field != _BASE_MODEL_FIELD or not can_ask(self.terminal):
+            if error.field != "checkpoint_details.base_model_id" or not can_ask(self.terminal):
                 raise
             self.terminal.warn(error.message)
             question = "Which base model? (Hugging Face ID, weights URI or folder)"
@@ -200,11 +199,8 @@ def ask_checkpoints(terminal: Terminal, found: ServableCheckpoints) -> tuple[str
         for one in newest_first
     ]
     usage = f"--checkpoint {LATEST} or --checkpoint NAME. {found.alternatives.rstrip('.')}"
-    text, hint = f"Which checkpoints of job {found.job.id}?", "(space selects, enter confirms)"
-    checkbox = questionary.checkbox
-    return tuple(
-        ask(terminal, usage, checkbox, text, choices=choices, instruction=hint, validate=validate)
-    )
+    text, checkbox = f"Which checkpoints of job {found.job.id}?", questionary.checkbox
+    return tuple(ask(terminal, usage, checkbox, text, choices=choices, validate=validate))
 
 
 def suggest_model_name(selection: ModelSelection) -> str:
@@ -220,12 +216,14 @@ def ask_accelerator(terminal: Terminal, capacity: Capacity) -> AcceleratorSpec |
         return None
     usage = f"--accelerator with one of {', '.join([*kinds, _NONE])}"
     choices = [*kinds, Choice("None (CPU)", _NONE)]
-    kind, count = ask_choice(terminal, usage, "Which accelerator?", choices), "1"
+    kind = ask(terminal, usage, questionary.select, "Which accelerator?", choices=choices)
     if kind == _NONE:
         return None
+    count = "1"
     if capacity.gpus > 1:
+        usage = f"--accelerator {kind}:N"
         counts = [str(number) for number in range(1, capacity.gpus + 1)]
-        count = ask_choice(terminal, f"--accelerator {kind}:N", "How many?", counts)
+        count = ask(terminal, usage, questionary.select, "How many?", choices=counts)
     return AcceleratorSpec(accelerator=Accelerator(kind), count=int(count))
 
 
@@ -237,7 +235,7 @@ def list_accelerators(capacity: Capacity) -> list[str]:
 
 def ask_hf_secret(terminal: Terminal) -> str:
     """Return the name of a secret, or `none`."""
-    usage, other = "--hf-secret NAME", "other"
+    usage, other, text = "--hf-secret NAME", "other", "Which secret holds the Hugging Face token?"
     choices = ["hf_access_token", Choice("None", _NONE), Choice("Another secret", other)]
-    name = ask_choice(terminal, usage, "Which secret holds the Hugging Face token?", choices)
+    name: str = ask(terminal, usage, questionary.select, text, choices=choices)
     return ask_text(terminal, usage, "Name of the secret?", str) if name == other else name
