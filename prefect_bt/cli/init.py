@@ -1,4 +1,4 @@
-"""`prefect-bt init`: a folder to start from."""
+"""`prefect-bt init`: create a training project, or copy examples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
-
-from cyclopts import Parameter
+from typing import Final
 
 from prefect_bt.cli.init_template import CONFIG, RUN_SCRIPT
+from prefect_bt.cli.jobs.download import check_absent
 from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.errors import WorkspaceError
@@ -20,15 +19,20 @@ TEMPLATE_FOLDER: Final = "truss-train-init"
 
 def init(
     *,
-    list_examples: Annotated[bool, Parameter(help="List the examples and do nothing.")] = False,
-    target_directory: Annotated[
-        Path | None,
-        Parameter(help=f"Folder to make (template: {TEMPLATE_FOLDER}), or to put examples in."),
-    ] = None,
-    examples: Annotated[str | None, Parameter(help="Examples to copy: `a,b`.")] = None,
+    list_examples: bool = False,
+    target_directory: Path | None = None,
+    examples: str | None = None,
     terminal: InjectedTerminal,
 ) -> int:
-    """Make a training project to start from: config.py and run.sh, or copies of examples.
+    """Write config.py and run.sh into a new folder, or copy examples that run as they are.
+
+    Args:
+        list_examples: List the examples and do nothing.
+        target_directory: Folder to create, or to copy examples into; default: truss-train-init,
+            for examples the current directory.
+        examples: Comma-separated names of examples to copy.
+
+    Examples:
 
     `prefect-bt init --target-directory my-project`
 
@@ -44,7 +48,7 @@ def init(
     _validate_names(wanted, known)
     targets = {name: (target_directory or Path.cwd()) / name for name in wanted}
     for target in targets.values():
-        _check_absent(target)
+        check_absent(target)
     for name, target in targets.items():
         _copy(terminal, known[name], target)
     return OK
@@ -112,20 +116,11 @@ def _copy(terminal: Terminal, source: Path, target: Path) -> None:
     terminal.echo(f"Next: prefect-bt push {target}/config.py --tail")
 
 
-def _check_absent(target: Path) -> None:
-    if target.exists():
-        raise WorkspaceError(
-            f"{str(target)!r} exists already.",
-            next_step="Remove it, or give another --target-directory.",
-            path=str(target),
-        )
-
-
 def _create_project(target: Path) -> None:
-    _check_absent(target)
+    check_absent(target)
     try:
         target.mkdir(parents=True)
     except OSError as error:
         raise WorkspaceError(
-            f"{str(target)!r} cannot be made: {error.strerror}.", path=str(target)
+            f"{str(target)!r} cannot be created: {error.strerror}.", path=str(target)
         ) from error

@@ -6,9 +6,6 @@ import hashlib
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.cli.ui.options import InjectedTerminal, Remote
@@ -22,16 +19,18 @@ from prefect_bt.workspace.unpack import unpack_workspace
 
 def download(
     *,
-    job_id: Annotated[str, Parameter(help="ID of the job.")],
-    target_directory: Annotated[
-        Path | None,
-        Parameter(help="Directory in which to create the folder; default: the current directory."),
-    ] = None,
-    no_unzip: Annotated[bool, Parameter(help="Keep the archive packed.")] = False,
+    job_id: str,
+    target_directory: Path | None = None,
+    no_unzip: bool = False,
     remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
     """Create the folder `<project>_<job>` with the files, or `<project>_<job>.tgz`.
+
+    Args:
+        job_id: ID of the job.
+        target_directory: Directory in which to create it; default: the current directory.
+        no_unzip: Keep the archive packed.
 
     Examples:
 

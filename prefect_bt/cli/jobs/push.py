@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
+from prefect_bt import codec
+from prefect_bt.cli.jobs.render_plan import show_plan
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
-from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
+from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.ui.options import (
     Deployment,
     DryRun,
@@ -22,56 +22,39 @@ from prefect_bt.cli.ui.options import (
     Wait,
 )
 from prefect_bt.cli.ui.terminal import Terminal
-
-if TYPE_CHECKING:
-    from prefect_bt.definitions import Overrides, TrainingProject
-    from prefect_bt.jobs.options import SubmitOptions
-    from prefect_bt.jobs.start import JobLauncher
-
-Trigger = Literal["on_startup", "on_failure", "on_demand"]
+from prefect_bt.definitions import (
+    Overrides,
+    TrainingProject,
+    apply_overrides,
+    load_training_project,
+)
+from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.start import open_launcher
+from prefect_bt.jobs.submit import dry_run as plan_job
+from prefect_bt.jobs.submit import submit
+from prefect_bt.settings import Settings
+from prefect_bt.workspace.pack_summary import workspace_document
 
 
 def push(
-    config: Annotated[Path, Parameter(help="Python file that defines one TrainingProject.")],
+    config: Path,
     /,
     *,
     tail: Tail = False,
     wait: Wait = False,
-    job_name: Annotated[str | None, Parameter(help="Name of the job.")] = None,
-    team: Annotated[
-        str | None, Parameter(help="Team that owns the project; `default` is the default team.")
-    ] = None,
-    accelerator: Annotated[
-        str | None, Parameter(help="GPUs of each node, as TYPE[:N], or `none` for a CPU job.")
-    ] = None,
-    node_count: Annotated[int | None, Parameter(help="Number of nodes.")] = None,
-    entrypoint: Annotated[
-        str | None, Parameter(help="One start command that replaces those of the config.")
-    ] = None,
-    priority: Annotated[
-        int | None, Parameter(help="Priority in the queue; higher starts first.")
-    ] = None,
-    spot: Annotated[bool, Parameter(help="Use nodes that can be preempted.")] = False,
-    interactive: Annotated[
-        Trigger | None, Parameter(help="When an interactive session opens.")
-    ] = None,
-    interactive_timeout_minutes: Annotated[
-        int | None, Parameter(help="Minutes after which an unused session closes.")
-    ] = None,
-    substrate: Annotated[
-        str | None,
-        Parameter(
-            help="Where nodes run: local, docker or kubernetes; default: PREFECT_BT_SUBSTRATE."
-        ),
-    ] = None,
+    job_name: str | None = None,
+    team: str | None = None,
+    accelerator: str | None = None,
+    node_count: int | None = None,
+    entrypoint: str | None = None,
+    priority: int | None = None,
+    spot: bool = False,
+    interactive: Literal["on_startup", "on_failure", "on_demand"] | None = None,
+    interactive_timeout_minutes: int | None = None,
+    substrate: str | None = None,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
-    keep_last: Annotated[
-        PositiveCount,
-        Parameter(help="Keep only the last N checkpoints; default: keep all."),
-    ] = None,
-    keep_every: Annotated[
-        PositiveCount, Parameter(help="Also keep checkpoints whose step is a multiple of N.")
-    ] = None,
+    keep_last: PositiveCount = None,
+    keep_every: PositiveCount = None,
     max_run_time: MaxRunTime = None,
     deployment: Deployment = None,
     dry_run: DryRun = False,
@@ -83,6 +66,21 @@ def push(
 
     Options override the config file. With --tail or --wait, Ctrl-C detaches and the job continues.
 
+    Args:
+        config: Python file that defines one TrainingProject.
+        job_name: Name of the job.
+        team: Team that owns the project; `default` is the default team.
+        accelerator: GPUs of each node, as TYPE[:N], or `none` for a CPU job.
+        node_count: Number of nodes.
+        entrypoint: One start command that replaces those of the config.
+        priority: Priority in the queue; higher starts first.
+        spot: Use nodes that can be preempted.
+        interactive: When an interactive session opens.
+        interactive_timeout_minutes: Minutes after which an unused session closes.
+        substrate: Where nodes run: local, docker or kubernetes; default: PREFECT_BT_SUBSTRATE.
+        keep_last: Keep only the last N checkpoints; default: keep all.
+        keep_every: Also keep checkpoints whose step is a multiple of N.
+
     Examples:
 
     `prefect-bt push config.py --tail`
@@ -91,23 +89,19 @@ def push(
 
     `prefect-bt push config.py --dry-run -o json`
     """
-    with _open_launcher(deployment, dry_run=dry_run) as launcher:  # starts while the job is planned
-        from prefect_bt.definitions import Overrides
-        from prefect_bt.jobs.options import SubmitOptions
-        from prefect_bt.jobs.submit import submit
-        from prefect_bt.settings import Settings
-
-        overrides = Overrides(
-            job_name=job_name,
-            team=team,
-            interactive=interactive,
-            interactive_timeout_minutes=interactive_timeout_minutes,
-            accelerator=accelerator,
-            node_count=node_count,
-            entrypoint=entrypoint,
-            priority=priority,
-            spot=spot,
-        )
+    overrides = Overrides(
+        job_name=job_name,
+        team=team,
+        interactive=interactive,
+        interactive_timeout_minutes=interactive_timeout_minutes,
+        accelerator=accelerator,
+        node_count=node_count,
+        entrypoint=entrypoint,
+        priority=priority,
+        spot=spot,
+    )
+    # The launcher starts while the job is planned.
+    with nullcontext() if dry_run else open_launcher(deployment) as launcher:
         options = SubmitOptions(
             substrate=substrate or Settings().substrate,
             retry_choices=retrying.build_overrides(),
@@ -116,41 +110,21 @@ def push(
             keep_every=keep_every,
             max_run_time=max_run_time,
         )
-        project = _load(terminal, config, overrides)
+        folder = config.absolute().parent
+        project, warnings = apply_overrides(load_training_project(config), overrides)
+        for warning in warnings:
+            terminal.warn(warning)
         if dry_run:
-            return _show_plan(terminal, project, config, options)
+            return _show_plan(terminal, project, folder, options)
         with terminal.spinner("Submitting the job"):
-            folder = config.absolute().parent
             document = submit(project, source_dir=folder, options=options, launcher=launcher)
-    return print_and_follow(terminal, document, FollowOptions(tail, wait))
-
-
-def _open_launcher(
-    deployment: str | None, *, dry_run: bool
-) -> AbstractContextManager[JobLauncher | None]:
-    from prefect_bt.jobs.start import open_launcher
-
-    return nullcontext() if dry_run else open_launcher(deployment)
-
-
-def _load(terminal: Terminal, config: Path, overrides: Overrides) -> TrainingProject:
-    from prefect_bt.definitions import apply_overrides, load_training_project
-
-    project, warnings = apply_overrides(load_training_project(config), overrides)
-    for warning in warnings:
-        terminal.warn(warning)
-    return project
+    return print_and_follow(terminal, document, tail=tail, wait=wait)
 
 
 def _show_plan(
-    terminal: Terminal, project: TrainingProject, config: Path, options: SubmitOptions
+    terminal: Terminal, project: TrainingProject, folder: Path, options: SubmitOptions
 ) -> int:
-    from prefect_bt import codec
-    from prefect_bt.cli.jobs.render_plan import show_plan
-    from prefect_bt.jobs.submit import dry_run
-    from prefect_bt.workspace.pack_summary import workspace_document
-
-    plan, contents = dry_run(project, source_dir=config.absolute().parent, options=options)
+    plan, contents = plan_job(project, source_dir=folder, options=options)
     workspace = workspace_document(contents)
     return terminal.print_result(
         {**codec.encode(plan), **workspace},

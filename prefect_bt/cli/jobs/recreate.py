@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.jobs.selection import select_job
-from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
+from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.ui.options import (
     Deployment,
     InjectedTerminal,
@@ -28,7 +24,7 @@ from prefect_bt.ledger.opening import open_ledger
 
 def recreate(
     *,
-    job_id: Annotated[str | None, Parameter(help="ID of the job; default: the newest.")] = None,
+    job_id: str | None = None,
     tail: Tail = False,
     wait: Wait = False,
     deployment: Deployment = None,
@@ -42,6 +38,9 @@ def recreate(
     """Use the definition, files and retry policy of a job for a new job with its own ID.
 
     To continue a job from its last checkpoint, use `prefect-bt retry`.
+
+    Args:
+        job_id: ID of the job; default: the newest.
 
     Examples:
 
@@ -57,12 +56,12 @@ def recreate(
             max_run_time=max_run_time,
         )
         document = submit_again(chosen, options=options)
-    return print_and_follow(terminal, document, FollowOptions(tail, wait))
+    return print_and_follow(terminal, document, tail=tail, wait=wait)
 
 
 def retry(
     *,
-    job_id: Annotated[str, Parameter(help="ID of the job.")],
+    job_id: str,
     tail: Tail = False,
     wait: Wait = False,
     max_run_time: MaxRunTime = None,
@@ -76,6 +75,9 @@ def retry(
     needs a larger --max-run-time, because all attempts count. To start from the beginning as a new
     job, use `prefect-bt recreate`.
 
+    Args:
+        job_id: ID of the job.
+
     Examples:
 
     `prefect-bt retry --job-id abc1234 --tail`
@@ -83,4 +85,4 @@ def retry(
 
     with terminal.spinner(f"Retrying job {job_id}"):
         document = resubmit.retry(job_id, max_run_time=max_run_time)
-    return print_and_follow(terminal, document, FollowOptions(tail, wait))
+    return print_and_follow(terminal, document, tail=tail, wait=wait)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from prefect_bt.cli.jobs import render
 from prefect_bt.cli.jobs.selection import list_unfinished_jobs, select_jobs
 from prefect_bt.cli.logs import follow
@@ -24,10 +20,8 @@ from prefect_bt.prefect_api.client import cancel_run
 def stop(
     *,
     which: JobFilter = NO_FILTER,
-    all: Annotated[bool, Parameter(help="Stop every queued and active job.")] = False,
-    abandoned: Annotated[
-        bool, Parameter(help="Record the end of a job whose machine does not come back.")
-    ] = False,
+    all: bool = False,
+    abandoned: bool = False,
     yes: Yes = False,
     terminal: InjectedTerminal,
 ) -> int:
@@ -36,6 +30,10 @@ def stop(
     Without --job-id, exactly one job must be queued or active. Ctrl-C ends the waiting; the job is
     stopped all the same. The exit code is 1 if the job failed before it was stopped. A job that
     ended with --abandoned can continue on another machine: `prefect-bt retry`.
+
+    Args:
+        all: Stop every queued and active job.
+        abandoned: Record the end of a job whose machine does not come back.
 
     Examples:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from prefect_bt.cli.jobs.render_plan import show_workspace
@@ -11,28 +10,31 @@ from prefect_bt.cli.logs.follow import exit_code, follow_job
 from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.host.mounts.volumes import list_exposure_warnings
 from prefect_bt.jobs.job_json import job_document
-from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition, open_ledger
-from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings
 
 
-@dataclass(frozen=True)
-class FollowOptions:
-    """Whether to follow the job's log, and whether to wait for its end."""
-
-    tail: bool = False
-    wait: bool = False
-
-
-def print_and_follow(terminal: Terminal, document: dict[str, Any], options: FollowOptions) -> int:
-    """Print the created job; follow it with --tail, wait for it with --wait."""
+def print_and_follow(
+    terminal: Terminal, document: dict[str, Any], *, tail: bool, wait: bool
+) -> int:
+    """Print the created job; follow it with `tail`, wait for it with `wait`."""
     print_created(terminal, document)
-    if not (options.tail or options.wait):
+    if not (tail or wait):
         return terminal.print_result(document, lambda: None)
-    return _follow_job(terminal, document, options)
+    ledger = open_ledger(document.get("store"))
+    record = ledger.get_job(str(document["id"]))
+    try:
+        state = follow_job(terminal, ledger, record, with_log=tail)
+        runs = ledger.list_runs(record.id)
+        if not document.get("flow_run_url") and runs and runs[-1].url:
+            terminal.info(f"  UI:      {runs[-1].url}")
+    finally:
+        # Printed after Ctrl-C as well: the job exists, and the document has its ID.
+        if terminal.machine_readable:
+            terminal.print_json({**document, **job_document(ledger, record)})
+    return exit_code(state) if wait else OK
 
 
 def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
@@ -62,45 +64,19 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
 
 def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:
     """Warn about folders of prefect_bt that other users of the machine can enter."""
-
     for sentence in list_exposure_warnings(Settings(), store):
         terminal.warn(sentence)
 
 
 def _has_cache(document: dict[str, Any]) -> bool:
     """Return whether the job has a training cache; its document does not contain this."""
-
     record = open_ledger(document.get("store")).get_job(str(document["id"]))
     cache = load_definition(record).job.runtime.cache_config
     return cache is not None and cache.enabled
 
 
-def _print_run_url(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, *, document: str | None
-) -> None:
-    """Print the URL of the flow run, if it was unknown when the job was created."""
-    runs = ledger.list_runs(record.id)
-    if not document and runs and runs[-1].url:
-        terminal.info(f"  UI:      {runs[-1].url}")
-
-
 def _server_ui_url() -> str:
     """Return the URL of the UI, for a job whose flow run does not exist yet."""
-
     api = os.environ.get("PREFECT_API_URL") or ""
     known = read_server(Settings().state_dir) or {}
     return api.removesuffix("/").removesuffix("/api") or str(known.get("ui_url") or "")
-
-
-def _follow_job(terminal: Terminal, document: dict[str, Any], options: FollowOptions) -> int:
-
-    ledger = open_ledger(document.get("store"))
-    record = ledger.get_job(str(document["id"]))
-    try:
-        state = follow_job(terminal, ledger, record, with_log=options.tail)
-        _print_run_url(terminal, ledger, record, document=document.get("flow_run_url"))
-    finally:
-        # Printed after Ctrl-C as well: the job exists, and the document has its ID.
-        if terminal.machine_readable:
-            terminal.print_json({**document, **job_document(ledger, record)})
-    return exit_code(state) if options.wait else OK

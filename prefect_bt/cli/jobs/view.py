@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-from cyclopts import Parameter
-from cyclopts.validators import Number
+from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.cli.jobs.selection import (
     ACTIVE,
@@ -15,7 +12,7 @@ from prefect_bt.cli.jobs.selection import (
     no_jobs_error,
     select_jobs,
 )
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, PositiveCount
 from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.entries import open_catalog
@@ -36,20 +33,18 @@ DEFAULT_LIMIT: Final = 50
 def view(
     *,
     which: JobFilter = NO_FILTER,
-    limit: Annotated[
-        int | None,
-        Parameter(
-            validator=Number(gte=1),
-            help=f"Show the newest N jobs; default: {DEFAULT_LIMIT}.",
-        ),
-    ] = None,
-    all: Annotated[bool, Parameter(help="Show all jobs of the project or of the store.")] = False,
+    limit: PositiveCount = None,
+    all: bool = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
     """Show all projects and the queued and active jobs, or the jobs that match a filter.
 
     A single job is shown with its attempts and checkpoints. Lists have the newest job last.
+
+    Args:
+        limit: Show the newest N jobs; default: 50.
+        all: Show all jobs of the project or of the store.
 
     Examples:
 

@@ -10,13 +10,19 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, Token
-from cyclopts.validators import Number
 
 from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
 from prefect_bt.cli.logs import follow
 from prefect_bt.cli.ui.ages import parse_age
 from prefect_bt.cli.ui.number_ranges import NumberRanges, parse_number_ranges
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Tail
+from prefect_bt.cli.ui.options import (
+    NO_FILTER,
+    InjectedTerminal,
+    JobFilter,
+    Output,
+    PositiveCount,
+    Tail,
+)
 from prefect_bt.cli.ui.terminal import OK, Terminal, format_count, write_stdout
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.logs.levels import LogLevel, parse_level
@@ -61,84 +67,19 @@ def logs(
     *,
     which: JobFilter = NO_FILTER,
     tail: Tail = False,
-    rank: Annotated[
-        tuple[str, ...],
-        Parameter(
-            validator=_validate_ranges,
-            help="Only these ranks: `3` or `0,2-5`. Repeatable.",
-        ),
-    ] = (),
+    rank: Annotated[tuple[str, ...], Parameter(validator=_validate_ranges)] = (),
     attempt: Annotated[
-        tuple[str, ...],
-        Parameter(
-            validator=_validate_ranges,
-            allow_leading_hyphen=True,
-            help="Only these attempts: `0` is the first, `-1` the last. Repeatable.",
-        ),
+        tuple[str, ...], Parameter(validator=_validate_ranges, allow_leading_hyphen=True)
     ] = (),
-    since: Annotated[
-        int,
-        Parameter(
-            name=["--since", "--start"],
-            converter=_convert_time,
-            help="Only lines since this age or time: `30m`, `2h`, `1d`, or ISO 8601.",
-        ),
-    ] = 0,
-    end: Annotated[
-        int | None,
-        Parameter(converter=_convert_time, help="Only lines until this age or time."),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        Parameter(
-            validator=Number(gte=1),
-            help="Only the newest N lines; with --tail, the newest N before following.",
-        ),
-    ] = None,
-    min_level: Annotated[
-        LogLevel | None,
-        Parameter(
-            converter=_convert_level,
-            help="Only lines of at least this level: debug, info, warning, error. The level is "
-            "detected in the text; lines without one are left out.",
-        ),
-    ] = None,
-    grep: Annotated[
-        re.Pattern[str] | None,
-        Parameter(
-            converter=_convert_pattern, help="Only lines that match this regular expression."
-        ),
-    ] = None,
-    first_failure: Annotated[
-        bool,
-        Parameter(
-            help="Show why the newest failed attempt (or --attempt N) failed: its outcome, and the "
-            "last lines of the rank that failed first."
-        ),
-    ] = False,
-    fold: Annotated[
-        bool | None,
-        Parameter(
-            negative="--no-fold",
-            help="Print a line that several ranks write within a second once, with its ranks; "
-            "default on a terminal.",
-        ),
-    ] = None,
-    platform: Annotated[
-        bool,
-        Parameter(
-            negative="--no-platform",
-            help="Print the lines of the platform: what the job waits for, attempts, its end. "
-            "--rank leaves them out.",
-        ),
-    ] = True,
-    raw: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Keep the control characters of the job's output, for a file or another program.",
-        ),
-    ] = False,
+    since: Annotated[int, Parameter(name=["--since", "--start"], converter=_convert_time)] = 0,
+    end: Annotated[int | None, Parameter(converter=_convert_time)] = None,
+    limit: PositiveCount = None,
+    min_level: Annotated[LogLevel | None, Parameter(converter=_convert_level)] = None,
+    grep: Annotated[re.Pattern[str] | None, Parameter(converter=_convert_pattern)] = None,
+    first_failure: bool = False,
+    fold: Annotated[bool | None, Parameter(negative="--no-fold")] = None,
+    platform: Annotated[bool, Parameter(negative="--no-platform")] = True,
+    raw: bool = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -146,6 +87,23 @@ def logs(
 
     With --tail, a terminal shows a panel with the state of the job below its log, and `-o json`
     prints one JSON object per line.
+
+    Args:
+        rank: Only these ranks: `3` or `0,2-5`. Repeatable.
+        attempt: Only these attempts: `0` is the first, `-1` the last. Repeatable.
+        since: Only lines since this age or time: `30m`, `2h`, `1d`, or ISO 8601.
+        end: Only lines until this age or time.
+        limit: Only the newest N lines; with --tail, the newest N before following.
+        min_level: Only lines of at least this level: debug, info, warning, error. The level is
+            detected in the text; lines without one are left out.
+        grep: Only lines that match this regular expression.
+        first_failure: Show why the newest failed attempt (or --attempt N) failed: its outcome, and
+            the last lines of the rank that failed first.
+        fold: Print a line that several ranks write within a second once, with its ranks; default
+            on a terminal.
+        platform: Print the lines of the platform: what the job waits for, attempts, its end.
+            --rank leaves them out.
+        raw: Keep the control characters of the job's output, for a file or another program.
 
     Examples:
 

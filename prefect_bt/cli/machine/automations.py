@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Final
-
-from cyclopts import Parameter
+from typing import Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, show_table
@@ -21,9 +19,7 @@ _COLUMNS: Final = [
 
 def create_automations(
     *,
-    notify: Annotated[
-        str, Parameter(help="Notification block, as TYPE/NAME: slack-webhook/team.")
-    ] = "",
+    notify: str = "",
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -31,6 +27,9 @@ def create_automations(
     recovered, and deploy the newest checkpoint of a completed job.
 
     Without --notify, only the last one is created.
+
+    Args:
+        notify: Notification block, as TYPE/NAME: slack-webhook/team.
 
     Examples:
 

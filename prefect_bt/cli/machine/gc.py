@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
-
-from cyclopts import Parameter
+from typing import Any, Final
 
 from prefect_bt.cli.ui.ages import parse_older_than
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
@@ -30,12 +28,8 @@ _COLUMNS: Final = [
 def gc(
     *,
     dry_run: DryRun = False,
-    include_unsaved: Annotated[
-        bool, Parameter(help="Also delete local checkpoints that were never uploaded.")
-    ] = False,
-    older_than: Annotated[
-        str, Parameter(help="Age from which unfinished downloads and uploads are deleted.")
-    ] = "7d",
+    include_unsaved: bool = False,
+    older_than: str = "7d",
     yes: Yes = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
@@ -44,6 +38,10 @@ def gc(
 
     The command is safe while jobs run: anything that may still be in use is kept. Local
     checkpoints that were never uploaded are listed, and kept unless --include-unsaved is given.
+
+    Args:
+        include_unsaved: Also delete local checkpoints that were never uploaded.
+        older_than: Age from which unfinished downloads and uploads are deleted.
 
     Examples:
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
-
-from cyclopts import Parameter
+from typing import Any, Final, Literal
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
 from prefect_bt.cli.ui.tables import Column, print_csv, show_table
@@ -43,10 +41,10 @@ _MAX_PATH_LENGTH: Final = 200
 
 
 def summarize(
-    project: Annotated[str, Parameter(help="Name or ID of the project.")],
+    project: str,
     /,
     *,
-    sort: Annotated[SortBy, Parameter(help="Sort key.")] = "filepath",
+    sort: SortBy = "filepath",
     order: Order = "asc",
     output: TableOutput = "cli-table",
     remote: Remote = None,
@@ -56,6 +54,10 @@ def summarize(
 
     If this machine has the cache, the list is current. Otherwise the command shows the snapshot
     that the machine of the project's last job wrote to the store.
+
+    Args:
+        project: Name or ID of the project.
+        sort: Sort key.
 
     Examples:
 

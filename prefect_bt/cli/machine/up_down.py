@@ -13,16 +13,18 @@ from prefect_bt.local_server import server
 
 def up(
     *,
-    port: Annotated[int | None, Parameter(help="Port of the server; default: 4200.")] = None,
-    worker: Annotated[
-        bool, Parameter(negative="--no-worker", help="Start a worker for deployments as well.")
-    ] = True,
+    port: int | None = None,
+    worker: Annotated[bool, Parameter(negative="--no-worker")] = True,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
     """Make pushes start within a second, and show jobs in the Prefect UI.
 
     The command prints the address of the UI and how to sign in. `prefect-bt down` stops it all.
+
+    Args:
+        port: Port of the server; default: 4200.
+        worker: Start a worker for deployments as well.
 
     Examples:
 
@@ -36,13 +38,16 @@ def up(
 
 def down(
     *,
-    force: Annotated[bool, Parameter(help="Stop the server even while flow runs use it.")] = False,
+    force: bool = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
     """Stop the server, worker and file servers that `prefect-bt up` started.
 
     Jobs on this machine continue.
+
+    Args:
+        force: Stop the server even while flow runs use it.
 
     Examples:
 

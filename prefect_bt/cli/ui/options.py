@@ -1,4 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share.
+
+The help of an option is in the "Args:" section of its command's docstring. Options whose help is
+the same in all commands have it here.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,12 @@ from prefect_bt.cli.ui.terminal import Terminal
 InjectedTerminal = Annotated[Terminal, Parameter(parse=False)]
 """The terminal, passed by the launcher."""
 
-Output = Annotated[
-    Literal["cli-table", "json"],
-    Parameter(name=["--output", "-o", "--output-format"], help="Output format."),
-]
-TableOutput = Annotated[
-    Literal["cli-table", "csv", "json"],
-    Parameter(name=["--output", "-o", "--output-format"], help="Output format."),
-]
+_OUTPUT = Parameter(name=["--output", "-o", "--output-format"], help="Output format.")
+Output = Annotated[Literal["cli-table", "json"], _OUTPUT]
+TableOutput = Annotated[Literal["cli-table", "csv", "json"], _OUTPUT]
 Order = Annotated[Literal["asc", "desc"], Parameter(help="Sort order.")]
-Remote = Annotated[
-    str | None, Parameter(help="Ignored; accepted for compatibility with truss.", show=False)
-]
+Remote = Annotated[str | None, Parameter(show=False)]
+"""Ignored; accepted for compatibility with truss."""
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="Do not ask for confirmation.")]
 DryRun = Annotated[bool, Parameter(help="Show what the command would do, and do nothing.")]
 MaxRunTime = Annotated[
@@ -34,8 +32,7 @@ MaxRunTime = Annotated[
     ),
 ]
 Deployment = Annotated[
-    str | None,
-    Parameter(help="Prefect deployment that runs the job, as FLOW/DEPLOYMENT."),
+    str | None, Parameter(help="Prefect deployment that runs the job, as FLOW/DEPLOYMENT.")
 ]
 Tail = Annotated[bool, Parameter(help="Follow the log until the job ends.")]
 Wait = Annotated[bool, Parameter(help="Wait until the job ends; exit with 0 only if it completed.")]
@@ -50,11 +47,12 @@ PositiveCount = Annotated[int | None, Parameter(validator=Number(gte=1))]
 class JobFilter:
     """Filter of jobs. `project` wins over `project_id`; both take a name or an ID."""
 
-    job_id: Annotated[str | None, Parameter(help="ID of the job.")] = None
-    project: Annotated[str | None, Parameter(help="Name or ID of the project.")] = None
-    project_id: Annotated[
-        str | None, Parameter(help="Same as --project, which wins if both are given.")
-    ] = None
+    job_id: str | None = None
+    """ID of the job."""
+    project: str | None = None
+    """Name or ID of the project."""
+    project_id: str | None = None
+    """Same as --project, which wins if both are given."""
     remote: Remote = None
 
     @property

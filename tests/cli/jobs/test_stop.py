@@ -184,7 +184,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
     cli: Cli, shop: Shop, running, monkeypatch, state: JobState
 ):
     first, second = shop.job("tiny", *running), shop.job("tiny", *running)
-    from prefect_bt.jobs import stop
+    from prefect_bt.cli.jobs import stop
 
     stop_job = stop.stop_job
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
+from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.ui.terminal import open_terminal
 from prefect_bt.definitions import Compute
 from prefect_bt.jobs.job_json import job_document
@@ -57,7 +57,7 @@ def test_lines_fold_on_a_terminal_and_go_beside_a_document(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
     terminal = open_terminal(interactive=False, debug=False, output=output)
-    assert print_and_follow(terminal, document, FollowOptions(tail=True)) == 0
+    assert print_and_follow(terminal, document, tail=True, wait=False) == 0
     told = capsys.readouterr()
     assert (lines(told.out), lines(told.err)) == (out, err)
     assert "completed successfully" in told.err
