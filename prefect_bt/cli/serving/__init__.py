@@ -1,5 +1,5 @@
 """Commands for serving deployments.
 
 `deploy` creates a revision: `resolve` combines its options, a config file and the answers to
-`questions`. `deployments` has the commands for existing deployments. `wait` waits for a revision.
+`questions`. `deployments` has the commands for existing deployments.
 """

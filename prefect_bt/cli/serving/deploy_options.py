@@ -20,11 +20,9 @@ class ServingOptions:
     """Options that override the config file. The text below each is its help."""
 
     checkpoint: tuple[str, ...] = ()
-    """Serve this checkpoint: a name, or `latest`. Repeat the option to serve several LoRA adapters
-    of one base model."""
+    """Serve this checkpoint: a name, or `latest`. Repeatable for LoRA adapters of one model."""
     served_name: tuple[str, ...] = ()
-    """Set the model name that requests use for a checkpoint, as CHECKPOINT=NAME. The default is the
-    checkpoint's own name."""
+    """Serve a checkpoint under this model name, as CHECKPOINT=NAME. The default is its own name."""
     model_name: str | None = None
     """Name the deployment."""
     base_model: str = ""
@@ -41,15 +39,13 @@ class ServingOptions:
     substrate: str = ""
     """Run the server on `local` or `docker`. The default is PREFECT_BT_SUBSTRATE."""
     api_key_secret: str = ""
-    """Name the secret with the API key that clients must send. The default is the secret of the
-    previous revision, if it has one."""
+    """Require the API key in this secret. The default is the secret of the previous revision."""
     host: str = ""
     """Listen on this address. The default is the deployment's previous address, or 127.0.0.1."""
     port: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65535))] = None
     """Listen on this port. The default is the deployment's previous port, or a free one."""
     gate: Path | None = None
-    """Test the server before it serves requests. The JSON file has prompts with expected answers,
-    or a command."""
+    """Test the server first with this JSON file: prompts with expected answers, or a command."""
     patience: Annotated[float, Parameter(validator=Number(gt=0))] = 1800.0
     """Fail if the server is not ready in this number of seconds."""
     hold: bool = False
@@ -75,22 +71,20 @@ def parse_served_names(given: tuple[str, ...]) -> dict[str, str]:
 
 def load_gate_file(path: Path) -> dict[str, Any]:
     """Return the document of a gate; a list is its prompts. Raise DefinitionError."""
-
     try:
         document: Any = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise _gate_error(path, error.strerror or str(error)) from error
+        why = error.strerror or str(error)
     except ValueError as error:
-        raise _gate_error(path, f"it is not JSON: {error}") from error
-    if not isinstance(document, (dict, list)):
-        raise _gate_error(path, "it is neither an object nor a list of prompts")
-    gate = cast("dict[str, Any]", {"prompts": document} if isinstance(document, list) else document)
-    parse_gate(gate)
-    return gate
-
-
-def _gate_error(path: Path, why: str) -> DefinitionError:
-    return DefinitionError(
+        why = f"it is not JSON: {error}"
+    else:
+        if isinstance(document, (dict, list)):
+            is_list = isinstance(document, list)
+            gate = cast("dict[str, Any]", {"prompts": document} if is_list else document)
+            parse_gate(gate)
+            return gate
+        why = "it is neither an object nor a list of prompts"
+    raise DefinitionError(
         f"The gate {path} cannot be read: {why}.",
         next_step='Write {"prompts": [{"prompt": "Once", "contains": "upon"}]}.',
         file=str(path),

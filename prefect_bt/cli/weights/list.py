@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
+from prefect_bt.cli.ui.tables import Column, Document, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal
-from prefect_bt.cli.weights.sources import open_cache, open_weights_store
+from prefect_bt.cli.weights.sources import open_cache
 from prefect_bt.errors import StoreError
 from prefect_bt.jobs.job_json import format_iso
+from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url
-from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.inventory import WeightsEntry, list_entries
 from prefect_bt.weights.store_copy.copies import StoreMirror
 
@@ -38,28 +38,17 @@ def list_weights(*, output: Output = "cli-table", terminal: InjectedTerminal) ->
 
     `prefect-bt weights list -o json`
     """
-
     settings = Settings()
     cache = open_cache(settings)
-    document = _document(cache, _list_entries(terminal, settings, cache))
-    return terminal.print_result(document, lambda: _show(terminal, document))
-
-
-def _list_entries(terminal: Terminal, settings: Settings, cache: NodeCache) -> list[WeightsEntry]:
-
     try:
-        return list_entries(cache, StoreMirror(open_weights_store(settings)))
+        entries = list_entries(cache, StoreMirror(open_store(settings.store)))
     except StoreError as error:
         terminal.warn(f"Only sources on this machine are shown: {error}")
-        return list_entries(cache, None)
-
-
-def _document(cache: NodeCache, entries: list[WeightsEntry]) -> dict[str, Any]:
-
+        entries = list_entries(cache, None)
     unfinished = cache.list_leftovers()
-    return {
+    document: Document = {
         "folder": str(cache.root),
-        "trees": [_row(entry) for entry in entries],
+        "trees": [_entry_document(entry) for entry in entries],
         "unfinished": [
             {"path": str(one.path), "bytes": one.bytes, "last_written": format_iso(one.modified_at)}
             for one in unfinished
@@ -68,10 +57,10 @@ def _document(cache: NodeCache, entries: list[WeightsEntry]) -> dict[str, Any]:
         "total_bytes": cache.usage(),
         "budget_bytes": cache.budget,
     }
+    return terminal.print_result(document, lambda: _show(terminal, document))
 
 
-def _row(entry: WeightsEntry) -> dict[str, Any]:
-
+def _entry_document(entry: WeightsEntry) -> Document:
     summary, tree = entry.summary, entry.tree
     return {
         "name": entry.name,
@@ -88,16 +77,15 @@ def _row(entry: WeightsEntry) -> dict[str, Any]:
     }
 
 
-def _show(terminal: Terminal, document: dict[str, Any]) -> None:
-    rows, budget = document["trees"], document["budget_bytes"]
-    if rows:
-        show_table(terminal, "Weights", _COLUMNS, rows)
+def _show(terminal: Terminal, document: Document) -> None:
+    if document["trees"]:
+        show_table(terminal, "Weights", _COLUMNS, document["trees"])
     else:
         terminal.echo("No weights yet. Mirror some: prefect-bt weights mirror config.py")
     if document["unfinished"]:
         size = format_size(document["unfinished_bytes"])
         terminal.echo(f"Unfinished: {size}; the next mirror continues there.")
-    if rows or document["total_bytes"]:
+    if document["trees"] or document["total_bytes"]:
+        budget, used = document["budget_bytes"], format_size(document["total_bytes"])
         limit = f" of {format_size(budget)} (PREFECT_BT_WEIGHTS_BYTES)" if budget else ""
-        used = format_size(document["total_bytes"])
         terminal.echo(f"On this machine: {used}{limit} in {document['folder']}")

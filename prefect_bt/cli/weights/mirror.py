@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import progress_callbacks
+from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import (
     NO_SOURCES,
-    ConfigPath,
     SourceOptions,
     open_cache,
-    open_weights_store,
     resolve_plans,
     resolve_secret,
 )
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import ProgressCallback
 from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url
-from prefect_bt.weights import MirrorResult, mirror_source
-from prefect_bt.weights.dry_run import MirrorPlan, plan_mirror
+from prefect_bt.weights import mirror_source
+from prefect_bt.weights.dry_run import plan_mirror
 from prefect_bt.weights.mirror import format_result
 from prefect_bt.weights.sources.protocol import SourceRequest
 from prefect_bt.weights.threads import run_workers
@@ -36,18 +36,12 @@ from prefect_bt.weights.threads import run_workers
 _MAX_CONCURRENT: Final = 2
 """Sources at a time: the second one uses the bandwidth while the first one lists or hashes."""
 
-
-@dataclass(frozen=True)
-class _FailedMirror:
-    plan: WeightsPlan
-    error: PrefectBtError
-
-
-_Outcome: TypeAlias = "MirrorResult | MirrorPlan | _FailedMirror"
+_Outcome: TypeAlias = tuple[Document, str]
+"""The fields of a source in the result, and the text that a terminal shows."""
 
 
 def mirror_weights(
-    config: ConfigPath = None,
+    config: Path | None = None,
     /,
     *,
     given: SourceOptions = NO_SOURCES,
@@ -60,141 +54,108 @@ def mirror_weights(
     Files that this machine or the store already has are not downloaded. Ctrl-C keeps the received
     bytes; the same command continues there.
 
+    Args:
+        config: Config file; all of its sources are used.
+
     Examples:
 
     `prefect-bt weights mirror config.py`
 
     `prefect-bt weights mirror --source hf://owner/repo@main --allow "*.safetensors"`
     """
-
-    settings = Settings()
-    plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
+    plans = resolve_plans(config, given)
     names = [redact_url(plan.source) for plan in plans]
-    outcomes: dict[str, _Outcome] = {}
     with (
         terminal.spinner("Listing the sources") if dry_run else nullcontext(),
         progress_callbacks(terminal, names, quiet=dry_run or output == "json") as callbacks,
     ):
         try:
-            _run_all(plans, callbacks, outcomes, _plan_one if dry_run else _mirror_one)
+            outcomes = _run_all(plans, callbacks, dry_run=dry_run)
         except KeyboardInterrupt:
-            terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished(settings)}")
+            terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished()}")
             return INTERRUPTED
-    ordered = [outcomes[plan.key] for plan in plans]
-    terminal.print_result(
-        {"weights": [_row(one) for one in ordered]}, lambda: _print_outcomes(terminal, ordered)
-    )
-    return FAILED if any(isinstance(one, _FailedMirror) for one in ordered) else OK
+    rows = [row for row, _ in outcomes]
+    terminal.print_result({"weights": rows}, lambda: _show(terminal, outcomes, dry_run=dry_run))
+    return FAILED if any(row["error"] for row in rows) else OK
 
 
 def _run_all(
-    plans: Sequence[WeightsPlan],
-    callbacks: Sequence[ProgressCallback | None],
-    outcomes: dict[str, _Outcome],
-    run: Callable[[WeightsPlan, ProgressCallback | None, threading.Event], _Outcome],
-) -> None:
+    plans: Sequence[WeightsPlan], callbacks: Sequence[ProgressCallback | None], *, dry_run: bool
+) -> list[_Outcome]:
     """Run all plans. After Ctrl-C, wait a moment until the running ones have saved their bytes."""
-
     waiting, stop = deque(zip(plans, callbacks, strict=True)), threading.Event()
+    outcomes: dict[str, _Outcome] = {}
 
     def run_next() -> bool:
         try:
             plan, on_progress = waiting.popleft()
         except IndexError:
             return False
+        row = {"source": redact_url(plan.source), "key": plan.key, "error": None, "next_step": None}
         try:
-            outcomes[plan.key] = run(plan, on_progress, stop)
+            fields, text = _plan(plan) if dry_run else _mirror(plan, on_progress, stop)
         except PrefectBtError as error:
-            outcomes[plan.key] = _FailedMirror(plan, error)
+            fields, text = {"error": error.message, "next_step": error.next_step}, str(error)
+        outcomes[plan.key] = {**row, **fields}, text
         return True
 
     run_workers(min(_MAX_CONCURRENT, len(plans)), run_next, stop)
+    return [outcomes[plan.key] for plan in plans]
 
 
-def _mirror_one(
+def _mirror(
     plan: WeightsPlan, on_progress: ProgressCallback | None, stop: threading.Event
-) -> MirrorResult:
-
+) -> _Outcome:
     settings = Settings()
-    return mirror_source(
+    result = mirror_source(
         plan,
         cache=open_cache(settings),
         secret=resolve_secret(plan),
-        store=open_weights_store(settings),
+        store=open_store(settings.store),
         upload_to_store=settings.mirror_to_store,
         stall_timeout=settings.stall_seconds,
         on_progress=on_progress,
         stop=stop,
     )
+    fields = {
+        "name": result.name,
+        "revision": result.revision,
+        "folder": str(result.folder),
+        "files": result.files,
+        "bytes": result.bytes,
+        "fetched": result.fetched_bytes,
+        "from_store": result.store_bytes,
+        "seconds": round(result.seconds, 3),
+        "hit": result.cache_hit,
+    }
+    summary = f"{redact_url(plan.source)}: {format_result(result)}"
+    return fields, f"{summary}\n  revision {result.revision} in {result.folder}"
 
 
-def _plan_one(plan: WeightsPlan, _: ProgressCallback | None, __: threading.Event) -> MirrorPlan:
-
+def _plan(plan: WeightsPlan) -> _Outcome:
     settings = Settings()
-    request = SourceRequest(
-        plan, resolve_secret(plan), open_weights_store(settings), settings.stall_seconds
+    store, secret = open_store(settings.store), resolve_secret(plan)
+    request = SourceRequest(plan, secret, store, settings.stall_seconds)
+    found = plan_mirror(request, open_cache(settings), use_copy=settings.mirror_to_store)
+    counts = {"here": found.here, "from_store": found.from_store, "from_source": found.from_source}
+    here, stored, remote = (
+        f"{format_count(files, 'file')} ({format_size(size)})" for files, size in counts.values()
     )
-    return plan_mirror(request, open_cache(settings), use_copy=settings.mirror_to_store)
+    fields = {name: {"files": files, "bytes": size} for name, (files, size) in counts.items()}
+    return {"revision": found.revision, **fields}, (
+        f"{redact_url(plan.source)}: revision {found.revision}\n  here already: {here}\n"
+        f"  missing: {stored} from the store, {remote} from the source"
+    )
 
 
-def _format_unfinished(settings: Settings) -> str:
-    kept = sum(one.bytes for one in open_cache(settings).list_leftovers())
+def _format_unfinished() -> str:
+    kept = sum(one.bytes for one in open_cache(Settings()).list_leftovers())
     return f"{format_size(kept)} of unfinished files are kept: the same command continues there."
 
 
-def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
-
-    for one in outcomes:
-        if isinstance(one, _FailedMirror):
-            terminal.error(str(one.error))
-        elif isinstance(one, MirrorPlan):
-            terminal.echo(f"{redact_url(one.plan.source)}: revision {one.revision}")
-            terminal.echo(f"  here already: {_format_files(one.here)}")
-            terminal.echo(
-                f"  missing: {_format_files(one.from_store)} from the store, "
-                f"{_format_files(one.from_source)} from the source"
-            )
+def _show(terminal: Terminal, outcomes: Sequence[_Outcome], *, dry_run: bool) -> None:
+    for row, text in outcomes:
+        if row["error"]:
+            terminal.error(text)
         else:
-            terminal.echo(f"{redact_url(one.source)}: {format_result(one)}", style="green")
-            terminal.echo(f"  revision {one.revision} in {one.folder}")
-
-
-def _format_files(count: tuple[int, int]) -> str:
-    return f"{format_count(count[0], 'file')} ({format_size(count[1])})"
-
-
-def _row(one: _Outcome) -> dict[str, Any]:
-
-    if isinstance(one, _FailedMirror):
-        return {
-            "source": redact_url(one.plan.source),
-            "key": one.plan.key,
-            "error": one.error.message,
-            "next_step": one.error.next_step,
-        }
-    if isinstance(one, MirrorPlan):
-        names = ("here", "from_store", "from_source")
-        counts = zip(names, (one.here, one.from_store, one.from_source), strict=True)
-        return {
-            "source": redact_url(one.plan.source),
-            "key": one.plan.key,
-            "revision": one.revision,
-            **{name: {"files": files, "bytes": size} for name, (files, size) in counts},
-            "error": None,
-            "next_step": None,
-        }
-    return {
-        "source": redact_url(one.source),
-        "key": one.name.removesuffix(f"-{one.revision}"),
-        "name": one.name,
-        "revision": one.revision,
-        "folder": str(one.folder),
-        "files": one.files,
-        "bytes": one.bytes,
-        "fetched": one.fetched_bytes,
-        "from_store": one.store_bytes,
-        "seconds": round(one.seconds, 3),
-        "hit": one.cache_hit,
-        "error": None,
-        "next_step": None,
-    }
+            terminal.echo(text, style="" if dry_run else "green")

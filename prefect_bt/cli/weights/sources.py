@@ -1,10 +1,11 @@
-"""Weights sources of a command, and the cache and the store that it opens."""
+"""Weights sources of a command, and the node cache that it opens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Final
 
 from cyclopts import Parameter
 
@@ -12,8 +13,6 @@ from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
 from prefect_bt.definitions import load_training_project
 from prefect_bt.errors import PlanError, PrefectBtError, SecretError
 from prefect_bt.jobs.start import default_secret_sources
-from prefect_bt.object_store import open_store
-from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.planning.validation import validate_weights, validate_weights_source
@@ -22,14 +21,8 @@ from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.inventory import WeightsEntry, match_entries
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
 _MAX_LISTED: Final = 8
 """Sources that an error message lists."""
-
-ConfigPath = Annotated[Path | None, Parameter(help="Config file; all of its sources are used.")]
 
 
 @Parameter(name="*")
@@ -37,25 +30,21 @@ ConfigPath = Annotated[Path | None, Parameter(help="Config file; all of its sour
 class SourceOptions:
     """Sources without a config file. Patterns and secret apply to each of them."""
 
-    source: Annotated[
-        tuple[str, ...], Parameter(help="Source, such as hf://owner/repo@main. Repeatable.")
-    ] = ()
-    allow: Annotated[
-        tuple[str, ...], Parameter(help="Pattern of files to mirror. Repeatable.")
-    ] = ()
-    ignore: Annotated[
-        tuple[str, ...], Parameter(help="Pattern of files to leave out. Repeatable.")
-    ] = ()
-    auth_secret_name: Annotated[
-        str | None, Parameter(help="Secret with the credentials of the source.")
-    ] = None
+    source: tuple[str, ...] = ()
+    """Source, such as hf://owner/repo@main. Repeatable."""
+    allow: tuple[str, ...] = ()
+    """Pattern of files to mirror. Repeatable."""
+    ignore: tuple[str, ...] = ()
+    """Pattern of files to leave out. Repeatable."""
+    auth_secret_name: str | None = None
+    """Secret with the credentials of the source."""
 
 
 NO_SOURCES = SourceOptions()
 
 
 def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
-    """Return the sources of the config file or of the options.
+    """Return the sources of the config file or of the options, each once.
 
     Raise PrefectBtError when there are none, and PlanError when `push` would refuse one.
     """
@@ -64,77 +53,62 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
             "Name either a config file or sources.",
             next_step="Give config.py, or --source hf://owner/repo.",
         )
-    if config is not None:
-        if given != NO_SOURCES:
-            raise PrefectBtError(
-                "--allow, --ignore and --auth-secret-name belong to --source.",
-                next_step="Set the patterns and the secret of each source in the config file.",
-            )
-        return _plans_from_config(config)
-    return _plans_from_options(given)
+    if config is None:
+        plans = _plan_options(given)
+    elif given == NO_SOURCES:
+        plans = _plan_config(config)
+    else:
+        raise PrefectBtError(
+            "--allow, --ignore and --auth-secret-name belong to --source.",
+            next_step="Set the patterns and the secret of each source in the config file.",
+        )
+    return list({plan.key: plan for plan in plans}.values())
 
 
-def _plans_from_config(config: Path) -> list[WeightsPlan]:
-
+def _plan_config(config: Path) -> Sequence[WeightsPlan]:
     job = load_training_project(config).job
     if not job.weights:
         raise PrefectBtError(
             f"The job of {str(config)!r} has no weights.",
             next_step="Add WeightsSource(...) to its `weights`, or give --source.",
         )
-    problems = [problem for found in validate_weights(job) for problem in found]
-    if problems:
+    if problems := [problem for found in validate_weights(job) for problem in found]:
         raise PlanError(problems)
-    return list(plan_weights(job))
+    return plan_weights(job)
 
 
-def _plans_from_options(given: SourceOptions) -> list[WeightsPlan]:
-
-    documents = [_document(one, given) for one in given.source]
+def _plan_options(given: SourceOptions) -> Sequence[WeightsPlan]:
+    fields = {
+        "allow_patterns": list(given.allow),
+        "ignore_patterns": list(given.ignore),
+        "auth_secret_name": given.auth_secret_name,
+    }
+    common: dict[str, object] = {name: value for name, value in fields.items() if value}
+    documents = [{"source": source, **common} for source in given.source]
     for document in documents:
         validate_weights_source(document)
-    return list(plan_weights_sources(documents))
-
-
-def _document(source: str, sources: SourceOptions) -> dict[str, object]:
-    document: dict[str, object] = {"source": source}
-    if sources.allow:
-        document["allow_patterns"] = list(sources.allow)
-    if sources.ignore:
-        document["ignore_patterns"] = list(sources.ignore)
-    if sources.auth_secret_name:
-        document["auth_secret_name"] = sources.auth_secret_name
-    return document
+    return plan_weights_sources(documents)
 
 
 def resolve_secret(plan: WeightsPlan) -> str | None:
     """Return the value of the plan's secret, from the environment or else from Prefect."""
-
     if not plan.secret:
         return None
     try:
         return resolve_secrets([plan.secret], [EnvironmentSecrets()])[plan.secret]
-    except SecretError:
+    except SecretError:  # asking Prefect imports it, and starts a server where none runs
         return resolve_secrets([plan.secret], default_secret_sources())[plan.secret]
 
 
 def open_cache(settings: Settings) -> NodeCache:
     """Open the weights cache of this machine."""
-
     return NodeCache(settings.weights_dir, settings.weights_bytes)
-
-
-def open_weights_store(settings: Settings) -> Store:
-    """Open the store, which has copies of weights for other machines."""
-
-    return open_store(settings.store)
 
 
 def match_names(
     names: Sequence[str], entries: Sequence[WeightsEntry], place: str
 ) -> list[WeightsEntry]:
     """Return the entries that `names` select; raise PrefectBtError for a name without entries."""
-
     found: dict[str, WeightsEntry] = {}
     for name in names:
         matches = match_entries(entries, name)

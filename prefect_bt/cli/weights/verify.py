@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from cyclopts import Parameter
-
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import byte_progress
+from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.cli.weights.sources import match_names, open_cache, open_weights_store
+from prefect_bt.cli.weights.sources import match_names, open_cache
+from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
-from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.inventory import list_entries
 from prefect_bt.weights.verification import (
     ExpectedBlobs,
     ExpectedFiles,
     Verification,
-    WeightsFailure,
     delete_copies,
     repair,
 )
 
 
 def verify_weights(
-    *names: Annotated[str, Parameter(help="Sources, names, or prefixes of names; default: all.")],
-    store: Annotated[bool, Parameter(help="Read the copies in the store as well.")] = False,
-    dry_run: Annotated[
-        bool, Parameter(help="Report corrupt files, and leave them in use.")
-    ] = False,
+    *names: str,
+    store: bool = False,
+    dry_run: bool = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -39,136 +33,103 @@ def verify_weights(
     downloads its corrupt files again. A source that a running job has mounted stays until the job
     ends.
 
+    Args:
+        names: Sources, names, or prefixes of names; default: all.
+        store: Read the copies in the store as well.
+        dry_run: Report corrupt files, and leave them in use.
+
     Examples:
 
     `prefect-bt weights verify`
 
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
-
     settings = Settings()
     cache = open_cache(settings)
-    expected = ExpectedFiles(cache, _select_trees(cache, names), include_unreferenced=not names)
-    with byte_progress(terminal, "Verifying", expected.size) as tick:
-        report = expected.verify(on_bytes=tick)
-    repaired = {} if dry_run else repair(cache, report)
-    copies = _verify_store(terminal, settings, cache, names, dry_run=dry_run) if store else None
-
-    def show() -> None:
-        _print_report(terminal, report, repaired, dry_run)
-        if copies is not None:
-            _print_store_report(terminal, copies, dry_run)
-
-    terminal.print_result(_document(report, repaired, copies, dry_run), show)
-    return FAILED if report.failures or (copies and copies.failures) else OK
-
-
-def _select_trees(cache: NodeCache, names: tuple[str, ...]) -> list[CachedTree]:
-
-    if not names:
-        return cache.list_trees()
-    entries = match_names(names, list_entries(cache, None), "this machine")
-    return [entry.tree for entry in entries if entry.tree]
-
-
-def _verify_store(
-    terminal: Terminal,
-    settings: Settings,
-    cache: NodeCache,
-    names: tuple[str, ...],
-    *,
-    dry_run: bool,
-) -> Verification:
-
-    store = open_weights_store(settings)
-    expected = ExpectedBlobs(store, names)
-    with byte_progress(terminal, "Verifying the store", expected.size) as tick:
-        report = expected.verify(on_bytes=tick)
-    if not dry_run:
-        delete_copies(store, cache, report)
-    return report
-
-
-def _print_report(
-    terminal: Terminal, report: Verification, repaired: dict[str, tuple[str, ...]], dry_run: bool
-) -> None:
-    for failure in report.failures:
-        terminal.error(failure.message)
-    for name, jobs in repaired.items():
-        if jobs:
-            terminal.warn(
-                f"{name} is corrupt and stays in use by job {', '.join(jobs)}: "
-                "verify again when that job has ended."
-            )
-    trees, files = format_count(report.trees, "tree"), format_count(report.files, "file")
-    read = f"{trees}, {files}, {format_size(report.size)}"
-    if report.failures:
-        bad = format_count(len(report.failures), "file")
-        terminal.echo(f"{bad} missing or corrupt, of {read}.", style="red")
-        for name in _list_unpublished(repaired):
-            terminal.echo(f"{name} is out of use: the next mirror downloads its corrupt files.")
-        if dry_run:
-            terminal.echo("Nothing was changed.", style="yellow")
-    elif report.trees or report.blobs:
-        terminal.echo(f"{read}: all intact.", style="green")
+    if names:
+        entries = match_names(names, list_entries(cache, None), "this machine")
+        trees = [entry.tree for entry in entries if entry.tree]
     else:
-        terminal.echo("No weights on this machine.", style="yellow")
-    if report.unlinked:
-        copies = format_count(report.unlinked, "file")
-        terminal.echo(f"{copies} of these: intact, but a second copy on the disk.")
-
-
-def _print_store_report(terminal: Terminal, report: Verification, dry_run: bool) -> None:
-    for failure in report.failures:
-        terminal.error(failure.message)
-    read = f"{format_count(report.trees, 'tree')}, {format_size(report.size)}"
-    if not report.failures:
-        terminal.echo(f"Store: {read}: all intact.", style="green")
-        return
-    bad = format_count(len(report.failures), "file")
-    terminal.echo(f"Store: {bad} missing or corrupt, of {read}.", style="red")
-    if report.corrupt_trees and not dry_run:
-        terminal.echo(f"Deleted from the store: {', '.join(report.corrupt_trees)}.")
-    if report.unreadable:
-        terminal.echo("Files that the store could not read are kept: verify again later.")
-
-
-def _document(
-    report: Verification,
-    repaired: dict[str, tuple[str, ...]],
-    copies: Verification | None,
-    dry_run: bool,
-) -> dict[str, Any]:
-    return {
+        trees = cache.list_trees()
+    expected = ExpectedFiles(cache, trees, include_unreferenced=not names)
+    report, copies = _verify(terminal, "Verifying", expected), None
+    repaired = {} if dry_run else repair(cache, report)
+    document: Document = {
         "dry_run": dry_run,
         "trees": report.trees,
         "files": report.files,
         "blobs": report.blobs,
         "bytes": report.size,
         "unlinked": report.unlinked,
-        "faults": [_format_failure(failure) for failure in report.failures],
-        "withdrawn": _list_unpublished(repaired),
+        "faults": _failure_documents(report),
+        "withdrawn": [name for name, jobs in repaired.items() if not jobs],
         "in_use": {name: list(jobs) for name, jobs in repaired.items() if jobs},
-        "store": None
-        if copies is None
-        else {
+        "store": None,
+    }
+    if store:
+        kept = open_store(settings.store)
+        copies = _verify(terminal, "Verifying the store", ExpectedBlobs(kept, names))
+        if not dry_run:
+            delete_copies(kept, cache, copies)
+        document["store"] = {
             "copies": copies.trees,
             "bytes": copies.size,
-            "faults": [_format_failure(failure) for failure in copies.failures],
+            "faults": _failure_documents(copies),
             "withdrawn": [] if dry_run else copies.corrupt_trees,
-        },
-    }
+        }
+    terminal.print_result(document, lambda: _show(terminal, document, report, copies))
+    return FAILED if report.failures or (copies and copies.failures) else OK
 
 
-def _list_unpublished(repaired: dict[str, tuple[str, ...]]) -> list[str]:
-    return [name for name, jobs in repaired.items() if not jobs]
+def _verify(terminal: Terminal, title: str, expected: Verification) -> Verification:
+    with byte_progress(terminal, title, expected.size) as tick:
+        return expected.verify(on_bytes=tick)
 
 
-def _format_failure(failure: WeightsFailure) -> dict[str, str]:
-    return {
-        "tree": failure.tree,
-        "source": failure.source,
-        "path": failure.path,
-        "place": failure.location,
-        "what": failure.problem,
-    }
+def _failure_documents(report: Verification) -> list[Document]:
+    return [
+        {"tree": one.tree, "source": one.source, "path": one.path, "place": one.location,
+         "what": one.problem}
+        for one in report.failures
+    ]  # fmt: skip
+
+
+def _show(
+    terminal: Terminal, document: Document, report: Verification, copies: Verification | None
+) -> None:
+    if report.failures or report.trees or report.blobs:
+        _show_verdict(terminal, report, files=f"{format_count(report.files, 'file')}, ")
+    else:
+        terminal.echo("No weights on this machine.", style="yellow")
+    for name, jobs in document["in_use"].items():
+        terminal.warn(
+            f"{name} is corrupt and stays in use by job {', '.join(jobs)}: "
+            "verify again when that job has ended."
+        )
+    for name in document["withdrawn"]:
+        terminal.echo(f"{name} is out of use: the next mirror downloads its corrupt files.")
+    if report.failures and document["dry_run"]:
+        terminal.echo("Nothing was changed.", style="yellow")
+    if report.unlinked:
+        extra = format_count(report.unlinked, "file")
+        terminal.echo(f"{extra} of these: intact, but a second copy on the disk.")
+    if copies:
+        _show_verdict(terminal, copies, label="Store: ")
+        if deleted := document["store"]["withdrawn"]:
+            terminal.echo(f"Deleted from the store: {', '.join(deleted)}.")
+        if copies.unreadable:
+            terminal.echo("Files that the store could not read are kept: verify again later.")
+
+
+def _show_verdict(
+    terminal: Terminal, report: Verification, *, label: str = "", files: str = ""
+) -> None:
+    """Print an error for each failure, then the number of failures and of what was read."""
+    for failure in report.failures:
+        terminal.error(failure.message)
+    read = f"{format_count(report.trees, 'tree')}, {files}{format_size(report.size)}"
+    if report.failures:
+        bad = format_count(len(report.failures), "file")
+        terminal.echo(f"{label}{bad} missing or corrupt, of {read}.", style="red")
+    else:
+        terminal.echo(f"{label}{read}: all intact.", style="green")

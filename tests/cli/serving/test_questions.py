@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cyclopts import CycloptsError
 
-from prefect_bt.cli.serving.questions import (
+from prefect_bt.cli.serving.resolve import (
     ask_accelerator,
     ask_checkpoints,
     list_accelerators,
