@@ -16,16 +16,19 @@ class FailureClass(StrEnum):
     """Class of a failure. Each class has its own retry budget."""
 
     USER = "user"
+    """The commands failed by themselves: an error in the code, or the job's maximum run time."""
     INFRASTRUCTURE = "infrastructure"
+    """A node was lost, preempted, killed from outside or not started, or the store failed."""
     OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed a process because the memory ran out."""
     DEPLOY = "deploy"
-    """Bad configuration, missing secret, refused image: never retried."""
+    """Bad configuration, missing secret or refused image. It is never retried."""
 
 
 class Cause(StrEnum):
-    """Why a node or an attempt failed; class and cure of each: prefect_bt.attempts.diagnosis.
+    """Reason why a node or an attempt failed; class and remedy: prefect_bt.attempts.diagnosis.
 
-    A substrate says which of its own states is which. Values are stored: add, never respell.
+    A substrate maps its own states to causes. Values are stored: add, never respell.
     """
 
     COMMAND_FAILED = "command_failed"
@@ -87,15 +90,20 @@ class Cause(StrEnum):
 
 
 class NodePhase(StrEnum):
-    """How far a node has come; each phase is entered at most once, in this order."""
+    """Progress of a node. Each phase is entered at most once, in this order."""
 
     LAUNCHED = "launched"
+    """The substrate started the node; its agent has not reported yet."""
     STAGING = "staging"
+    """The agent unpacks the workspace and mounts weights, caches and loaded checkpoints."""
     RUNNING = "running"
+    """The start commands run."""
     FLUSHING = "flushing"
+    """The commands ended; the uploader commits the remaining checkpoints."""
     DONE = "done"
+    """The node ended, and its agent reported the result."""
     LOST = "lost"
-    """Its process is gone without having said how it ended."""
+    """The node's process is gone, and its agent reported no result."""
 
 
 class StopReason(StrEnum):
@@ -199,10 +207,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One event of a job.
-
-    `at` is in epoch seconds, `epoch` is a claim (prefect_bt.ledger.fencing_epochs).
-    """
+    """One event of a job; `at` is in epoch seconds, `epoch` a claim (ledger.fencing_epochs)."""
 
     state: JobState
     at: float
@@ -222,34 +227,31 @@ class ProjectRecord:
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """A job's retry policy: how many failures of each class it survives, and when it goes on.
-
-    Delays are seconds, `jitter` the part of a delay that chance may take off (0 to 1).
-    """
+    """Retry policy of a job: retries for each class of failure, and the delays in seconds."""
 
     user: int = 0
     infrastructure: int = 3
     out_of_memory: int = 0
     without_progress: int = 2
-    """So many failed attempts in a row without a newer checkpoint end the job; 0: never."""
+    """Failed attempts in a row without a newer checkpoint that end the job; 0: no limit."""
     first_delay: float = 1.0
     factor: float = 2.0
     longest_delay: float = 30.0
     jitter: float = 0.2
+    """Largest part of a delay, from 0 to 1, that is subtracted at random."""
 
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What stays of every series of checkpoints; None and None: everything.
+    """Which checkpoints of each series are kept; None and None: all. Both numbers are at least 1.
 
-    A series is what differs in the step alone (`checkpoint-10`, `checkpoint-20`). Both numbers are
-    at least 1; the newest of a series stays whatever they are.
+    A series has names that differ only in the step. Its newest checkpoint is always kept.
     """
 
     keep_last: int | None = None
-    """The highest steps stay, so many."""
+    """Number of the highest steps that are kept."""
     keep_every: int | None = None
-    """Steps that are a multiple of it stay too."""
+    """Steps that are a multiple of this number are kept, too."""
 
     @property
     def keeps_all(self) -> bool:
@@ -258,15 +260,13 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one node. Sizes in bytes; `gpu_type` as the definition spells it, or "".
-
-    A substrate reserves them; it holds the node to them only where it enforces limits.
-    """
+    """Resources of one node, which its substrate reserves. Sizes are in bytes."""
 
     cpus: int = 1
     memory: int = 2 * 1024**3
     gpus: int = 0
     gpu_type: str = ""
+    """Type of the GPUs as in the definition; "" without GPUs."""
     shared_memory: int = 0
     """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
     why: str = ""
@@ -343,24 +343,23 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """Written before anything is launched; `flow_run_id` is empty outside Prefect."""
+    """Record of an attempt, written before anything is launched."""
 
     attempt: int
     at: float
     flow_run_id: str = ""
+    """Prefect flow run of the attempt; "" outside Prefect."""
     host: str = ""
     """Where it is watched from (job_lock.host_id); "" in old records."""
 
 
 @dataclass(frozen=True)
 class FlowRunRecord:
-    """A Prefect run of a job; `url` leads to it in the UI, empty when there is none.
-
-    `at`: when it was bound to the job, or taken up by another host.
-    """
+    """A Prefect flow run of a job; `url` is its page in the UI, empty if there is none."""
 
     flow_run_id: str
     at: float
+    """When it was bound to the job, or when another host took it over."""
     url: str = ""
     host: str = ""
     """Whose process has run it last, as job_lock.host_id names it; "" before any has."""
