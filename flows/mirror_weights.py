@@ -78,7 +78,7 @@ def mirror_weights(
 
     Returns:
         One document for each source: source, name, revision, files, bytes, fetched, from_store,
-        seconds, hit.
+            seconds, hit.
     """
     patterns = {
         "allow_patterns": allow_patterns,

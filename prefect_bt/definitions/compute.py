@@ -66,7 +66,7 @@ class AcceleratorSpec(OpenModel):
     """Type and number of the GPUs of a node. A text such as `"H100:8"` is converted."""
 
     accelerator: Accelerator | None = None
-    """Type of the GPUs; None: no GPU. Another type on the machine runs the job with a note."""
+    """Type of the GPUs; None: no GPU. GPUs of another type are used with a note."""
     count: int = Field(default=1, ge=0)
     """GPUs of each node; 0: no GPU."""
 

@@ -109,7 +109,7 @@ def push(  # noqa: PLR0913 (truss names them)
 
     Returns:
         The job's document: the keys of the job, the same document under `training_job`, its project
-        under `training_project`, and for a config file the TrainingJob under `job_object`.
+            under `training_project`, and for a config file the TrainingJob under `job_object`.
 
     Raises:
         PrefectBtError: The job cannot be accepted. The store contains no job then.

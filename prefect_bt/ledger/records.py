@@ -48,7 +48,7 @@ class Cause(StrEnum):
     CONTAINER_PROTOCOL = "container_protocol"
     """A process in the container wrote into the pipes between it and its agent."""
     SIGNALLED = "signalled"
-    """Died of a signal that has no line of its own."""
+    """The command died of a signal that has no cause of its own."""
     OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
     TERMINATED = "terminated"
@@ -57,7 +57,7 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     ORPHANED = "orphaned"
     CUT_SHORT = "cut_short"
-    """Nobody watched the attempt to its end."""
+    """No process watched the attempt until its end."""
     STAGING_FAILED = "staging_failed"
     VIEW_REFUSED = "view_refused"
     GPUS_MISSING = "gpus_missing"
@@ -75,13 +75,13 @@ class Cause(StrEnum):
     REGISTRY_REFUSED = "registry_refused"
     IMAGE_NOT_FOUND = "image_not_found"
     IMAGE_UNUSABLE = "image_unusable"
-    """Another processor's, or without what a node needs."""
+    """The image is for another processor, or lacks a program that a node needs."""
     MAX_RUN_TIME = "max_run_time"
-    """The job's own limit; never retried automatically, whatever the policy allows."""
+    """The job's own limit. It is never retried automatically, whatever the policy allows."""
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
     UNKNOWN = "unknown"
-    """Also what a newer release wrote and this one has no word for."""
+    """Also a cause that only a newer release knows."""
 
     @classmethod
     def _missing_(cls, value: object) -> Cause:
@@ -132,14 +132,14 @@ EXIT_NOT_STARTED: Final = 125  # as `docker run` and `timeout` exit if the comma
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """What a node last said of itself. Times are epoch seconds; `exit_code` as a shell gives it."""
+    """Last reported status of a node. Times are epoch seconds, `exit_code` is that of a shell."""
 
     rank: int
     phase: NodePhase = NodePhase.LAUNCHED
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
-    """Why it ended, when that is not the commands' own doing: a StopReason or a description."""
+    """Why it ended, if not by its commands: a StopReason or a description."""
     command: int | None = None
     """Index of the start command that runs or ran last."""
     started_at: float | None = None
@@ -148,10 +148,10 @@ class NodeStatus:
     """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
     upload_error: str = ""
     uncommitted: tuple[str, ...] = ()
-    """Checkpoints that the final flush left behind because they are not whole."""
+    """Checkpoints that the final flush did not commit because they are incomplete."""
     oom: bool = False
     cause: Cause | None = None
-    """What the substrate itself knows of why; None: exit code, signal and phase tell."""
+    """Cause that the substrate reports; None: computed from exit code, signal and phase."""
     waiting: str = ""
     """Reason why the node has not started yet, in the substrate's words."""
 
@@ -171,7 +171,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class ArchivedLog:
-    """A rank's log of one attempt as it was put into the store. `sha256` in hex."""
+    """Archived log of a rank in one attempt. `sha256` is in hexadecimal digits."""
 
     rank: int
     bytes: int
@@ -181,7 +181,7 @@ class ArchivedLog:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. `failed_rank` is the first that failed; `log_tail` its last lines."""
+    """Result of an attempt. `failed_rank` is the first failed rank; `log_tail` its last lines."""
 
     attempt: int
     state: JobState
@@ -196,13 +196,13 @@ class Outcome:
     newest_checkpoint: str = ""
     """Manifest key of the job's newest committed checkpoint when the attempt ended."""
     cause: Cause | None = None
-    """Why it failed; None for one that did not, and in records of older releases."""
+    """Cause of the failure; None without a failure, and in records of older releases."""
     cure: str = ""
-    """What to do about it."""
+    """Remedy of the failure."""
     failed_at: float | None = None
-    """When the first failing rank's commands ended."""
+    """Time at which the commands of the first failed rank ended."""
     logs: tuple[ArchivedLog, ...] = ()
-    """What was sealed, in rank order; empty in outcomes older than this field."""
+    """Archived logs in rank order; empty in records of older releases."""
 
 
 @dataclass(frozen=True)
@@ -270,14 +270,14 @@ class Resources:
     shared_memory: int = 0
     """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
     why: str = ""
-    """Why the amounts are what they are, in one line (allocation.allocate); "" in older plans."""
+    """Explanation of the amounts in one line (allocation.allocate); "" in older plans."""
     limits: bool = False
     """Whether the substrate enforces the amounts as limits."""
 
 
 @dataclass(frozen=True)
 class ServingRef:
-    """Of a job that runs an inference server: which revision of which deployment it is."""
+    """Revision of a deployment that a job serves."""
 
     deployment: str
     revision: int
@@ -285,13 +285,13 @@ class ServingRef:
 
 @dataclass(frozen=True)
 class GitState:
-    """A Git working tree when a job was made from it. No remote: its URL may hold a password."""
+    """Git state of the job's folder. The remote is omitted: its URL may contain a password."""
 
     commit: str
     branch: str = ""
     """"" for a detached HEAD."""
     dirty: bool | None = None
-    """Whether a tracked file differs from the commit; None: not found out in time."""
+    """Whether a tracked file differs from the commit; None: `git` did not answer in time."""
     tag: str = ""
     """The newest tag that the commit contains."""
     commits_since_tag: int | None = None
@@ -299,7 +299,7 @@ class GitState:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Which code a job was made from, and by which client. Versions are "" where not installed."""
+    """Code and client that made a job. The version of a package that is not installed is ""."""
 
     git: GitState | None = None
     """None: no repository, no `git`, or one that `git` refuses to read."""
@@ -310,14 +310,14 @@ class Provenance:
     pydantic_version: str = ""
     truss_version: str = ""
     frameworks: dict[str, str] = field(default_factory=dict[str, str])
-    """Installed where the job was pushed from: {"torch": "2.9.0"}."""
+    """Versions of frameworks on the pushing machine, such as {"torch": "2.9.0"}."""
     user: str = ""
     host: str = ""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What never changes about a job. `definition` is the project document of definitions."""
+    """Constant facts of a job. `definition` is the document of json_documents.project_document."""
 
     id: str
     name: str
@@ -336,7 +336,7 @@ class JobRecord:
     resources: Resources | None = None
     """Resources of each node as planned at the push; None in records of older releases."""
     max_run_time: float | None = None
-    """Seconds that the commands may run, all attempts together; None: no limit."""
+    """Seconds that the commands may run in all attempts together; None: no limit."""
     provenance: Provenance | None = None
     """None in records of older releases."""
 
@@ -350,7 +350,7 @@ class AttemptRecord:
     flow_run_id: str = ""
     """Prefect flow run of the attempt; "" outside Prefect."""
     host: str = ""
-    """Where it is watched from (job_lock.host_id); "" in old records."""
+    """Host that watches the attempt (job_lock.host_id); "" in old records."""
 
 
 @dataclass(frozen=True)
@@ -362,28 +362,28 @@ class FlowRunRecord:
     """When it was bound to the job, or when another host took it over."""
     url: str = ""
     host: str = ""
-    """Whose process has run it last, as job_lock.host_id names it; "" before any has."""
+    """Host whose process ran it last (job_lock.host_id); "" before a process ran it."""
 
 
 @dataclass(frozen=True)
 class UploadStatus:
-    """What a node's uploader last said. Sizes in bytes, times in epoch seconds or seconds."""
+    """Last report of a node's uploader. Sizes are in bytes, `updated_at` in epoch seconds."""
 
     updated_at: float
     committed: tuple[str, ...] = ()
     """Names of the checkpoints this uploader committed, in order."""
     rewritten: tuple[str, ...] = ()
-    """Names of those that were committed before, and written again with the same bytes."""
+    """Names of committed checkpoints that were written again with the same bytes."""
     uncommitted: tuple[str, ...] = ()
-    """After the final flush: `name: why it is not whole`."""
+    """After the final flush: `name: why it is incomplete`."""
     bytes_done: int = 0
     bytes_total: int = 0
     rate: float = 0.0
-    """Bytes a second over the last upload."""
+    """Bytes per second of the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
     current: str = ""
-    """Name of the checkpoint on its way now."""
+    """Name of the checkpoint that is uploaded now."""
     file: str = ""
     """File that has been in transfer for the longest time."""
     work: int = 0
@@ -391,9 +391,9 @@ class UploadStatus:
     waiting: tuple[str, ...] = ()
     """While training: `name: why it is not committed yet`."""
     trouble: str = ""
-    """What the store answers now, while it is tried again."""
+    """Error of the store while the uploader retries."""
     pruned: tuple[str, ...] = ()
-    """Names that the retention policy took."""
+    """Names of checkpoints that the retention policy deleted."""
     flushed: bool = False
     error: str = ""
-    """Set when an upload cannot finish: names rank, file and cause."""
+    """Error that ended the upload, with rank, file and cause."""
