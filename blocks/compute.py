@@ -60,8 +60,8 @@ class TrainingCompute(FormBlock):
     _block_type_name: ClassVar[str | None] = "Training Compute"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-compute"
     _description: ClassVar[str | None] = (
-        "Number of nodes of a training job, and the CPUs, memory and GPUs of each node. It "
-        "replaces the compute of the definition of the run's job."
+        "Number of nodes of a training job, and the CPUs, memory and GPUs of each node. A run "
+        "with this block uses it instead of the compute of the definition."
     )
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """

@@ -19,7 +19,8 @@ class TrainingImage(FormBlock):
     _block_type_slug: ClassVar[str | None] = "prefect-bt-image"
     _description: ClassVar[str | None] = (
         "Container image of a training job, and the login of its registry. Credentials are names "
-        "of secrets, never values. It replaces the image of the definition of the run's job."
+        "of secrets, never values. A run with this block uses it instead of the image of the "
+        "definition."
     )
     _logo_url: ClassVar[HttpUrl | None] = DOCKER_LOGO
     _code_example: ClassVar[str | None] = """

@@ -100,7 +100,7 @@ def _as_variable(name: str) -> str:
 
 
 class NotFoundError(PrefectBtError):
-    """`kind` is "project", "job" or "checkpoint"; `name` is the name that does not exist."""
+    """A missing object. `kind` is "project", "job" or "checkpoint"; `name` is its name."""
 
     def __init__(self, kind: str, name: str, *, next_step: str = "") -> None:
         self.kind, self.name = kind, name
@@ -182,7 +182,7 @@ class IdentityError(PrefectBtError):
 
 
 class CheckpointError(PrefectBtError):
-    """`rank`, `path` and `cause` locate the fault of a checkpoint; None or empty where unknown."""
+    """A checkpoint failed. `rank`, `path` and `cause` locate the fault; None or "" if unknown."""
 
     def __init__(
         self,

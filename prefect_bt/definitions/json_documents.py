@@ -35,7 +35,7 @@ def training_project_from_json(document: Document) -> TrainingProject:
 
 
 def project_document(project: TrainingProject) -> dict[str, Any]:
-    """Return the project and its job as JSON-ready values, with secrets as references."""
+    """Return the project and its job as JSON-ready values. Secrets are references, not values."""
     job = project.job.model_dump(mode="json")
     job["compute"] = _compute_document(project.job.compute)
     return {**project.model_dump(mode="json"), "job": job}
