@@ -1,8 +1,8 @@
-"""Typed, stored configuration for the Prefect UI; each block builds one engine object.
+"""Block types: typed configuration that the Prefect server stores and its UI edits.
 
-Begin with `compute`, then `local_substrate`. Registered with `prefect block register -m
-prefect_bt.blocks`, or by `prefect-bt up`. Slugs and field names are stable: stored documents
-outlive releases.
+Begin with `compute`, then `local_substrate`. `prefect block register -m prefect_bt.blocks` or
+`prefect-bt up` registers them. Slugs and field names are stable, because stored documents outlive
+releases.
 """
 
 from prefect_bt.blocks.compute import GPU, Availability, TrainingCompute
@@ -17,7 +17,7 @@ from prefect_bt.blocks.secrets import TrainingSecrets
 from prefect_bt.blocks.serving import ServingDeployment, ServingEngine
 from prefect_bt.blocks.store import TrainingStore
 
-apply_local_server_auth()  # a program that uses our blocks and flows imports this module
+apply_local_server_auth()  # every program with blocks or flows of the package imports this module
 
 BLOCKS = (
     TrainingSecrets,
@@ -31,7 +31,7 @@ BLOCKS = (
     ServingEngine,
     ServingDeployment,
 )
-"""Every block type of this package, in the order a person meets them."""
+"""Block types of this package, in the order of the documentation."""
 
 __all__ = [
     "BLOCKS",

@@ -1,4 +1,4 @@
-"""What each node of a job has: the compute part of a definition, stored."""
+"""Block Training Compute: the compute of a definition."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from prefect_bt.errors import DefinitionError
 
 
 class GPU(FormChoice):
-    """The GPU types of definitions, without the internal one.
+    """GPU types of definitions, without the internal one.
 
-    A class of its own because its name and members are part of the block's stored schema.
+    It is a separate class because its name and members are part of the stored schema.
     """
 
     T4 = "T4"
@@ -41,7 +41,7 @@ class GPU(FormChoice):
 
 
 class Availability(FormChoice):
-    """The values of AvailabilityModel."""
+    """Values of AvailabilityModel."""
 
     DEDICATED = "dedicated"
     SPOT = "spot"
@@ -51,7 +51,7 @@ GPUChoice = (
     Annotated[None, WithJsonSchema({"type": "null", "title": "None (CPUs only)"})]
     | Annotated[GPU, Field(title="GPU")]
 )
-"""None comes first: the first UI opens a form with its first choice."""
+"""None is the first choice, because the first UI opens a form with it."""
 
 
 class TrainingCompute(FormBlock):
@@ -60,8 +60,8 @@ class TrainingCompute(FormBlock):
     _block_type_name: ClassVar[str | None] = "Training Compute"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-compute"
     _description: ClassVar[str | None] = (
-        "How many nodes a training job takes and what is in each: CPUs, memory, accelerators. "
-        "Given to a run, it replaces the compute of the job's definition."
+        "Number of nodes of a training job, and the CPUs, memory and GPUs of each node. A run "
+        "with this block uses it instead of the compute of the definition."
     )
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
@@ -78,7 +78,7 @@ class TrainingCompute(FormBlock):
         default=1,
         ge=1,
         title="Nodes",
-        description="Machines that train together; 1 for most jobs.",
+        description="Number of nodes that train together; 1 for most jobs.",
     )
     cpu_count: int = Field(
         default=1, ge=1, title="CPUs per node", description="At least this many CPUs for each node."
@@ -100,8 +100,7 @@ class TrainingCompute(FormBlock):
     availability: Availability = Field(
         default=Availability.DEDICATED,
         title="Availability",
-        description="A spot machine may be taken away; the job then continues from its last "
-        "checkpoint.",
+        description="Whether the nodes may be preempted: spot nodes may. It has no effect yet.",
     )
 
     @field_validator("memory")
@@ -114,7 +113,7 @@ class TrainingCompute(FormBlock):
         return value
 
     def build(self) -> Compute:
-        """The compute of a definition."""
+        """Return the compute of a definition."""
         spec = None
         if self.accelerator is not None:
             accelerator = Accelerator(self.accelerator.value)

@@ -1,4 +1,4 @@
-"""Nodes as containers of one machine's Docker Engine, with its settings stored."""
+"""Block Docker Substrate: nodes as containers of the Docker Engine on one machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ UsualProcessLimit = Annotated[None, WithJsonSchema({"type": "null", "title": "Us
 
 
 class DockerSubstrate(HostSubstrate):
-    """Runs the nodes of training jobs as containers of the machine the flow runs on."""
+    """Substrate that runs nodes as containers on the machine of the flow."""
 
     substrate: ClassVar[str] = "docker"
 
     _block_type_name: ClassVar[str | None] = "Docker Substrate"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-docker-substrate"
     _description: ClassVar[str | None] = (
-        "Runs the nodes of training jobs as containers of the Docker Engine on the machine the "
-        "flow runs on, each in the job's image. The image needs nothing of ours."
+        "Runs the nodes of training jobs in the job's image, as containers of the Docker Engine on "
+        "the machine of the flow. The image need not contain prefect-bt."
     )
     _logo_url: ClassVar[HttpUrl | None] = DOCKER_LOGO
     _code_example: ClassVar[str | None] = """
@@ -38,7 +38,7 @@ class DockerSubstrate(HostSubstrate):
     docker_host: str = Field(
         default="",
         title="Docker host",
-        description="Socket of an Engine on this machine. Empty: DOCKER_HOST, or the usual one.",
+        description="Socket of an Engine on this machine. Empty: DOCKER_HOST, or the default.",
         examples=["unix:///run/user/1000/docker.sock"],
     )
     enforce_limits: bool = Field(
@@ -50,9 +50,9 @@ class DockerSubstrate(HostSubstrate):
     capabilities: list[str] = Field(
         default_factory=list,
         title="Additional capabilities",
-        description="Linux capabilities of the containers beyond the usual ones: SYS_PTRACE for "
-        "debuggers and profilers, IPC_LOCK for RDMA. Some of them, SYS_ADMIN first, make root in a "
-        "container root of the machine.",
+        description="Linux capabilities of the containers in addition to the default ones: "
+        "SYS_PTRACE for debuggers and profilers, IPC_LOCK for RDMA. SYS_ADMIN and a few others "
+        "make root in a container root of the machine.",
         examples=[["SYS_PTRACE", "IPC_LOCK"]],
     )
     allow_new_privileges: bool = Field(
@@ -63,8 +63,8 @@ class DockerSubstrate(HostSubstrate):
     process_limit: UsualProcessLimit | Annotated[int, Field(ge=64, title="Number")] = Field(
         default=None,
         title="Process limit",
-        description="Processes and threads that a container may have at once. The usual limit is a "
-        "quarter of the machine's, at most 32768.",
+        description="Most processes and threads of a container. The usual limit is a quarter of "
+        "the machine's limit, at most 32768.",
     )
 
     @field_validator("capabilities")
@@ -74,11 +74,11 @@ class DockerSubstrate(HostSubstrate):
 
     @property
     def privileges(self) -> Privileges:
-        """Return the privileges of its containers."""
+        """Return the privileges of the containers."""
         return Privileges(tuple(self.capabilities), self.allow_new_privileges, self.process_limit)
 
     def build(self) -> Substrate:
-        """Return the Docker substrate; `grace_seconds` is a setting of plans, not of it."""
+        """Return the Docker substrate. `grace_seconds` is a setting of plans, not of substrates."""
         from prefect_bt.substrates import open_substrate
 
         return open_substrate(

@@ -1,7 +1,7 @@
-"""Shape the JSON schemas from which the Prefect UI makes the forms of blocks and runs.
+"""Adapt the JSON schemas from which the Prefect UI makes the forms of blocks and runs.
 
-A block type keeps its class name as the title of its schema: under that title Prefect puts the form
-of a reference to it, in which flow parameters are checked.
+A block type keeps its class name as the title of its schema, because Prefect stores the schema of a
+reference to the block under that title, and validates flow parameters against it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prefect_bt.blocks.block_docs import DOCUMENTATION
 
 
 class AwaitableValue:
-    """A value that code in a coroutine may await, although it is there."""
+    """Available value that code in a coroutine may also await."""
 
     def __await__(self) -> Generator[Any, Any, Self]:
         """Return the value itself."""
@@ -29,11 +29,11 @@ class AwaitableValue:
 
 
 class SavedBlockId(AwaitableValue, UUID):
-    """The id of a saved block, for code that awaits `save`, too."""
+    """Id of a saved block, also for code that awaits `save`."""
 
 
 class FormBlock(AwaitableValue, Block):
-    """Base of the block types of this package; no block type by itself.
+    """Base class of the block types of this package; not a block type.
 
     The first UI stores `{}` when nothing was changed in a form, so every field that a form prefills
     has a default in Python. But a reference to a block whose schema requires nothing also matches
@@ -50,7 +50,7 @@ class FormBlock(AwaitableValue, Block):
     def save(self, *args: Any, **kwargs: Any) -> SavedBlockId:
         """Save the block as Prefect's method does, also in a notebook without `await`.
 
-        Prefect's own does nothing there until it is awaited.
+        Prefect's method does nothing in a notebook until it is awaited.
         """
         return SavedBlockId(str(cast("Any", super()).save(*args, **kwargs, _sync=True)))
 
@@ -73,10 +73,10 @@ class FormBlock(AwaitableValue, Block):
 
 
 class FormChoice(StrEnum):
-    """Base of the enums that forms offer.
+    """Base class of the enums in forms.
 
-    Their schemas have no title and no description, which is the docstring: the first UI shows those
-    instead of the field's.
+    Their schemas have no title and no description, because the first UI shows these instead of
+    the title and description of the field.
     """
 
     @classmethod

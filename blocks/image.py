@@ -1,4 +1,4 @@
-"""Container image of a training job and the login of its registry."""
+"""Block Training Image: the image of a definition."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from prefect_bt.definitions import Image
 
 
 class TrainingImage(FormBlock):
-    """The container image of a training job; credentials by the names of secrets."""
+    """Container image of a training job; credentials are names of secrets."""
 
     _block_type_name: ClassVar[str | None] = "Training Image"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-image"
     _description: ClassVar[str | None] = (
-        "The container image of a training job, and the login of its registry. Credentials "
-        "are names of secrets, never values. Given to a run, it replaces the definition's image."
+        "Container image of a training job, and the login of its registry. Credentials are names "
+        "of secrets, never values. A run with this block uses it instead of the image of the "
+        "definition."
     )
     _logo_url: ClassVar[HttpUrl | None] = DOCKER_LOGO
     _code_example: ClassVar[str | None] = """
@@ -38,12 +39,12 @@ class TrainingImage(FormBlock):
     base_image: str = Field(
         min_length=1,
         title="Image",
-        description="As for docker pull: pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime.",
+        description="Reference for docker pull: pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime.",
     )
     registry_access: RegistryAccess = Field(
         default=None,
         title="Registry access",
-        description="How to log in to a private registry.",
+        description="Login of a private registry.",
     )
 
     def build(self) -> Image:

@@ -1,4 +1,4 @@
-"""Nodes as pods of a Kubernetes cluster, with its settings stored."""
+"""Block Kubernetes Substrate: nodes as pods of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prefect_bt.substrates.protocol import Substrate
 
 
 def _read_reference(value: object) -> object:
-    """Return the reference `type/name` of a saved block; any other value as it is."""
+    """Return the reference `type/name` of a saved block, or any other value unchanged."""
     if not isinstance(value, Block):
         return value
     name = cast("Any", value)._block_document_name
@@ -31,7 +31,7 @@ BlockReference = Annotated[str, BeforeValidator(_read_reference)]
 
 # Prefect's Block overrides methods of pydantic's model with fewer parameters.
 class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Runs the nodes of training jobs as pods of a Kubernetes cluster."""
+    """Substrate that runs nodes as pods of a Kubernetes cluster."""
 
     substrate: ClassVar[str] = "kubernetes"
 
@@ -39,7 +39,7 @@ class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[report
     _block_type_slug: ClassVar[str | None] = "prefect-bt-kubernetes-substrate"
     _description: ClassVar[str | None] = (
         "Runs the nodes of training jobs as pods of a Kubernetes cluster, each in the job's image. "
-        "The image needs a /bin/sh and nothing of ours."
+        "The image needs /bin/sh; it need not contain prefect-bt."
     )
     _logo_url: ClassVar[HttpUrl | None] = KUBERNETES_LOGO
     _code_example: ClassVar[str | None] = """
@@ -78,8 +78,8 @@ class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[report
     def cluster_settings(self) -> ClusterSettings:
         """Return the settings of the cluster, with the kubeconfig of `credentials`.
 
-        It is looked up each time, and not kept here: blocks are pickled and shown. SecretError,
-        ServerError, DefinitionError.
+        The kubeconfig is read at each call and not stored, because blocks are pickled and shown.
+        Raise SecretError, ServerError or DefinitionError.
         """
         given = {name: getattr(self, name) for name in ClusterSettings.model_fields}
         if self.credentials:
@@ -87,9 +87,9 @@ class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[report
         return ClusterSettings(**given)
 
     def build(self, store: str = "") -> Substrate:
-        """Return the Kubernetes substrate; `grace_seconds` is a setting of plans, not of it.
+        """Return the Kubernetes substrate. `grace_seconds` is a setting of plans.
 
-        `store`: URL of the jobs' store; "" for that of the settings.
+        `store` is the URL of the jobs' store; "" for the store of the settings.
         """
         from prefect_bt.settings import Settings
         from prefect_bt.substrates import open_substrate
@@ -100,7 +100,7 @@ class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[report
 
 
 def _read_kubeconfig(name: str) -> str:
-    """Return the kubeconfig of the block or secret as JSON. SecretError, DefinitionError."""
+    """Return the kubeconfig of the block or secret as JSON; raise SecretError, DefinitionError."""
     import yaml
 
     from prefect_bt.credentials.secrets import resolve_secrets

@@ -1,4 +1,4 @@
-"""Nodes as processes of one machine, with its settings stored."""
+"""Block Local Substrate: nodes as processes of one machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from prefect_bt.substrates.protocol import Substrate
 
 
 class HostSubstrate(FormBlock):
-    """Settings of every substrate on one machine; no block type by itself."""
+    """Base class with the settings of every substrate on one machine; not a block type."""
 
     substrate: ClassVar[str]
-    """Its name in prefect_bt.substrates.SUBSTRATES."""
+    """Name of the substrate in prefect_bt.substrates.SUBSTRATES."""
 
     state_dir: str = Field(
         default="~/.local/state/prefect-bt",
         min_length=1,
         title="State folder",
         description="Folder on a local disk for running nodes. Commands that watch or recover a "
-        "job use the same one (PREFECT_BT_STATE_DIR).",
+        "job need the same folder in PREFECT_BT_STATE_DIR.",
     )
     grace_seconds: float = Field(
         default=30.0,
@@ -45,15 +45,15 @@ class HostSubstrate(FormBlock):
 
 
 class LocalSubstrate(HostSubstrate):
-    """Runs the nodes of training jobs as processes of the machine the flow runs on."""
+    """Substrate that runs nodes as processes on the machine of the flow."""
 
     substrate: ClassVar[str] = "local"
 
     _block_type_name: ClassVar[str | None] = "Local Substrate"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-local-substrate"
     _description: ClassVar[str | None] = (
-        "Runs the nodes of training jobs as processes of the machine the flow runs on, each in a "
-        "file system view of its own. The job's image is not used here."
+        "Runs the nodes of training jobs as processes on the machine of the flow. Each node has "
+        "its own view of the file system. The job's image is not used."
     )
     _logo_url: ClassVar[HttpUrl | None] = PROCESS_LOGO
     _code_example: ClassVar[str | None] = """
@@ -66,7 +66,7 @@ class LocalSubstrate(HostSubstrate):
     """
 
     def build(self) -> Substrate:
-        """Return the local substrate; `grace_seconds` is a setting of plans, not of it."""
+        """Return the local substrate. `grace_seconds` is a setting of plans, not of substrates."""
         from prefect_bt.substrates import open_substrate
 
         return open_substrate(

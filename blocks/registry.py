@@ -1,8 +1,8 @@
-"""The choices of registry access in the form of the image block.
+"""Choices of registry access in the form of the block Training Image.
 
-Secrets appear by name. The form shows docstrings and titles of these models. Each has fields of its
-own, so a stored value is parsed without a discriminator: the Prefect UI cannot switch the tabs of a
-discriminated union.
+Fields hold names of secrets. The form shows the docstrings and titles of these models. The models
+have different fields, so a stored value is parsed without a discriminator: the Prefect UI cannot
+switch the tabs of a discriminated union.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AwsKey(_Access):
 
 
 class AwsRoleMethod(FormChoice):
-    """The two methods of DockerAuth that assume a role."""
+    """Methods of DockerAuth that assume a role."""
 
     WEB_IDENTITY = "AWS_OIDC"
     ASSUME_ROLE = "AWS_ASSUME_ROLE"
@@ -100,7 +100,7 @@ class AwsRole(_Access):
     method: AwsRoleMethod = Field(
         default=AwsRoleMethod.WEB_IDENTITY,
         title="Assumed with",
-        description="A web identity (AWS_OIDC) or the machine's own principal (AWS_ASSUME_ROLE).",
+        description="Web identity (AWS_OIDC) or AWS credentials of the machine (AWS_ASSUME_ROLE).",
     )
 
     def build(self) -> DockerAuth:
@@ -148,7 +148,8 @@ class GcpIdentity(_Access):
         description="Service account to use: pull@project.iam.gserviceaccount.com.",
     )
     workload_identity_provider: NonEmptyStr = Field(
-        title="Identity provider", description="Its full name: projects/1/locations/global/..."
+        title="Identity provider",
+        description="Full name of the provider: projects/1/locations/global/...",
     )
 
     def build(self) -> DockerAuth:
@@ -164,4 +165,4 @@ class GcpIdentity(_Access):
 
 PublicImage = Annotated[None, WithJsonSchema({"type": "null", "title": "None (public image)"})]
 RegistryAccess = PublicImage | RegistryLogin | AwsKey | AwsRole | GcpKey | GcpIdentity
-"""No access comes first: the first UI opens a form with its first choice."""
+"""No access is the first choice, because the first UI opens a form with it."""

@@ -1,4 +1,4 @@
-"""A job's retry policy, stored: how many failures of each kind it survives, and when it goes on."""
+"""Block Retry Policy: attempts by class of failure, and the delays between attempts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prefect_bt.ledger.records import RetryBudget
 
 
 class RetryPolicy(FormBlock):
-    """How often a training job is tried again after failures of each kind, and how soon."""
+    """Number of attempts after failures of each class, and the delays between attempts."""
 
     _block_type_name: ClassVar[str | None] = "Retry Policy"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-retry-policy"
     _description: ClassVar[str | None] = (
-        "How often a training job is tried again after failures of each kind, and how soon. An "
-        "infrastructure failure after a newer checkpoint does not count."
+        "Number of attempts of a training job after failures of each class, and the delays between "
+        "attempts. An infrastructure failure after a newer checkpoint does not count."
     )
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
@@ -62,7 +62,7 @@ class RetryPolicy(FormBlock):
         default=1.0,
         ge=0,
         title="First delay (seconds)",
-        description="Seconds from a failed attempt to the next.",
+        description="Seconds between the first failure and the next attempt.",
     )
     factor: float = Field(
         default=2.0,
@@ -81,7 +81,7 @@ class RetryPolicy(FormBlock):
         ge=0,
         le=1,
         title="Jitter",
-        description="Largest part of a delay, from 0 to 1, that is taken off at random, so that "
+        description="Largest part of a delay, from 0 to 1, that is subtracted at random, so that "
         "many jobs do not start at once.",
     )
 

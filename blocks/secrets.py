@@ -1,4 +1,4 @@
-"""A stored set of secrets, masked by the Prefect API."""
+"""Block Training Secrets: secrets by name, which the Prefect API masks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prefect_bt.credentials.secrets import InMemorySecrets
 
 
 class TrainingSecrets(FormBlock):
-    """Secrets of training jobs by name, so that definitions hold names only."""
+    """Secrets of training jobs by name; definitions hold only names."""
 
     _block_type_name: ClassVar[str | None] = "Training Secrets"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-secrets"
     _description: ClassVar[str | None] = (
-        "Secrets of training jobs by name. A definition says `SecretReference(name=...)`; the "
-        "value is looked up here when the job starts. Values are masked in the API and in logs."
+        "Secrets of training jobs by name. A definition contains `SecretReference(name=...)`; the "
+        "value is read here when the job starts. Values are masked in the API and in logs."
     )
     _logo_url: ClassVar[HttpUrl | None] = SECRET_LOGO
     _code_example: ClassVar[str | None] = """
@@ -39,7 +39,7 @@ class TrainingSecrets(FormBlock):
     )
 
     def build(self) -> InMemorySecrets:
-        """The secrets as a source for `prefect_bt.credentials.secrets.resolve_secrets`."""
+        """Return the secrets as a source for `prefect_bt.credentials.secrets.resolve_secrets`."""
         values = self.values.get_secret_value()
         return InMemorySecrets({name: _as_text(value) for name, value in values.items()})
 

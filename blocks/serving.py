@@ -1,4 +1,4 @@
-"""How checkpoints are served, stored: the server, and the deployment that requests are sent to."""
+"""Blocks Serving Engine and Serving Deployment: the inference server and its address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Engine(FormChoice):
-    """Its name and members are part of the block's stored schema (serving.engines)."""
+    """Inference engines (serving.engines). Name and members are part of the stored schema."""
 
     AUTO = "auto"
     VLLM = "vllm"
@@ -25,13 +25,13 @@ class Engine(FormChoice):
 
 
 class ServingEngine(FormBlock):
-    """The inference server that chosen checkpoints are served with, and what it gets."""
+    """Inference server for checkpoints, with its image, accelerators and environment."""
 
     _block_type_name: ClassVar[str | None] = "Serving Engine"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-serving-engine"
     _description: ClassVar[str | None] = (
-        "The inference server that chosen checkpoints are served with: vLLM, or `transformers "
-        "serve` where there is no accelerator; its image, accelerators and environment."
+        "Inference server for checkpoints: vLLM, or `transformers serve` without an accelerator; "
+        "with its image, accelerators and environment."
     )
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
@@ -46,7 +46,7 @@ class ServingEngine(FormBlock):
     engine: Engine = Field(
         default=Engine.AUTO,
         title="Engine",
-        description="auto is vLLM with a GPU and transformers without one.",
+        description="Inference engine; auto is vLLM with a GPU and transformers without one.",
     )
     accelerator: GPUChoice = Field(
         default=None, title="GPU type", description="Type of the GPUs of the server."
@@ -60,12 +60,12 @@ class ServingEngine(FormBlock):
     image: str = Field(
         default="",
         title="Image",
-        description="Image on Docker. Empty: the engine's own.",
+        description="Image on Docker. Empty: the default image of the engine.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict[str, str],
         title="Environment",
-        description="Environment variables of the server as a JSON object; no secrets.",
+        description="Environment variables of the server as a JSON object, without secrets.",
     )
     hf_token_secret: str = Field(
         default="",
@@ -76,12 +76,12 @@ class ServingEngine(FormBlock):
         default=1800.0,
         gt=0,
         title="Start timeout (seconds)",
-        description="Seconds that the server may take until it answers first.",
+        description="Seconds in which the server must start and answer a first request.",
     )
 
     def build(self) -> ServerOptions:
         """Return the options for prefect_bt.serving.rollout.deploy."""
-        # Here, because every run of `train` loads blocks.
+        # Imported here, because every run of `train` loads blocks.
         from prefect_bt.serving.serving_job import ServerOptions
 
         variables = EnvironmentVariables(self.environment)
@@ -107,13 +107,13 @@ NoGate = Annotated[None, WithJsonSchema({"type": "null", "title": "None"})]
 
 
 class ServingDeployment(FormBlock):
-    """A model's name and address, who may ask it, and what a new revision has to show first."""
+    """Name and address of a served model, its API key, and the gate for new revisions."""
 
     _block_type_name: ClassVar[str | None] = "Serving Deployment"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-serving-deployment"
     _description: ClassVar[str | None] = (
-        "A model's name and stable address, the secret that is its API key, and the gate that a "
-        "new revision has to pass before it serves."
+        "Name and stable address of a served model, the secret with its API key, and the gate that "
+        "a new revision must pass before it gets requests."
     )
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
@@ -129,17 +129,17 @@ class ServingDeployment(FormBlock):
     model_name: str = Field(
         title="Model name",
         pattern=r"^[0-9A-Za-z_.-]+$",
-        description="Name of the deployment; its checkpoints answer under their own names.",
+        description="Name of the deployment. Each checkpoint also has its own name in requests.",
     )
     host: str = Field(
         default="",
         title="Host",
-        description="Address it listens on. Empty: 127.0.0.1, for this machine alone.",
+        description="Address on which it listens. Empty: 127.0.0.1, only for this machine.",
     )
     port: FreePort | Annotated[int, Field(ge=1, le=65535, title="Port")] = Field(
         default=None,
         title="Port",
-        description="TCP port it listens on. A free one is chosen once and kept.",
+        description="TCP port on which it listens. A free port is chosen once and kept.",
     )
     api_key_secret: str = Field(
         default="",
@@ -149,5 +149,5 @@ class ServingDeployment(FormBlock):
     gate: NoGate | Annotated[dict[str, Any], Field(title="Gate")] = Field(
         default=None,
         title="Gate",
-        description="Prompts with expected answers, or a command that decides, as a JSON object.",
+        description="JSON object with prompts and expected answers, or with a test command.",
     )

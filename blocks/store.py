@@ -1,4 +1,4 @@
-"""Where a job's records, logs and checkpoints are kept."""
+"""Block Training Store: the store of records, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from prefect_bt.object_store.protocols import Store
 
 
 class TrainingStore(FormBlock):
-    """The store of training jobs: records, logs, checkpoints."""
+    """Store of training jobs: records, logs, checkpoints."""
 
     _block_type_name: ClassVar[str | None] = "Training Store"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-store"
     _description: ClassVar[str | None] = (
-        "Where training jobs keep their records, logs and checkpoints. Whoever runs, watches or "
-        "resumes a job must reach the same store. Credentials come from the machine, not from here."
+        "Store of the records, logs and checkpoints of training jobs. All machines that run, watch "
+        "or resume a job need the same store. The credentials are those of the machine."
     )
     _logo_url: ClassVar[HttpUrl | None] = FOLDER_LOGO
     _code_example: ClassVar[str | None] = """
@@ -34,9 +34,9 @@ class TrainingStore(FormBlock):
     url: str = Field(
         min_length=1,
         title="URL",
-        description="A folder that every machine sees, or a bucket: s3://team-bucket/training.",
+        description="Folder that all machines share, or a bucket: s3://team-bucket/training.",
     )
 
     def build(self) -> Store:
-        """The opened store; StoreError when no adapter knows the address."""
+        """Return the opened store; raise StoreError if no adapter supports the address."""
         return open_store(self.url)

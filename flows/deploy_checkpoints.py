@@ -1,9 +1,9 @@
-"""The `deploy-checkpoints` flow: chosen checkpoints become an answering server.
+"""Serve chosen checkpoints: flow `deploy-checkpoints`.
 
     choose-checkpoints -> start-server -> await-answer
 
-The revision that it starts is a job of its own with a run of its own (flows.serve), which goes on
-after this one, and is taken up again whatever dies: this run only says how it went.
+The flow starts a revision, which is a job with its own flow run (flows.serve). That job continues
+after this run and is recovered after a crash. This run only reports the result.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def deploy_checkpoints(
     substrate: SubstrateChoice = None,
     hold: bool = False,
 ) -> dict[str, Any] | State[Any]:
-    """Start a server for chosen checkpoints; the deployment serves them once it answers.
+    """Start a server for checkpoints; the deployment serves them when the server is ready.
 
     Args:
-        model_name: What the deployment is called; or give the block `deployment`.
-        job_id: The job whose checkpoints; by default the newest that has one, in `project`.
-        project: Where to look for that job.
-        checkpoints: Names, or "latest", which is what it is by default; several LoRA adapters of
-            one base model are served together.
-        base_model: Base model of LoRA adapters that name none: a Hub id, a URI or a folder.
-        engine: The inference server; by default vLLM with an accelerator, else transformers.
-        image: Image on Docker instead of the engine's, with its registry's login.
-        deployment: Name, address, API key and gate.
-        secrets: Looked up before Prefect's Secret blocks and the environment; a saved block, for
-            the server looks there whenever it starts.
-        store: Where the job and the deployment are kept; by default PREFECT_BT_STORE.
-        substrate: Where the server runs: a block, its name, "local" or "docker"; by default
-            PREFECT_BT_SUBSTRATE.
-        hold: Do not serve until it is promoted.
+        model_name: Name of the deployment; by default that of the block `deployment`.
+        job_id: Job whose checkpoints are served; by default the newest job with a checkpoint.
+        project: Project in which that job is looked for.
+        checkpoints: Names of the checkpoints; by default "latest". Several LoRA adapters of one
+            base model are served together.
+        base_model: Base model of adapters that do not name it: a Hub id, a URI or a folder.
+        engine: Inference server; by default vLLM with an accelerator, else transformers.
+        image: Image on Docker with the login of its registry; replaces the engine's image.
+        deployment: Name, address, API key and gate of the deployment.
+        secrets: Secrets that have precedence over Prefect's Secret blocks and the environment. Give
+            a saved block, because the server loads it each time it starts.
+        store: Store of the job and the deployment; by default PREFECT_BT_STORE.
+        substrate: Substrate of the server: a block, the name of a block, "local" or "docker"; by
+            default PREFECT_BT_SUBSTRATE.
+        hold: Do not route requests to the revision until it is promoted.
 
     Returns:
         The deployment's document.
@@ -108,7 +108,7 @@ def deploy_trained(
 ) -> dict[str, Any] | State[Any]:
     """Deploy as the last step of `train`; return the job's document with the deployment's in it.
 
-    `after`: the tasks that the deployment follows in the graph.
+    `after` has the tasks that precede the deployment in the graph.
     """
     try:
         options = _options(None, engine, deployment, request, hold=False)
@@ -124,7 +124,7 @@ def deploy_trained(
 
 
 def _deploy_and_wait(choice: ModelSelection, options: DeployOptions) -> dict[str, Any]:
-    """Return the deployment's document once it answers."""
+    """Return the deployment's document when the server is ready."""
     deployed = call_task(start_server, choice, options)
     verdict = call_task(await_answer, deployed, store=options.store)
     _show(deployed, verdict)
@@ -160,7 +160,7 @@ def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevi
 
 @job_task("await-answer")
 def await_answer(deployed: DeployedRevision, *, store: str | None = None) -> ReadinessVerdict:
-    """Wait until the server answers under every name; ServingError if it never will."""
+    """Wait until the server answers under every name; raise ServingError if it fails."""
     log = get_run_logger()
     verdict = wait_for_revision(
         open_ledger(store), deployed.awaited, lambda phase: log.info("%s", phase)

@@ -1,9 +1,9 @@
-"""The `mirror-weights` flow: sources onto a machine and into the store before any job needs them.
+"""Mirror weights to a machine and into the store before a job needs them: flow `mirror-weights`.
 
-    mirror-weights (one a source, two at a time) -> a table of what is there now
+    mirror-weights (one a source, two at a time) -> a table of the mirrored sources
 
-Run it on a schedule (deployments/prefect.yaml), on the machines that train: a job that names the
-same sources then starts with what is here.
+Schedule it (deployments/prefect.yaml) on the machines that train. A job with the same sources then
+starts without a download.
 """
 
 from __future__ import annotations
@@ -59,24 +59,26 @@ def mirror_weights(
     store: TrainingStore | None = None,
     substrate: SubstrateChoice = None,
 ) -> list[dict[str, Any]] | State[Any]:
-    """Mirror weights before jobs need them, so that those start at once.
+    """Mirror weights, so that later jobs start without a download.
 
-    Give one of `config`, `definition` and `sources`. A source that fails does not keep the others
-    from being mirrored; the run fails at its end.
+    Give one of `config`, `definition` and `sources`. If a source fails, the others are mirrored
+    nevertheless, and the run fails at its end.
 
     Args:
-        config: Path of a config.py on the machine that runs the flow: all sources of its job.
+        config: Path of a config file on the machine that runs the flow: all sources of its job.
         definition: Instead of a path: a training project as JSON.
         sources: Instead of both: URIs, such as hf://owner/repo@main.
-        allow_patterns: For `sources`, all of them: which files.
-        ignore_patterns: For `sources`: which files not.
-        auth_secret_name: For `sources`: the secret that they are read with.
-        secrets: Looked up before Prefect's Secret blocks and the environment.
-        store: Where other machines find the copy; by default PREFECT_BT_STORE.
-        substrate: Whose state folder keeps them on this machine; by default the usual one.
+        allow_patterns: With `sources`: globs of the files to mirror; by default all files.
+        ignore_patterns: With `sources`: globs of the files to leave out.
+        auth_secret_name: With `sources`: name of the secret with the token or key.
+        secrets: Secrets that have precedence over Prefect's Secret blocks and the environment.
+        store: Store that keeps the copy for other machines; by default PREFECT_BT_STORE.
+        substrate: Substrate whose state folder keeps the weights on this machine; by default
+            PREFECT_BT_SUBSTRATE.
 
     Returns:
-        A document a source: name, revision, files, bytes, fetched, from_store, seconds, hit.
+        One document for each source: source, name, revision, files, bytes, fetched, from_store,
+            seconds, hit.
     """
     patterns = {
         "allow_patterns": allow_patterns,
@@ -122,7 +124,7 @@ def mirror_one(
     secret_sources: Sequence[SecretSource],
     stop: threading.Event,
 ) -> MirrorResult | State[Any]:
-    """Fetch one source, unless it is here."""
+    """Mirror one source, unless this machine has it."""
     wanted = [source.secret] if source.secret else []
     secret = next(iter(resolve_secrets(wanted, secret_sources).values()), None)
     return mirror_with_progress(site, source, secret=secret, stop=stop)

@@ -1,8 +1,8 @@
-"""The `reconcile` flow: on a schedule, jobs of this machine that were left behind go on.
+"""Recover abandoned jobs of this machine on a schedule: flow `reconcile`.
 
-`prefect-bt up` has a process that does the same. This is for a machine whose worker something else
-keeps alive: a job begins its next attempt within a minute of the machine's start, without anybody
-looking at it.
+The watchdog of `prefect-bt up` does the same. This flow is for a machine whose worker is kept
+running by other means: an abandoned job starts its next attempt within a minute of the machine's
+start.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from prefect_bt.settings import use_settings
 
 @job_flow("reconcile")
 def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[Any]:
-    """Take up every job of this machine that no process runs any more.
+    """Recover every job of this machine that no process runs any more.
 
     Args:
-        substrate: Substrate whose state folder is searched for jobs, and whose settings they get;
-            by default the usual ones.
+        substrate: Substrate whose state folder is searched and whose settings the jobs get; by
+            default PREFECT_BT_SUBSTRATE.
 
     Returns:
-        Job id -> what was done about it; empty when nothing was left behind.
+        What was done with each abandoned job, by job id; empty if there is none.
     """
     try:
         settings = JobRequest(substrate=substrate).settings()

@@ -1,11 +1,11 @@
-"""The `serve` flow: one revision of a serving deployment, for as long as it serves.
+"""Run one revision of a serving deployment as the flow `serve`.
 
     accept-job -> mirror-weights (one a source) -> training (one attempt a start of the server)
 
-It is `train` for a job whose command is an inference server (serving.serving_job), and beside the
-gang it sees to readiness, the gate and the route (flows.tasks.serving_watch). `prefect-bt
-deploy_checkpoints` starts it in a process of its own; its run goes on until another revision has
-taken over, or it is stopped.
+The flow is `train` for a job whose command is an inference server (serving.serving_job). It also
+checks readiness, runs the gate and sets the route (flows.tasks.serving_watch). `prefect-bt
+deploy_checkpoints` starts the flow in its own process. The run ends when another revision has
+replaced this one, or when it is stopped.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ignore_broken_pipe()
     on_crashed=[handle_crashed_run],
 )
 def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
-    """Serve: mirror the checkpoints, run the server, route requests to it once it answers.
+    """Run a revision: mirror the checkpoints, start the server, route requests when it is ready.
 
     Args:
-        job_id: The job of the revision, which `prefect-bt deploy_checkpoints` made.
-        store: Where its records are; by default PREFECT_BT_STORE.
+        job_id: Job of the revision, which `prefect-bt deploy_checkpoints` created.
+        store: Store of the job's records; by default PREFECT_BT_STORE.
 
     Returns:
         The job's document.

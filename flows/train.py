@@ -65,36 +65,37 @@ def train(
     deploy_checkpoints: list[str] | None = None,
     engine: ServingEngine | None = None,
 ) -> dict[str, Any] | State[Any]:
-    """Train: mirror the weights, run the commands on every node, commit the checkpoints.
+    """Run a training job: mirror the weights, run the commands on all nodes, commit checkpoints.
 
     Give one of `config`, `definition` and `job_id`. A block given here replaces that part of the
-    definition or of the settings. A failed job fails the run, naming the first failing rank; a
-    stopped job ends it as Cancelled.
+    definition or of the settings. A failed job fails the run with the first failing rank; a stopped
+    job ends it as Cancelled.
 
     Args:
-        config: Path of a config.py on the machine that runs the flow.
+        config: Path of a config file on the machine that runs the flow.
         definition: Instead of a path: a training project as JSON.
         job_id: Instead of both: a job that `prefect-bt push` accepted before.
         source_dir: Folder to pack as the workspace; by default that of the config file.
-        job_name: Replaces the job's name.
-        retries: How many failures of the user's own code to survive.
-        keep_last: Keep only the newest so many committed checkpoints of each series.
-        keep_every: Also keep those whose step is a multiple of this.
-        max_run_time: How long a new job's commands may run, in all attempts: seconds, or "12h".
-        image: Replaces the definition's image.
-        compute: Replaces the definition's compute.
-        secrets: Looked up before Prefect's Secret blocks and the environment.
-        store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
-        substrate: Where nodes run: a block, its name, "local", "docker" or "kubernetes"; by
-            default PREFECT_BT_SUBSTRATE with its usual state folder.
-        retry_policy: When a failed attempt is followed by another; `retries` wins over it.
-        deploy: Once the job completed, its checkpoints become a revision of this deployment; the
-            run fails when they do not answer.
-        deploy_checkpoints: Which of them; "latest" by default.
-        engine: What they are served with.
+        job_name: Name of the job; replaces that of the definition.
+        retries: Attempts allowed after failures of the user's own code; by default the retry
+            policy's number.
+        keep_last: Number of newest committed checkpoints of each series to keep; by default all.
+        keep_every: Keep also the checkpoints whose step is a multiple of this number.
+        max_run_time: Seconds that the commands of a new job may run in all attempts, or "12h".
+        image: Image; replaces that of the definition.
+        compute: Compute; replaces that of the definition.
+        secrets: Secrets that have precedence over Prefect's Secret blocks and the environment.
+        store: Store of jobs, logs and checkpoints; by default PREFECT_BT_STORE.
+        substrate: Substrate of the nodes: a block, the name of a block, "local", "docker" or
+            "kubernetes"; by default PREFECT_BT_SUBSTRATE.
+        retry_policy: Retry policy; `retries` has precedence over its number for user code.
+        deploy: Deployment that serves the checkpoints when the job is completed. The run fails if
+            the server does not answer.
+        deploy_checkpoints: Names of the checkpoints to serve; by default "latest".
+        engine: Inference server of the deployment.
 
     Returns:
-        The job's document: the keys of Baseten's API, and ours from `attempts` on.
+        The job's document: the keys of Baseten's API, and from `attempts` on additional ones.
     """
     request = JobRequest(
         config=config,
@@ -125,4 +126,4 @@ def train(
 
 
 atrain = asynchronous(train)
-"""Train as `train` does, in a thread, while the event loop goes on; cancelled, the job stops."""
+"""Run `train` in a thread. Cancelling the coroutine stops the job."""

@@ -1,7 +1,7 @@
-"""Training jobs in the manner of Baseten Training, under Prefect, on your own machines.
+"""Training jobs as on Baseten Training, run by Prefect on your own machines.
 
-Begin with `jobs.submit` (from a definition to a job) and `prefect_bt.flows.train` (from a job to
-its end). docs/architecture.md says what each package holds.
+Begin with `jobs.submit`, which makes a job from a definition, and `prefect_bt.flows.train`, which
+runs the job. docs/architecture.md describes the packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["SubmitOptions", "apush", "arecreate", "asubmit", "push", "recreate",
 
 
 def __getattr__(name: str) -> Any:
-    """Load the public functions when they are asked for: a node needs none of them."""
+    """Load the public functions on first use, because a node needs none of them."""
     if name in __all__:
         from prefect_bt.jobs import asynchronous, submit
 

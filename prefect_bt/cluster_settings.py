@@ -1,4 +1,4 @@
-"""Settings of the Kubernetes substrate: fields of its block, and variables of the machine."""
+"""Settings of the Kubernetes substrate, as fields of its block and as variables."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ ImageUser = Annotated[None, WithJsonSchema({"type": "null", "title": "That of th
 
 
 class ClusterSettings(BaseModel):
-    """Settings of the cluster and of the pods. All of it can be set in the block.
+    """Settings of the cluster and of the pods. The block has the same fields.
 
-    On a machine, PREFECT_BT_KUBERNETES holds it as a JSON object, and a single field is read from
-    PREFECT_BT_KUBERNETES_<FIELD>.
+    On a machine, PREFECT_BT_KUBERNETES holds them as a JSON object, and a single field is read
+    from PREFECT_BT_KUBERNETES_<FIELD>.
     """
 
     namespace: str = Field(
         default="",
         title="Namespace",
-        description="Namespace of the jobs. Empty: that of the kubeconfig's context, or `default`.",
+        description="Namespace of the jobs. Empty: the namespace of the context, or `default`.",
     )
     context: str = Field(
         default="",
         title="Context",
-        description="Context of the kubeconfig. Empty: its current one. In a pod without a "
-        "kubeconfig, the pod's own service account.",
+        description="Context of the kubeconfig. Empty: the current context; in a pod without a "
+        "kubeconfig, the service account of the pod.",
     )
     kubeconfig: str = Field(
         default="",
@@ -37,21 +37,21 @@ class ClusterSettings(BaseModel):
         default="prefect-bt-agent",
         min_length=1,
         title="Agent image",
-        description="Image of prefect-bt's own container, built from "
-        "deployments/images/agent.Dockerfile and pushed to a registry that the cluster reads.",
+        description="Image of the container of prefect-bt. Build it from "
+        "deployments/images/agent.Dockerfile, and push it to a registry that the cluster reads.",
         examples=["registry.example.com/prefect-bt-agent:0.3.0"],
     )
     pull_secrets: list[str] = Field(
         default_factory=list[str],
         title="Pull secrets",
-        description="Secrets of the namespace by which its machines pull images, such as the "
-        "agent's. Those of the job's own image come from its docker_auth.",
+        description="Secrets of the namespace for pulling images, such as the agent image. The "
+        "login for the job's image is its docker_auth.",
     )
     service_account: str = Field(
         default="",
         title="Service account",
-        description="Service account of the pods, for a store that is read with a cloud identity. "
-        "Its token is mounted only if `Mount token` is set. Empty: the namespace's default.",
+        description="Service account of the pods, for a store that needs a cloud identity. Its "
+        "token is mounted only with `Mount token`. Empty: the default of the namespace.",
     )
     mount_token: bool = Field(
         default=False,
@@ -62,7 +62,7 @@ class ClusterSettings(BaseModel):
         default=True,
         title="Forward credentials",
         description="Give the agent this machine's credentials for the store, in the job's Secret. "
-        "Without it, the pods use their service account.",
+        "Otherwise the pods use their service account.",
     )
     node_selector: dict[str, str] = Field(
         default_factory=dict,
@@ -73,21 +73,21 @@ class ClusterSettings(BaseModel):
     accelerator_selectors: dict[str, dict[str, str]] = Field(
         default_factory=dict,
         title="Accelerator selectors",
-        description="For each accelerator of a definition, the labels of the machines that have "
-        "it. Without an entry, any machine with GPUs may run the job.",
+        description="Labels of the machines with an accelerator, by the accelerator's name in "
+        "definitions. Without an entry, any machine with GPUs may run the job.",
         examples=[{"H100": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}],
     )
     gpu_resources: dict[str, str] = Field(
         default_factory=dict,
         title="GPU resources",
-        description="For an accelerator, the resource that its device plugin offers; "
+        description="Resource of the device plugin, by the accelerator's name in definitions; "
         "`nvidia.com/gpu` without an entry.",
     )
     tolerations: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],
         title="Tolerations",
-        description="Taints that the pods tolerate. That of GPU machines is always tolerated by "
-        "jobs with GPUs.",
+        description="Taints that the pods tolerate. Jobs with GPUs also tolerate the taint of GPU "
+        "machines.",
         examples=[[{"key": "training", "operator": "Exists"}]],
     )
     priority_class: str = Field(
@@ -96,57 +96,57 @@ class ClusterSettings(BaseModel):
     queue_name: str = Field(
         default="",
         title="Queue",
-        description="Name of the queue, in the label kueue.x-k8s.io/queue-name of each Job.",
+        description="Queue of Kueue, in the label kueue.x-k8s.io/queue-name of each Job.",
     )
     run_as_user: ImageUser | Annotated[int, Field(ge=0, title="Number")] = Field(
         default=0,
         title="User",
-        description="User id of the commands. 0 is root, as on Baseten. None: that of the image.",
+        description="User id of the commands. 0: root, as on Baseten. None: the image's user.",
     )
     enforce_limits: bool = Field(
         default=False,
         title="Enforce limits",
         description="Limit each pod to the CPUs and the memory of its node. Otherwise they are "
-        "requests, and a pod may use what its machine has free.",
+        "requests, and a pod may use free CPUs and memory of its machine.",
     )
     store_claim: str = Field(
         default="",
         title="Store claim",
         description="PersistentVolumeClaim that all machines share, for a store in a folder. It is "
-        "mounted at the path that the folder has here.",
+        "mounted at the path of that folder.",
     )
     cache_claim: str = Field(
         default="",
         title="Cache claim",
-        description="PersistentVolumeClaim for the training cache and for weights. Without a cache "
-        "they are in the pod, and end with it.",
+        description="PersistentVolumeClaim for the training cache and for weights. Without a "
+        "claim or folder they are in the pod, and are deleted with it.",
     )
     cache_storage_class: str = Field(
         default="",
         title="Cache storage class",
-        description="Storage class of a claim `prefect-bt-cache`, which the first job makes in the "
-        "namespace, and which stays. Many machines must be able to write to it at once.",
+        description="Storage class of the claim `prefect-bt-cache`, which the first job creates "
+        "and no job deletes. It must allow writes of many machines at once.",
     )
     cache_size: str = Field(
-        default="200Gi", title="Cache size", description="Size of that claim when it is made."
+        default="200Gi", title="Cache size", description="Size of the claim `prefect-bt-cache`."
     )
     cache_host_path: str = Field(
         default="",
         title="Cache folder",
-        description="Folder of each machine for the training cache and for weights, that everybody "
-        "may write to (mode 1777).",
+        description="Folder of each machine for the training cache and for weights, with mode "
+        "1777.",
     )
     patience_seconds: float = Field(
         default=300.0,
         gt=0,
         title="Patience (seconds)",
-        description="How long an attempt waits for pods that cannot start: for a machine with "
-        "room, for an image, for a quota. Then the attempt fails, and says why.",
+        description="Seconds that an attempt waits for pods that cannot start: for a free machine, "
+        "an image or a quota. Then the attempt fails with the reason.",
     )
     job_patch: dict[str, Any] = Field(
         default_factory=dict,
         title="Job patch",
-        description="Merged into the manifest of each Job, as the last resort. Lists of objects "
-        "with names are merged by name.",
+        description="Object to merge into the manifest of each Job, for settings without a field. "
+        "Lists of objects with names are merged by name.",
         examples=[{"spec": {"template": {"spec": {"hostNetwork": True}}}}],
     )

@@ -1,28 +1,28 @@
-"""Every error prefect_bt raises, as one tree.
+"""Errors of prefect_bt, in one tree.
 
 PrefectBtError
-├── DefinitionError          a config file, JSON document or object that is no valid definition
-├── WorkspaceError           the user's folder cannot be gathered, packed or unpacked
-├── PlanError                a valid definition that cannot run as asked: one message for all
-├── SecretError              a secret reference that nothing answers
+├── DefinitionError          a config file, JSON document or object is not a valid definition
+├── WorkspaceError           the workspace cannot be gathered, packed or unpacked
+├── PlanError                a valid definition that cannot run here; all problems in one message
+├── SecretError              a secret reference without a value
 ├── NotFoundError            a project, job or checkpoint that does not exist
 ├── AmbiguousError           a project name that several teams use
-├── StateError               a request that the job's present state does not allow
-├── StoreError               the store did not do what was asked
-│   ├── ObjectNotFound
-│   └── ObjectExists         a create-only write lost; never retried blindly
+├── StateError               a request that the job's state does not allow
+├── StoreError               an operation of the store failed
+│   ├── ObjectNotFound       the object does not exist
+│   └── ObjectExists         a create-only write found the object; never retried blindly
 ├── SubstrateError           a node could not be launched, observed or stopped
-│   └── ImageError           an image could not be brought to the Docker Engine
-├── IdentityError            a role or federated identity that this machine could not take on
+│   └── ImageError           an image could not be pulled
+├── IdentityError            a role or federated identity that this machine could not assume
 ├── CheckpointError          a checkpoint could not be committed, verified or restored
 ├── WeightsError             a weights source could not be resolved or mirrored
 ├── ServingError             a model that cannot be deployed, or does not answer
-├── MaxRunTimeError          a job's commands have run as long as they may
-├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
+├── MaxRunTimeError          a job's commands have used up the maximum run time
+├── AttemptFailed            an attempt of the gang failed; has its outcome
 └── ServerError              the Prefect API or a local server could not be used
 
-A message says what happened and where, and ends with the next step. Facts that code decides on are
-attributes: nothing in prefect_bt may decide by message text.
+A message says what happened and where, and ends with the next step. Facts that code needs are
+attributes: no code of prefect_bt may decide by the text of a message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, cast
 
 
 class PrefectBtError(Exception):
-    """What happened, in one sentence, and what to do next."""
+    """Base class of all errors: `message` says what happened, `next_step` what to do."""
 
     def __init__(self, message: str, *, next_step: str = "") -> None:
         self.message = message
@@ -47,7 +47,7 @@ class PrefectBtError(Exception):
 
 
 class DefinitionError(PrefectBtError):
-    """`file`, `line`, `field` and `value` are None where they are not known."""
+    """An invalid definition. `file`, `line`, `field` and `value` are None where unknown."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DefinitionError(PrefectBtError):
 
 
 class WorkspaceError(PrefectBtError):
-    """`path` is the offending file, folder or archive member."""
+    """The workspace cannot be packed or unpacked. `path` is the file, folder or archive member."""
 
     def __init__(self, message: str, *, next_step: str = "", path: str | None = None) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class WorkspaceError(PrefectBtError):
 
 
 class PlanError(PrefectBtError):
-    """`problems`: one sentence each, in the order of the definition's fields."""
+    """A job that cannot run. `problems` has one sentence each, in the order of the definition."""
 
     def __init__(self, problems: Sequence[str], *, next_step: str = "") -> None:
         self.problems = tuple(problems)
@@ -82,7 +82,7 @@ class PlanError(PrefectBtError):
 
 
 class SecretError(PrefectBtError):
-    """`names` are references, never values; `looked_in` says where each was looked for."""
+    """Secrets that no source has. `names` are references; `looked_in` names the sources."""
 
     def __init__(self, names: Sequence[str], sources: Sequence[str]) -> None:
         self.names, self.looked_in = tuple(names), tuple(sources)
@@ -100,7 +100,7 @@ def _as_variable(name: str) -> str:
 
 
 class NotFoundError(PrefectBtError):
-    """`kind` is "project", "job" or "checkpoint"; `name` is what was asked for."""
+    """A missing object. `kind` is "project", "job" or "checkpoint"; `name` is its name."""
 
     def __init__(self, kind: str, name: str, *, next_step: str = "") -> None:
         self.kind, self.name = kind, name
@@ -108,11 +108,11 @@ class NotFoundError(PrefectBtError):
 
 
 class AmbiguousError(PrefectBtError):
-    """A name that means several projects, where one is needed."""
+    """A name of several projects where one project is needed."""
 
 
 class StateError(PrefectBtError):
-    """`state` is the job's present state."""
+    """A request that the job's state does not allow. `state` is that state."""
 
     def __init__(self, message: str, *, state: str, next_step: str = "") -> None:
         self.state = state
@@ -120,7 +120,7 @@ class StateError(PrefectBtError):
 
 
 class StoreError(PrefectBtError):
-    """`url` names the store, `key` the object (empty when no single one is meant)."""
+    """A failed operation of the store `url`. `key` is the object; empty if it is not known."""
 
     def __init__(self, message: str, *, url: str = "", key: str = "", next_step: str = "") -> None:
         self.url, self.key = url, key
@@ -128,18 +128,18 @@ class StoreError(PrefectBtError):
 
 
 class ObjectNotFound(StoreError):
-    """Nothing is stored under `key`."""
+    """The store has no object `key`."""
 
 
 class ObjectExists(StoreError):
-    """A create-only write found `key` taken."""
+    """A create-only write found an object `key`."""
 
 
 class SubstrateError(PrefectBtError):
-    """`substrate` is its table name; `rank` the node, None when the whole gang is meant.
+    """A node could not be launched, observed or stopped. `substrate` is the substrate's name.
 
-    `cause` is the records.Cause that goes with it, by value, which decides whether a retry can
-    help; empty where there is none in particular.
+    `rank` is the node, None for the whole gang. `cause` is the value of a records.Cause, which
+    decides whether a retry can help; empty if there is no particular cause.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SubstrateError(PrefectBtError):
 
 
 class ImageError(SubstrateError):
-    """`reference` as in the definition; `fault` is the value of a registries PullErrorKind."""
+    """An image could not be pulled. `reference` is the definition's; `fault` a PullErrorKind."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class ImageError(SubstrateError):
 
 
 class IdentityError(PrefectBtError):
-    """`refused`: somebody said no, or nothing is there to ask with; else it may go well later."""
+    """A role or identity that could not be assumed. If not `refused`, a retry can help."""
 
     def __init__(self, message: str, *, next_step: str = "", refused: bool = True) -> None:
         self.refused = refused
@@ -182,7 +182,7 @@ class IdentityError(PrefectBtError):
 
 
 class CheckpointError(PrefectBtError):
-    """`rank`, `path` and `cause` locate the fault; None or empty where unknown."""
+    """A checkpoint failed. `rank`, `path` and `cause` locate the fault; None or "" if unknown."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class CheckpointError(PrefectBtError):
 
 
 class WeightsError(PrefectBtError):
-    """`source` is the URI as the definition spells it."""
+    """A weights source could not be resolved or mirrored. `source` is the definition's URI."""
 
     def __init__(self, message: str, *, source: str, next_step: str = "") -> None:
         self.source = source
@@ -206,7 +206,7 @@ class WeightsError(PrefectBtError):
 
 
 class ServingError(PrefectBtError):
-    """`deployment` is its name; `log_tail` the last lines of the server that did not answer."""
+    """A model cannot be deployed or does not answer. `log_tail` has the server's last lines."""
 
     def __init__(
         self,
@@ -221,11 +221,11 @@ class ServingError(PrefectBtError):
 
 
 class MaxRunTimeError(PrefectBtError):
-    """Nothing is left of a job's maximum run time."""
+    """The commands of a job have used up its maximum run time."""
 
 
 class AttemptFailed(PrefectBtError):
-    """`outcome` is the attempt's outcome as JSON-ready values (see records.Outcome)."""
+    """An attempt failed. `outcome` has its records.Outcome as JSON-ready values."""
 
     def __init__(self, message: str, *, outcome: Mapping[str, Any], next_step: str = "") -> None:
         self.outcome = dict(outcome)

@@ -1,53 +1,55 @@
 """Keys of objects in a store, and the ids and quoted names in them.
 
-A stored job outlives any release of this package, so a key is never renamed, only added. Logical
-checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
+A stored job outlives the release that wrote it, so a key is never renamed, only added. Logical
+checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
 
     index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
-                                              with "deleted" once the job is: an id comes only once
+                                              with "deleted" after a deletion: no id is reused
     index/projects/<quoted name>              -> {"project_id"}: the first team's of that name
-    index/reopened/<job id>/<seq>             the job was over, and event <seq> reopens it; written
-                                              before the event, so that one listing tells which jobs
+    index/reopened/<job id>/<seq>             event <seq> reopens a job that was over; written
+                                              before the event, so that one listing finds such jobs
     index/team-projects/<quoted name>/team-<quoted team>
                                               -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}
     index/calls/<parent's flow run id>/<request>-<n>.json
-                                              -> {"job_id"}: the job that answered it
+                                              -> {"job_id"}: the job of the call
     index/calls/<parent's flow run id>/<request>-<n>.claims/<life>
-                                              who answers it in this life of the parent; create-only
-    weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
+                                              claim of the call by one run of the parent;
+                                              create-only
+    weights/manifests/<key>-<revision>.json   files of a weights source; written after their blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/sharing/<key>-<revision>/<batch>  division of a download among hosts
-    deployments/<quoted name>/                what serves under a name
+    deployments/<quoted name>/                a serving deployment
                                               (serving/deployment_records.py)
     training_projects/<project id>/
         project.json
-        names/job-<n>                         the counter behind automatic job names
-        cache/<state folder's id>.json        what its training cache held on a machine, and when
+        names/job-<n>                         counter of automatic job names
+        cache/<state folder's id>.json        listing of its training cache on a machine
         jobs/<job id>/
             job.json                          the definition and facts that never change
-            workspace.tar                     the user's folder
-            events/<seq>.json                 what happened, create-only, in order
-            runs/<Prefect flow run id>.json   which runs of Prefect were this job
-            calls/<parent's flow run id>/<request>-<n>   which calls of parents it answers
-            stop.json                         somebody asked for the job to stop
-            max_run_time.json                 what a retry gave instead of the job's limit, seconds
+            workspace.tar                     the packed workspace
+            events/<seq>.json                 changes of state, create-only, in order
+            runs/<Prefect flow run id>.json   Prefect flow runs of the job
+            calls/<parent's flow run id>/<request>-<n>   calls of parent runs for this job
+            stop.json                         request to stop the job
+            max_run_time.json                 seconds that a retry set instead of the job's limit
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
             mirroring/<key>                   progress of a mirror as text, replaced at each tenth
-            image.json                        the image that its nodes run in, by digest;
+            image.json                        the image of its nodes, by digest;
                                               that of its first attempt; create-only
-            holds/<holder>.json               who needs which manifests to stay where they are
-            withdrawn/<uuid>.json             manifests on their way out: written before they go
-            deleting.json                     the job is being deleted: written before anything goes
+            holds/<holder>.json               manifests that a holder protects from deletion
+            withdrawn/<uuid>.json             tombstone: manifests that are about to be deleted
+            deleting.json                     tombstone of the job, written before its deletion
             attempts/<n>/attempt.json         written before anything is launched
-            attempts/<n>/resources.json       what each of its nodes got; before any launch
+            attempts/<n>/resources.json       resources of each node; written before the launch
             attempts/<n>/outcome.json         written when the attempt is over
-            attempts/<n>/logs/rank-<r>.log    sealed logs
-            attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
+            attempts/<n>/logs/rank-<r>.log    archived logs
+            attempts/<n>/uploads/rank-<r>.json   status of the rank's uploader, replaced
             nodes/<n>/                        status, log and requests of its pods; deleted with the
                                               attempt (ledger/node_objects.py)
-            manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
+            manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json
+                                              a checkpoint is committed when its manifest exists
             objects/<attempt>/rank-<r>/…      bytes that manifests name
                                               (checkpoints/committed/stored_objects.py)
 """
@@ -67,18 +69,18 @@ CALLS_INDEX: Final = "index/calls"
 PROJECTS_INDEX: Final = "index/projects"
 TEAM_PROJECTS_INDEX: Final = "index/team-projects"
 _MAX_TEAM_BYTES: Final = 200
-"""Bytes of a quoted team name that a key takes; a longer one stands there as its SHA-256."""
+"""Most bytes of a quoted team name in a key; the key of a longer name has its SHA-256 instead."""
 
 
 def make_id() -> str:
-    """Return a new id of seven lower-case letters and digits. It may be taken in a store."""
+    """Return a new id of seven lower-case letters and digits. A store may already have it."""
     import secrets  # 5 ms, of which a node has no use
 
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(JOB_ID_LENGTH))
 
 
 def quote_name(name: str) -> str:
-    """A free-text name as one path component: reversible, never empty, never `.` or `..`.
+    """Return a free-text name as one path component: reversible, never empty, never `.` or `..`.
 
     >>> quote_name("v0-1/checkpoint-10")
     'v0-1%2Fcheckpoint-10'
@@ -92,7 +94,7 @@ def job_index_key(job_id: str) -> str:
 
 
 def reopened_key(job_id: str, event: int) -> str:
-    """The mark that the event reopens a job that was over, for indexes of ended jobs."""
+    """Return the key of the marker that an event reopens a job, for indexes of ended jobs."""
     return f"{INDEX_REOPENED}/{job_id}/{event:06d}"
 
 
@@ -101,12 +103,12 @@ def project_index_key(name: str) -> str:
 
 
 def team_projects_prefix(name: str) -> str:
-    """The folder of the index that has the projects of that name of further teams."""
+    """Return the folder of the index with the further teams' projects of that name."""
     return f"{TEAM_PROJECTS_INDEX}/{quote_name(name)}"
 
 
 def team_project_index_key(name: str, team: str) -> str:
-    """The empty team name is the default team."""
+    """Return the key of a team's project in the index. The default team has an empty name."""
     quoted = quote(team, safe="")
     if len(quoted) > _MAX_TEAM_BYTES:
         quoted = hashlib.sha256(team.encode()).hexdigest()
@@ -146,7 +148,7 @@ def uploads_prefix(project_id: str, job_id: str, attempt: int) -> str:
 
 
 def job_nodes_prefix(project_id: str, job_id: str) -> str:
-    """The folder over the nodes of every attempt."""
+    """Return the folder of the nodes of all attempts."""
     return f"{job_prefix(project_id, job_id)}/nodes"
 
 
@@ -167,7 +169,7 @@ def job_calls_prefix(project_id: str, job_id: str) -> str:
 
 
 def job_objects_prefix(project_id: str, job_id: str) -> str:
-    """The folder over the objects of every attempt."""
+    """Return the folder of the objects of all attempts."""
     return f"{job_prefix(project_id, job_id)}/objects"
 
 
@@ -176,7 +178,7 @@ def mirroring_prefix(project_id: str, job_id: str) -> str:
 
 
 def weights_tree_name(key: str, revision: str) -> str:
-    """The name of a mirrored source (plan.WeightsPlan.key) at one revision, here and in a store."""
+    """Return the name of a mirrored source (plan.WeightsPlan.key) at one revision."""
     return f"{key}-{revision}"
 
 

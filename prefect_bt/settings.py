@@ -1,4 +1,4 @@
-"""Our own settings: the one reader of PREFECT_BT_* besides nodes and secrets."""
+"""Settings of the package, from the variables PREFECT_BT_*. Nodes and secrets read their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _default_state_dir() -> Path:
 
 
 def resolve_state_dir(variables: Mapping[str, str]) -> Path:
-    """The state folder of a process with these variables."""
+    """Return the state folder of a process with these variables."""
     if told := variables.get("PREFECT_BT_STATE_DIR"):
         return Path(told)
     base = variables.get("XDG_STATE_HOME") or Path(variables.get("HOME", "/"), ".local", "state")
@@ -36,75 +36,69 @@ def _parse_run_time(value: float | str | None) -> float | None:
 
 
 class Settings(BaseModel):
-    """Read afresh with `Settings()`; nothing is read at import.
+    """Settings of a process. `Settings()` reads the environment each time; an import reads nothing.
 
     A field is read from the variable PREFECT_BT_<FIELD>, in any case, unless it is given as an
-    argument; an empty variable counts as none. pydantic-settings does the same, and importing it
-    takes longer than the rest of `prefect-bt view`.
+    argument. An empty variable has no effect. pydantic-settings does the same, but its import takes
+    longer than the rest of `prefect-bt view`.
     """
 
     model_config = ConfigDict(extra="ignore", validate_default=True)
 
     store: str = Field(default_factory=lambda: str(Path.home() / ".prefect-bt"))
-    """Where jobs, logs and checkpoints are kept: a folder or a URL (PREFECT_BT_STORE)."""
+    """Folder or URL of the store, which keeps jobs, logs and checkpoints."""
     shared_store: bool = False
-    """Whether the store's folder is for several users (PREFECT_BT_SHARED_STORE): its mode then
-    follows the umask, and no warning says that others can enter it."""
+    """Whether several users share the store's folder. Its mode then follows the umask."""
     state_dir: Path = Field(default_factory=_default_state_dir)
-    """Running nodes' folders on this machine (PREFECT_BT_STATE_DIR); a local disk."""
+    """Folder for running nodes, training caches and weights; it must be on a local disk."""
     deployment: str = ""
-    """`flow/deployment` that push starts; empty: a process of its own (PREFECT_BT_DEPLOYMENT)."""
+    """`flow/deployment` to which `push` submits jobs; empty: it starts a process for each job."""
     substrate: str = "local"
-    """Where nodes run unless somebody says otherwise (PREFECT_BT_SUBSTRATE)."""
+    """Default substrate: `local`, `docker` or `kubernetes`."""
     docker_host: str = ""
-    """Socket of the Docker Engine; empty: DOCKER_HOST, or the usual one."""
+    """Socket of the Docker Engine; empty: DOCKER_HOST, or the Engine's default socket."""
     docker_enforce_limits: bool = False
-    """Whether containers are held to the CPUs and the memory that their nodes get
-    (PREFECT_BT_DOCKER_ENFORCE_LIMITS); otherwise these are reservations."""
+    """Whether containers are limited to their CPUs and memory. Otherwise these are reserved."""
     docker_capabilities: Annotated[tuple[str, ...], BeforeValidator(parse_capabilities)] = ()
-    """Capabilities of containers beyond the usual ones, such as SYS_PTRACE,IPC_LOCK."""
+    """Additional Linux capabilities of containers, such as `SYS_PTRACE,IPC_LOCK`."""
     docker_new_privileges: bool = False
     """Whether setuid programs, such as sudo, have an effect in containers."""
     docker_processes: int | None = Field(default=None, ge=64)
-    """Processes and threads that a container may have; None: a quarter of the machine's, at most
-    32768."""
+    """Most processes and threads of a container; None: a quarter of the machine's, up to 32768."""
     kubernetes: ClusterSettings = Field(default_factory=ClusterSettings)
-    """The cluster (cluster_settings.py)."""
+    """Settings of the Kubernetes substrate as a JSON object."""
     grace: float = Field(default=30.0, ge=0)
-    """Seconds between the polite and the forced signal."""
+    """Seconds between SIGTERM and SIGKILL when a job is stopped."""
     notice: float | None = Field(default=None, gt=0)
-    """Seconds that this machine gives before it goes (PREFECT_BT_NOTICE); None: it stays."""
+    """Seconds of notice before the machine is taken back, which limit the grace; None: it stays."""
     settle: float = Field(default=1.5, ge=0)
-    """Seconds without a change after which a checkpoint is taken as written."""
+    """Seconds without a change after which a checkpoint is stable."""
     keep_last: int | None = Field(default=None, ge=1)
-    """Checkpoints of a series that stay committed while a job runs; None: all."""
+    """Number of newest checkpoints of each series to keep while a job runs; None: all."""
     keep_every: int | None = Field(default=None, ge=1)
-    """Those whose step is a multiple of it stay too."""
+    """Keep also the checkpoints whose step is a multiple of this number; None: no others."""
     max_run_time: Annotated[float | None, BeforeValidator(_parse_run_time)] = None
-    """Seconds that a job's commands may run, or 12h (PREFECT_BT_MAX_RUN_TIME); None: no limit."""
+    """Seconds that a job's commands may run in all attempts, or `12h`; None: no limit."""
     r2_endpoint: str = ""
-    """Who answers for r2:// stores; empty: the account's address at Cloudflare."""
+    """Endpoint of r2:// stores; empty: Cloudflare's endpoint of the account."""
     cw_endpoint: str = "https://cwobject.com"
-    """Who answers for cw:// stores; inside CoreWeave's clusters `http://cwlota.com`."""
+    """Endpoint of cw:// stores; inside CoreWeave's clusters `http://cwlota.com`."""
     orphan_deadline: float = Field(default=60.0, gt=0)
-    """Seconds a node goes on while nobody owns its job, and nobody takes it up again."""
+    """Seconds after which a node stops because no process owns its job."""
     server_port: int = Field(default=4200, ge=1, le=65535)
-    """Port of `prefect-bt up`."""
+    """Port of the Prefect server that `prefect-bt up` starts."""
 
     request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)
-    """Largest request to a serving deployment, such as 128MiB (PREFECT_BT_REQUEST_BYTES); its
-    router reads it when it starts."""
+    """Largest request to a serving deployment, such as `128MiB`; read when its router starts."""
 
     weights_bytes: ByteSize | None = Field(default=None, gt=0)
-    """What weights may take on this machine, such as 500GB (PREFECT_BT_WEIGHTS_BYTES); None: what
-    the disk has. Trees that no job uses go first, the longest unused before all."""
+    """Budget for weights on this machine, such as `500GB`; None: the size of the disk."""
     store_weights_bytes: ByteSize | None = Field(default=None, gt=0)
-    """What the store's copies of weights may take (PREFECT_BT_STORE_WEIGHTS_BYTES), for `weights
-    prune --store`; None: no limit. The longest unused go first."""
+    """Budget for weights in the store, which `weights prune --store` enforces; None: no limit."""
     mirror_to_store: bool = True
-    """Whether the store keeps a copy of weights for other machines."""
+    """Whether weights are copied to the store, and downloaded from it by other machines."""
     stall_seconds: float = Field(default=30.0, gt=0)
-    """Without a byte for so long, a source is asked anew, then in another way."""
+    """Seconds without a byte after which a download of weights or an image is sent again."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,13 +110,13 @@ class Settings(BaseModel):
 
     @property
     def weights_dir(self) -> Path:
-        """The root of this machine's node cache (weights.cache.node_cache.NodeCache)."""
+        """Return the root of this machine's node cache (weights.cache.node_cache.NodeCache)."""
         return self.state_dir / "weights"
 
     def substrate_options(self, name: str, *, store: str = "") -> dict[str, Any]:
         """Return the options of `open_substrate` for the substrate of that name.
 
-        `store`: that of the jobs, if it is not that of the settings.
+        `store` is the URL of the jobs' store if it differs from the setting.
         """
         given: dict[str, Any] = {
             "state_dir": self.state_dir,
@@ -140,10 +134,10 @@ class Settings(BaseModel):
 
 
 def _read_cluster_settings(given: Any, variables: Mapping[str, str]) -> Any:
-    """Return the cluster's settings: a JSON object, and fields of it that have their own variable.
+    """Return the cluster's settings: a JSON object, and fields that have their own variable.
 
-    `variables`: by lower-case names. What is no JSON stays a text, which validation then refuses
-    under the name of its field.
+    `variables` has lower-case names. A text that is not JSON is returned as it is; validation then
+    rejects it under the name of its field.
     """
     given = _parse_json(given) if isinstance(given, str) else given or {}
     if not isinstance(given, dict):
@@ -168,7 +162,7 @@ _chosen: ContextVar[Mapping[str, str] | None] = ContextVar("chosen settings", de
 
 
 def process_environment() -> dict[str, str]:
-    """Return the environment for a process that is to have this context's settings."""
+    """Return the environment for a process that needs this context's settings."""
     return {**os.environ, **(_chosen.get() or {})}
 
 

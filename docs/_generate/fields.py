@@ -115,14 +115,14 @@ def list_model_fields(model: type[BaseModel]) -> list[tuple[str, str, str, str]]
 
 
 def format_default(field: FieldInfo) -> str:
-    """Return the default of a field; paths below the home folder begin with `~`."""
+    """Return the default of a field; a computed path below the home folder begins with `~`."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is PydanticUndefined:
         return ""
     text = _format_value(value) if value or isinstance(value, (bool, int, float)) else ""
-    return code(text.replace(str(Path.home()), "~"))
+    return code(text.replace(str(Path.home()), "~") if field.default_factory else text)
 
 
 def _format_value(value: Any) -> str:

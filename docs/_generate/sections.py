@@ -146,18 +146,19 @@ def events() -> str:
 
 
 def job_states() -> str:
-    """Return a table of the states of a job and of the states that follow each."""
+    """Return a table of the states of a job with the states that can follow each."""
     from prefect_bt.ledger.states import TRANSITIONS, JobState
 
     rows = [
         (
             code(state.value),
             "yes" if state.terminal else "",
+            fields.attribute_docstring(JobState, state.name),
             ", ".join(code(one.short_name) for one in JobState if one in TRANSITIONS[state]),
         )
         for state in JobState
     ]
-    return table(("state", "final", "next"), rows)
+    return table(("state", "final", "meaning", "next"), rows)
 
 
 def failure_causes() -> str:

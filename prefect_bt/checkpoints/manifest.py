@@ -61,7 +61,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`size` in bytes over all entries, `committed_at` in epoch seconds, `version` from 1."""
+    """Files of one committed checkpoint of a rank. `size` is in bytes, of all entries together."""
 
     format: int
     project_id: str
@@ -71,6 +71,7 @@ class Manifest:
     name: str
     attempt: int
     version: int
+    """Number of the commit of this checkpoint in the attempt, from 1."""
     committed_at: float
     size: int
     entries: tuple[ManifestEntry, ...]

@@ -12,36 +12,49 @@ from prefect_bt.node_paths import LOADED_CHECKPOINTS_DIR
 
 
 class CheckpointingConfig(StrictModel):
-    """`checkpoint_path` overrides the directory that `BT_CHECKPOINT_DIR` names."""
+    """Upload of checkpoints to the store while the job runs."""
 
     enabled: bool = False
+    """Whether the nodes have a checkpoint directory that is uploaded."""
     checkpoint_path: str | None = None
+    """Absolute path of the directory; None: `/mnt/ckpts`. `BT_CHECKPOINT_DIR` holds it."""
     volume_size_gib: int | None = None
+    """GiB that must be free on the disk; not a limit. None: not checked."""
 
 
 class BasetenLatestCheckpoint(StrictModel):
-    """The newest checkpoint of a job or project; with neither, of the current project."""
+    """The newest checkpoint of a job or project; with neither, of the job's own project."""
 
     job_id: str | None = None
+    """Id of the job; None: the newest job of the project that has a checkpoint."""
     project_name: str | None = None
+    """Name of the project; None: the job's own project."""
     typ: Literal["baseten_latest_checkpoint"] = "baseten_latest_checkpoint"
+    """Kind of the reference in JSON."""
 
 
 class BasetenNamedCheckpoint(StrictModel):
-    """One checkpoint of one job, by name."""
+    """One checkpoint of one job, by its name."""
 
     checkpoint_name: str
+    """Folder relative to the checkpoint directory, such as `checkpoint-10`."""
     job_id: str
+    """Id of the job that wrote the checkpoint."""
     typ: Literal["baseten_named_checkpoint"] = "baseten_named_checkpoint"
+    """Kind of the reference in JSON."""
 
 
 class LoopsCheckpointReference(StrictModel):
-    """A checkpoint of a Loops run: full training state, or weights for inference."""
+    """A checkpoint of a run of Baseten Loops. It is refused here."""
 
     run_id: str
+    """Id of the Loops run."""
     checkpoint_name: str
+    """Name of the checkpoint."""
     target: Literal["trainer", "sampler"] = "trainer"
+    """`trainer`: the full training state; `sampler`: weights for inference."""
     typ: Literal["loops_checkpoint"] = "loops_checkpoint"
+    """Kind of the reference in JSON."""
 
 
 class CheckpointReferenceError(DefinitionError, TypeError, ValueError):
@@ -52,13 +65,13 @@ class CheckpointReferenceError(DefinitionError, TypeError, ValueError):
 
 
 class BasetenCheckpoint:
-    """Where to write a reference to a checkpoint of an earlier job."""
+    """Functions that make references to checkpoints of earlier jobs."""
 
     @staticmethod
     def from_latest_checkpoint(
         project_name: str | None = None, job_id: str | None = None
     ) -> BasetenLatestCheckpoint:
-        """Raises CheckpointReferenceError when neither is given."""
+        """Return a reference; raise CheckpointReferenceError if neither argument is given."""
         if not job_id and not project_name:
             raise CheckpointReferenceError(
                 "BasetenCheckpoint.from_latest_checkpoint() was called without project_name "
@@ -75,7 +88,7 @@ class BasetenCheckpoint:
 
 
 class LoopsCheckpoint:
-    """Where to write a reference to a checkpoint of a Loops run."""
+    """Function that makes a reference to a checkpoint of a Loops run."""
 
     @staticmethod
     def from_checkpoint(
@@ -116,14 +129,17 @@ CheckpointReference = Annotated[
         f"in JSON, `typ` is {_LATEST}, {_NAMED} or {_LOOPS}",
     ),
 ]
-"""Told apart by `typ`; a dict without one is recognised by its fields, as truss does."""
+"""Distinguished by `typ`; a dict without `typ` is distinguished by its fields, as in truss."""
 
 
 class LoadCheckpointConfig(StrictModel):
-    """What lies under `download_folder` before the commands run."""
+    """Earlier checkpoints that are downloaded before the commands run."""
 
     enabled: bool = False
+    """Whether the checkpoints are downloaded."""
     checkpoints: list[CheckpointReference] = Field(
         default_factory=lambda: [BasetenLatestCheckpoint()]
     )
+    """References to checkpoints; by default the newest of the job's own project."""
     download_folder: str = LOADED_CHECKPOINTS_DIR
+    """Parent of the folders `rank-<n>/<name>`. `BT_LOAD_CHECKPOINT_DIR` holds it."""

@@ -14,7 +14,7 @@ from prefect_bt.errors import DefinitionError
 
 
 class AvailabilityModel(StrEnum):
-    """`SPOT` may be preempted; a job that asks for it looks after its own checkpoints."""
+    """Whether the nodes may be preempted."""
 
     DEDICATED = "dedicated"
     SPOT = "spot"
@@ -63,10 +63,12 @@ def parse_accelerator(text: str) -> tuple[Accelerator, int]:
 
 
 class AcceleratorSpec(OpenModel):
-    """A GPU type and how many of it a node has. Where one is expected, `"H100:8"` will do."""
+    """Type and number of the GPUs of a node. A text such as `"H100:8"` is converted."""
 
     accelerator: Accelerator | None = None
+    """Type of the GPUs; None: no GPU. GPUs of another type are used with a note."""
     count: int = Field(default=1, ge=0)
+    """GPUs of each node; 0: no GPU."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,16 +89,22 @@ class AcceleratorSpec(OpenModel):
 
 
 class Compute(StrictModel):
-    """`cpu_count` and `memory` are per node and read as a minimum; `accelerator=None` is CPU only.
+    """Number of nodes, and the least resources of each node.
 
-    Any string is a valid `memory` here, as in truss; planning reads it with `parse_memory`.
+    A node with GPUs gets the machine's share of CPUs and memory for them. The definition accepts
+    any text as `memory`, as in truss; planning parses it with `parse_memory`.
     """
 
     node_count: int = 1
+    """Nodes of the job, at least 1. They start and end together."""
     cpu_count: int = 1
+    """CPU cores of each node, as a minimum."""
     memory: str = "2Gi"
+    """Memory of each node, as a minimum: `"64Gi"` or `"64GB"`."""
     accelerator: AcceleratorSpec | None = None
+    """GPUs of each node, such as `"H100:8"`; None: CPUs only."""
     availability_model: AvailabilityModel = AvailabilityModel.DEDICATED
+    """Whether the nodes may be preempted. `spot` has no effect yet."""
 
     def model_dump(self, **kwargs: Any) -> dict[str, Any]:
         """Dump as pydantic does, but `accelerator` as an object, `availability_model` as text."""

@@ -16,7 +16,7 @@ DEFAULT_DOWNLOAD_FOLDER: Final = "/tmp/training_checkpoints"  # noqa: S108
 
 
 class ModelWeightsFormat(StrEnum):
-    """What a checkpoint holds."""
+    """Kind of the weights in a checkpoint."""
 
     LORA = "lora"
     FULL = "full"
@@ -24,24 +24,30 @@ class ModelWeightsFormat(StrEnum):
 
 
 class TrainingArtifactReference(OpenModel):
-    """Files of a job: `paths` may hold `*` and `?`; a trailing slash marks a folder."""
+    """Files of a job, in the truss config that `deploy_checkpoints --dry-run` writes."""
 
     training_job_id: str
+    """Id of the job that wrote the files."""
     paths: list[str] = Field(default_factory=list[str])
+    """Paths with `*` and `?`; a slash at the end marks a folder: `rank-0/checkpoint-10/`."""
 
 
 class LoRADetails(OpenModel):
-    """LoRA details. `rank` is any integer; serving rounds it up to a rank that vLLM accepts."""
+    """Properties of a LoRA adapter."""
 
     rank: int = DEFAULT_LORA_RANK
+    """Rank if the adapter has no `r`; serving rounds it up to a rank that vLLM accepts."""
 
 
 class Checkpoint(OpenModel):
-    """One checkpoint of one job; write one of the three subclasses."""
+    """One checkpoint of one job: the base class of the three classes below."""
 
     training_job_id: str
+    """Id of the job that wrote the checkpoint."""
     checkpoint_name: str
+    """Folder relative to the checkpoint directory, such as `checkpoint-10`."""
     model_weight_format: ModelWeightsFormat
+    """Kind of the weights."""
 
     def to_truss_config(self) -> TrainingArtifactReference:
         """The checkpoint's folder as left by the leader."""
@@ -57,9 +63,10 @@ class FullCheckpoint(Checkpoint):
 
 
 class LoRACheckpoint(Checkpoint):
-    """An adapter, served on top of its base model."""
+    """A LoRA adapter, served on top of its base model."""
 
     lora_details: LoRADetails = Field(default_factory=LoRADetails)
+    """Rank of the adapter."""
     model_weight_format: ModelWeightsFormat = ModelWeightsFormat.LORA
 
 
@@ -91,12 +98,16 @@ AnyCheckpoint = Annotated[SerializeAsAny[Checkpoint], BeforeValidator(_to_format
 
 
 class CheckpointList(StrictModel):
-    """What to deploy: checkpoints of jobs or of Loops runs, not both."""
+    """Checkpoints to deploy: of jobs or of Loops runs, not both."""
 
     download_folder: str = DEFAULT_DOWNLOAD_FOLDER
+    """Parent of the folders `<job id>/rank-0/<checkpoint>` on the server."""
     base_model_id: str | None = None
+    """Base model of the adapters; None: the one that each adapter names."""
     checkpoints: list[AnyCheckpoint] = Field(default_factory=list[AnyCheckpoint])
+    """Checkpoints to serve together: one full or Whisper model, or adapters of one base."""
     loops_checkpoint_ids: list[str] = Field(default_factory=list[str])
+    """Ids of checkpoints of Baseten Loops. They are refused here."""
 
     @model_validator(mode="after")
     def _check_exclusive(self) -> Self:
@@ -135,15 +146,20 @@ class ArtifactList(OpenModel):
 
 
 class DeployCheckpointsRuntime(StrictModel):
-    """The server's environment."""
+    """Environment of the inference server."""
 
     environment_variables: EnvironmentVariables = Field(default_factory=EnvironmentVariables)
+    """Variables of the server: texts or secrets, such as `HF_TOKEN`."""
 
 
 class DeployCheckpointsConfig(StrictModel):
-    """A deployment of checkpoints. Missing values are asked for or chosen at deployment."""
+    """A deployment of checkpoints. In a terminal, `deploy_checkpoints` asks for missing values."""
 
     checkpoint_details: CheckpointList | None = None
+    """Checkpoints to serve; None: chosen by the options of the command."""
     model_name: str | None = None
+    """Name of the deployment; None: the command asks, or `--model-name` names it."""
     runtime: DeployCheckpointsRuntime | None = None
+    """Environment of the server; None: no variables."""
     compute: Compute | None = None
+    """Resources of the server, one node; None: `--accelerator`, or the command asks."""

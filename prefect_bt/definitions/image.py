@@ -14,7 +14,7 @@ _NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
 
 class DockerAuthType(StrEnum):
-    """How a registry is authenticated; each has one matching field of `DockerAuth`."""
+    """Authentication method of a registry. Each has one matching field of `DockerAuth`."""
 
     GCP_SERVICE_ACCOUNT_JSON = "GCP_SERVICE_ACCOUNT_JSON"
     AWS_IAM = "AWS_IAM"
@@ -25,43 +25,53 @@ class DockerAuthType(StrEnum):
 
 
 class AWSIAMDockerAuth(StrictModel):
-    """An access key for ECR, as two secrets."""
+    """Access key for Amazon ECR."""
 
     access_key_secret_ref: SecretReference
+    """Secret that holds the id of the access key."""
     secret_access_key_secret_ref: SecretReference
+    """Secret that holds the secret access key."""
 
 
 class AWSOIDCDockerAuth(StrictModel):
-    """A role for ECR assumed with a web identity."""
+    """IAM role for Amazon ECR, assumed with a web identity."""
 
     role_arn: _NonEmptyStr
+    """ARN of the role, such as `arn:aws:iam::1234:role/pull`."""
     region: _NonEmptyStr
+    """AWS region of the registry, such as `us-east-1`."""
 
 
 class AWSAssumeRoleDockerAuth(StrictModel):
-    """A role for ECR assumed with the platform's own principal."""
+    """IAM role for Amazon ECR, assumed with the AWS credentials of the machine."""
 
     role_arn: _NonEmptyStr
+    """ARN of the role, such as `arn:aws:iam::1234:role/pull`."""
     region: _NonEmptyStr
+    """AWS region of the registry, such as `us-east-1`."""
 
 
 class GCPOIDCDockerAuth(StrictModel):
-    """A service account for Artifact Registry through workload identity federation."""
+    """Service account for Google Artifact Registry, through workload identity federation."""
 
     service_account: _NonEmptyStr
+    """Service account, such as `pull@project.iam.gserviceaccount.com`."""
     workload_identity_provider: _NonEmptyStr
+    """Full name of the provider: `projects/<number>/locations/global/...`."""
 
 
 class GCPServiceAccountJSONDockerAuth(StrictModel):
-    """A service-account key for Artifact Registry; the secret is the JSON text."""
+    """Key of a service account for Google Artifact Registry."""
 
     service_account_json_secret_ref: SecretReference
+    """Secret that holds the key as JSON text."""
 
 
 class RegistrySecretDockerAuth(StrictModel):
-    """Docker Hub, GHCR, NGC and the like; the secret is `username:password`."""
+    """User name and password for Docker Hub, GHCR, NGC and other registries."""
 
     secret_ref: SecretReference
+    """Secret that holds `username:password`."""
 
 
 _AUTH_FIELDS: Final = {
@@ -75,16 +85,24 @@ _AUTH_FIELDS: Final = {
 
 
 class DockerAuth(StrictModel):
-    """Registry authentication: `auth_method` and exactly the one field that belongs to it."""
+    """Login of a private registry: `auth_method` and exactly the field that belongs to it."""
 
     auth_method: DockerAuthType
+    """Authentication method. It determines which of the fields below is required."""
     registry: str
+    """Host of the registry, such as `ghcr.io`."""
     aws_iam_docker_auth: AWSIAMDockerAuth | None = None
+    """Access key, for `AWS_IAM`."""
     aws_oidc_docker_auth: AWSOIDCDockerAuth | None = None
+    """Role and region, for `AWS_OIDC`."""
     aws_assume_role_docker_auth: AWSAssumeRoleDockerAuth | None = None
+    """Role and region, for `AWS_ASSUME_ROLE`."""
     gcp_oidc_docker_auth: GCPOIDCDockerAuth | None = None
+    """Service account and identity provider, for `GCP_OIDC`."""
     gcp_service_account_json_docker_auth: GCPServiceAccountJSONDockerAuth | None = None
+    """Key of a service account, for `GCP_SERVICE_ACCOUNT_JSON`."""
     registry_secret_docker_auth: RegistrySecretDockerAuth | None = None
+    """User name and password, for `REGISTRY_SECRET`."""
 
     @model_validator(mode="after")
     def _check_auth_fields(self) -> Self:
@@ -99,7 +117,9 @@ class DockerAuth(StrictModel):
 
 
 class Image(StrictModel):
-    """`base_image` is the reference as `docker pull` takes it."""
+    """Container image of the nodes. The local substrate ignores it."""
 
     base_image: str
+    """Reference of the image as for `docker pull`, with a tag or a digest."""
     docker_auth: DockerAuth | None = None
+    """Login of the image's registry; None: a public image."""

@@ -16,21 +16,26 @@ from prefect_bt.definitions.workspace import Workspace
 
 
 class TrainingJob(StrictModel):
-    """One execution. Without `name` it is called `job-<n>`; `priority=None` counts as 0.
-
-    All four authentication methods of weights are accepted. With `enable_baseten_workdir` the
-    commands start in `/b10/workspace`, else in the working directory of the image.
-    """
+    """One execution of the start commands on a number of nodes."""
 
     image: Image
+    """Container image of every node."""
     compute: Compute = Field(default_factory=Compute)
+    """Number of nodes, and the resources of each node."""
     runtime: Runtime = Field(default_factory=Runtime)
+    """Start commands, environment variables, checkpoints and cache."""
     interactive_session: InteractiveSession | None = None
+    """Remote session on a node. No session opens yet."""
     name: str | None = None
+    """Name of the job; None: `job-<n>`, counted within the project."""
     priority: int | None = None
+    """Position in the queue. No effect yet, because jobs do not wait in a queue."""
     workspace: Workspace | None = None
+    """Folders to pack; None: the folder of the config file."""
     weights: list[WeightsSource] = Field(default_factory=list[WeightsSource])
+    """Weights to mirror and to mount before the commands run."""
     enable_baseten_workdir: bool = True
+    """Whether commands start in `/b10/workspace`; False: the image's WORKDIR (not local)."""
 
     def model_dump(self, **kwargs: Any) -> dict[str, Any]:
         """Dump as pydantic does, but `compute` by its own `model_dump`."""
@@ -41,11 +46,14 @@ class TrainingJob(StrictModel):
 
 
 class TrainingProject(StrictModel):
-    """`name` is free text: blanks and slashes occur, so it is never a path component as it is.
+    """A named collection of jobs, with the job to run.
 
-    `job` is left out of `model_dump`, as in truss; `json_documents.project_document` has both.
+    `model_dump` leaves out `job`, as in truss; `json_documents.project_document` has both.
     """
 
     name: str
+    """Name of the project: any text on one line. The first push creates the project."""
     job: TrainingJob = Field(exclude=True)
+    """Job to submit."""
     team_name: str | None = None
+    """Team that owns the project; None: the only team with such a project, or the default."""

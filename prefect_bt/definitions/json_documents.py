@@ -30,19 +30,19 @@ Document = str | bytes | Mapping[str, Any]
 
 
 def training_project_from_json(document: Document) -> TrainingProject:
-    """From JSON text, or from what `json.loads` made of it. Raises DefinitionError."""
+    """Return the project of JSON text or of a decoded document; raise DefinitionError."""
     return _validate(TrainingProject, document)
 
 
 def project_document(project: TrainingProject) -> dict[str, Any]:
-    """JSON-ready values, the job included. Secrets are references; literal variables are there."""
+    """Return the project and its job as JSON-ready values. Secrets are references, not values."""
     job = project.job.model_dump(mode="json")
     job["compute"] = _compute_document(project.job.compute)
     return {**project.model_dump(mode="json"), "job": job}
 
 
 def deploy_config_from_json(document: Document) -> DeployCheckpointsConfig:
-    """As `training_project_from_json`."""
+    """Return the config of JSON text or of a decoded document; raise DefinitionError."""
     return _validate(DeployCheckpointsConfig, document)
 
 

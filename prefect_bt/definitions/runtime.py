@@ -13,27 +13,33 @@ from prefect_bt.node_paths import CACHE_BASE
 
 
 class CacheConfig(StrictModel):
-    """`mount_base_path` is the parent of the project's and the team's cache folders."""
+    """Training cache: folders that all nodes and jobs of the project or the team share."""
 
     enabled: bool = False
+    """Whether the cache folders are mounted."""
     enable_legacy_hf_mount: bool = False
+    """Whether `/root/.cache/huggingface` is a folder of the cache, too."""
     require_cache_affinity: bool = True
+    """Whether the job runs only where the cache is. No effect here."""
     mount_base_path: str = CACHE_BASE
+    """Parent of the folders `user_artifacts` (project) and `team_artifacts` (team)."""
 
 
 class Runtime(StrictModel):
-    """Each of `start_commands` is one shell command line; they run in order on every node.
-
-    `enable_cache` is deprecated: it becomes `cache_config` and reads as None afterwards, so that a
-    dump holds null. Giving both is an error.
-    """
+    """Start commands of a job and the environment in which they run."""
 
     start_commands: list[str] = Field(default_factory=list[str])
+    """Shell command lines that run in order on every node; at least one is required at push."""
     environment_variables: EnvironmentVariables = Field(default_factory=EnvironmentVariables)
+    """Variables of the commands: texts or secrets. `BT_*`, `PORT`, `HOSTNAME` are refused."""
     enable_cache: bool | None = None
+    """Deprecated: becomes `cache_config`, and reads as None then. An error with both."""
     checkpointing_config: CheckpointingConfig = Field(default_factory=CheckpointingConfig)
+    """Whether and from which folder checkpoints are uploaded."""
     load_checkpoint_config: LoadCheckpointConfig | None = None
+    """Earlier checkpoints to download before the commands run."""
     cache_config: CacheConfig | None = None
+    """Training cache; None: no cache."""
 
     @model_validator(mode="after")
     def _replace_enable_cache(self) -> Self:

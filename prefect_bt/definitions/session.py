@@ -19,7 +19,7 @@ class InteractiveSessionTrigger(StrEnum):
 
 
 class InteractiveSessionProvider(StrEnum):
-    """What a person connects with."""
+    """Program that connects to the session."""
 
     VS_CODE = "vs_code"
     CURSOR = "cursor"
@@ -27,16 +27,20 @@ class InteractiveSessionProvider(StrEnum):
 
 
 class InteractiveSessionAuthProvider(StrEnum):
-    """Who says who the person is."""
+    """Service that authenticates the user of the session."""
 
     GITHUB = "github"
     MICROSOFT = "microsoft"
 
 
 class InteractiveSession(StrictModel):
-    """`timeout_minutes=-1` is as good as forever (ten years)."""
+    """Remote session on a node of a job. It has no effect here yet."""
 
     trigger: InteractiveSessionTrigger = InteractiveSessionTrigger.ON_DEMAND
+    """When the session opens. `on_startup` and `on_failure` are refused here."""
     timeout_minutes: int = DEFAULT_TIMEOUT_MINUTES
+    """Minutes until the session expires; -1: ten years. No effect yet."""
     session_provider: InteractiveSessionProvider = InteractiveSessionProvider.VS_CODE
+    """Program that connects to the session. No effect yet."""
     auth_provider: InteractiveSessionAuthProvider = InteractiveSessionAuthProvider.MICROSOFT
+    """Service that authenticates the user. No effect yet."""

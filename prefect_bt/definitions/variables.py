@@ -10,9 +10,10 @@ from prefect_bt.definitions.base import StrictModel
 
 
 class SecretReference(StrictModel):
-    """`name` is looked up when the job is launched; in JSON, `{"name": "..."}`."""
+    """Reference to a secret by its name; in JSON, `{"name": "..."}`."""
 
     name: str
+    """Name of the secret. Its value is looked up when the job starts."""
 
 
 def _value_tag(value: Any) -> str | None:

@@ -39,7 +39,7 @@ _SCHEME_SUGGESTIONS: Final = {
 
 
 class WeightsAuthMethod(StrEnum):
-    """How a weights source is authenticated; each has its own fields of `WeightsAuth`."""
+    """Authentication method of a weights source. Each has its own fields of `WeightsAuth`."""
 
     CUSTOM_SECRET = "CUSTOM_SECRET"
     AWS_OIDC = "AWS_OIDC"
@@ -56,16 +56,24 @@ _AUTH_FIELDS: Final = {
 
 
 class WeightsAuth(OpenModel):
-    """`auth_method` (in any case) with all of its own fields and none of the others'."""
+    """Authentication to a weights source: `auth_method` and all fields that belong to it."""
 
     auth_method: WeightsAuthMethod
+    """Authentication method, in upper or lower case. Fields of another method are refused."""
     auth_secret_name: str | None = None
+    """Name of the secret with the token or key, for `CUSTOM_SECRET`."""
     aws_oidc_role_arn: str | None = None
+    """ARN of the IAM role to assume with a web identity, for `AWS_OIDC`."""
     aws_oidc_region: str | None = None
+    """AWS region, for `AWS_OIDC`."""
     gcp_oidc_service_account: str | None = None
+    """Service account to use, for `GCP_OIDC`."""
     gcp_oidc_workload_id_provider: str | None = None
+    """Full name of the workload identity provider, for `GCP_OIDC`."""
     aws_assume_role_arn: str | None = None
+    """ARN of the role to assume with the machine's credentials, for `AWS_ASSUME_ROLE`."""
     aws_assume_role_region: str | None = None
+    """AWS region, for `AWS_ASSUME_ROLE`."""
 
     @field_validator("auth_method", mode="before")
     @classmethod
@@ -109,17 +117,20 @@ def _check_source(source: str) -> None:
 
 
 class WeightsSource(OpenModel):
-    """Files of `source` that match the patterns, mounted read-only at `mount_location`.
-
-    Schemes: hf, s3, gs, azure, r2, cw, https as in truss; file and bt in addition.
-    """
+    """Files that are mirrored before the nodes start, and mounted read-only in every node."""
 
     source: _NonEmptyStr
+    """URI with the scheme hf, s3, gs, azure, r2, cw or https; here also file and bt."""
     mount_location: _NonEmptyStr
+    """Absolute path in the node. Two sources at one path are refused."""
     auth: WeightsAuth | None = None
+    """Authentication; None: `auth_secret_name`, else, for buckets, the machine's credentials."""
     auth_secret_name: str | None = None
+    """Name of the secret with the token or key; give it here or in `auth`, not in both."""
     allow_patterns: list[str] | None = None
+    """Globs of the files to mount; `**/` matches subfolders. None: all files."""
     ignore_patterns: list[str] | None = None
+    """Globs of the files to leave out after `allow_patterns` selected; None: no file."""
 
     @property
     def secret_name(self) -> str | None:

@@ -1,27 +1,27 @@
-"""Where a node's files lie on this machine. The state folder is its user's alone (mode 0700).
+"""Paths of the files of nodes on this machine. Only its user can enter the folder (mode 0700).
 
 <state_dir>/
-    id                              tells state folders apart (prefect_bt.host.job_lock)
+    id                              distinguishes state folders (prefect_bt.host.job_lock)
     jobs/<job id>/
-        owner.lock                  flock held by whoever owns the job (prefect_bt.host.job_lock)
+        owner.lock                  flock of the job's owner process (prefect_bt.host.job_lock)
         rank-<r>/
-            checkpoints/            kept over attempts
-            set-aside/attempt-<n>/  half-written checkpoints that a retry moved away
+            checkpoints/            checkpoint directory, kept across attempts
+            set-aside/attempt-<n>/  incomplete checkpoints that a retry moved away
         attempt-<n>/rank-<r>/       NodeFolder
-            lock                    flock held by guard and agent: free means both are gone
+            lock                    flock of guard and agent; free when both have ended
             node.json               NodeRecord; written before any process exists
-            plan.json               the NodePlan, without a secret's value
+            plan.json               NodePlan, without values of secrets
             status.json  upload.json  stop.json
             log  agent.log
             workspace/  scratch/  loaded/
-            root/  mirrors/         the private root of the view: mount points, nothing more
+            root/  mirrors/         private root of the view; contains only mount points
             control/                pipes into its container (prefect_bt.host.nodes.container_pipes)
-            container.json          which container that is
+            container.json          identity of the container
             ready  go               in a pod: files by which a gang starts its commands together
-            mapped/                 stand-ins for parent folders when paths are mapped
+            mapped/                 substitutes for parent folders when paths are mapped
     cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
-    cache/huggingface/<project id>  huggingface in the base, and /root/.cache/huggingface
-    weights/trees/<name>/files      read-only: a source at one revision, made by prefect_bt.weights
+    cache/huggingface/<project id>  `huggingface` in the base, and /root/.cache/huggingface
+    weights/trees/<name>/files      read-only files of a source at one revision (prefect_bt.weights)
     gpus/<i>.lock                   flock held while a node uses the device
     deployments/<quoted name>/      routers of serving deployments (prefect_bt.serving.router)
     engines/<address>               Docker Engines that have run nodes (substrates.docker.endpoints)
@@ -54,7 +54,7 @@ class JobFolder:
         return self.path / "owner.lock"
 
     def rank_folder(self, rank: int) -> Path:
-        """What a rank keeps over attempts."""
+        """Return the folder of a rank that is kept across attempts."""
         return self.path / f"rank-{rank}"
 
     def checkpoints_folder(self, rank: int) -> Path:
@@ -133,11 +133,10 @@ class NodeFolder:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """The launch of a node, written before it exists. `mark` is in every process's environment.
+    """Launch of a node, written before the node exists.
 
-    `orphan_deadline` in seconds, None to live on without an owner. `map_paths` asks for mapped
-    paths where a mount namespace would work. `uploader` is the argv of the uploader's start, empty
-    for our own.
+    `mark` is in the environment of each of its processes. `uploader` is the command line of its
+    uploader; empty for the default one.
     """
 
     job_id: str
@@ -146,12 +145,14 @@ class NodeRecord:
     mark: str
     state_dir: str
     orphan_deadline: float | None
+    """Seconds after which it stops if no process owns its job; None: it continues."""
     map_paths: bool = False
+    """Whether to map paths even if a mount namespace is possible."""
     uploader: tuple[str, ...] = ()
     contained: bool = False
-    """Whether its commands run in a container, and not on this machine itself."""
+    """Whether its commands run in a container, and not directly on this machine."""
     mounts: tuple[tuple[str, str], ...] = ()
-    """In a pod: the path of each volume of the plan, in the commands' container and in ours."""
+    """In a pod: paths of each volume in the commands' container and in the agent's container."""
 
     @property
     def in_pod(self) -> bool:

@@ -1,4 +1,4 @@
-"""Asynchronous forms of the public functions and flows: each runs in a thread of its own."""
+"""Asynchronous forms of the public functions and flows. Each call runs in its own thread."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _stop_event: Final = contextvars.ContextVar[threading.Event | None]("stop_event"
 
 
 def is_stop_requested() -> bool:
-    """Return whether the coroutine that awaits the present function was cancelled."""
+    """Return whether the coroutine that awaits the current function was cancelled."""
     event = _stop_event.get()
     return event is not None and event.is_set()
 
 
 def asynchronous(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the asynchronous form of a function: it runs in a thread, the event loop goes on.
+    """Return the asynchronous form of a function: a coroutine that runs it in a thread.
 
-    When the coroutine is cancelled, the job that the function runs is stopped; one that it only
-    submits goes on.
+    If the coroutine is cancelled, the job that the function runs is stopped. A job that the
+    function only submits continues.
     """
 
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Options of a new job: from the command line, the form or Python to the job's record."""
+"""Options of a new job, from the command line, a form or Python."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ from prefect_bt.text.durations import parse_duration
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """Options of this package that truss does not have; never a field of a definition.
+    """Options of a job that are not part of its definition; truss does not have them.
 
-    `substrate` is a name in substrates.SUBSTRATES. `retries` is the number of failures of the
-    user's own code that are retried; None keeps the policy's number. `retry_policy` replaces the
-    default policy, or that of the recreated job; `retry_choices` replaces single numbers of it.
-    `deployment` is a Prefect `flow/deployment`; None takes the setting. `keep_last` and
-    `keep_every` are the retention policy (records.RetentionPolicy). `serving` is the revision that
-    the job serves. `max_run_time` limits the commands of all attempts together, in seconds or as
-    `12h`. An option that is None keeps the value of the recreated job or of the settings.
+    An option that is None keeps the value of the recreated job, or of the settings.
     """
 
     substrate: str = field(default_factory=lambda: Settings().substrate)
+    """Substrate: `local`, `docker` or `kubernetes`."""
     retries: int | None = None
+    """Attempts allowed after failures of the user's own code; None: the retry policy's number."""
     deployment: str | None = None
+    """Prefect `flow/deployment` that runs the job; None: PREFECT_BT_DEPLOYMENT, else a process."""
     store: str | None = None
+    """Folder or URL of the store."""
     keep_last: int | None = None
+    """Number of newest checkpoints of each series to keep while the job runs."""
     keep_every: int | None = None
+    """Keep also the checkpoints whose step is a multiple of this number."""
     retry_policy: RetryBudget | None = None
+    """Retry policy that replaces the default one, or that of the recreated job."""
     retry_choices: RetryOverrides = NO_OVERRIDES
+    """Single numbers that replace those of the retry policy."""
     secret_sources: tuple[SecretSource, ...] | None = None
+    """Sources in which secrets are looked up; None: Prefect's blocks and the environment."""
     serving: ServingRef | None = None
+    """Revision of a deployment that the job serves; None: a training job."""
     max_run_time: float | str | None = None
+    """Seconds that the commands may run in all attempts together, or a text such as `12h`."""
 
     def build_retry_budget(self, old: JobRecord | None) -> RetryBudget:
         """Return the budget of a job recreated from `old`; raise DefinitionError if invalid."""
@@ -46,7 +51,7 @@ class SubmitOptions:
         return choices.apply_to(base)
 
     def find_max_run_time(self, old: JobRecord | None) -> float | None:
-        """Return the limit in seconds, None for no limit (as servers); raise DefinitionError."""
+        """Return the limit in seconds; None for no limit, as for servers. Raise DefinitionError."""
         if self.max_run_time is not None:
             return parse_duration(self.max_run_time, field="max_run_time")
         if self.serving is not None:

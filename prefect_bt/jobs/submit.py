@@ -1,8 +1,8 @@
-"""From a definition to an accepted job: refuse early, write late, start last.
+"""Accept a job from a definition: validate first, then write, then start.
 
-Everything that can be refused is refused before the store is touched: the plan is made, the secrets
-are looked for, the workspace is packed to a temporary file. Then the project, the workspace and the
-job are written, in that order, and the job is started.
+Everything that can be refused is refused before the store is written: the job is planned, the
+secrets are looked up, the workspace is packed to a temporary file. Then the project, the workspace
+and the job are written, in that order, and the job is started.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ DRY_RUN_ID = "dry-run"
 
 @dataclass(frozen=True)
 class JobOrigin:
-    """How a job comes to be: the id it would like, its first state, the job it repeats.
+    """Origin of a new job: its preferred id, its first state, the job that it repeats.
 
-    `acquire_lock` is called with the job's id before the job exists; whoever is to run it owns it
-    then.
+    `acquire_lock` is called with the id before the job exists, so that its process owns it from the
+    beginning.
     """
 
     preferred_id: str = ""
@@ -55,7 +55,7 @@ class JobOrigin:
     initial_state: JobState = JobState.CREATED
     source_job: JobRecord | None = None
     plan: GangPlan | None = None
-    """The plan made on this machine; another machine may plan the job otherwise."""
+    """Plan made on this machine; another machine may plan the job differently."""
     state_dir: Path | None = None
     """State folder of the process that runs the job; None: that of the settings."""
 
@@ -67,7 +67,7 @@ class JobOrigin:
         old: JobRecord | None = None,
         plan: GangPlan | None = None,
     ) -> JobOrigin:
-        """With a starter it begins at once; without one it waits for its deployment."""
+        """Return the origin of a job that the launcher starts, or that waits for its deployment."""
         if starter is None:
             return cls(initial_state=JobState.PENDING, source_job=old, plan=plan)
         return cls(starter.job_id, starter.acquire_lock, source_job=old, plan=plan)
@@ -89,12 +89,30 @@ def push(  # noqa: PLR0913 (truss names them)
     retry_choices: RetryOverrides = NO_OVERRIDES,
     max_run_time: float | str | None = None,
 ) -> dict[str, Any]:
-    """Submit a job and return its document once it is accepted, as `truss_train.push` does.
+    """Submit a job, as `truss_train.push` does, and return when it is accepted.
 
-    The result has the flat keys of a job, the same job under `training_job` and its project under
-    `training_project`. `config` may be a project of an installed truss. `remote` is accepted for
-    compatibility and ignored. `team_id` is the name of a team ("default" is the default team); None
-    keeps the team of the config. The other parameters are those of SubmitOptions.
+    Args:
+        config: Path of a config file, or a TrainingProject, also of an installed truss.
+        remote: Ignored; truss has this parameter.
+        source_dir: Folder to pack as the workspace; by default that of the config file, or the
+            working directory for a project.
+        team_id: Name of the team; "default" is the default team. None keeps the team of the config.
+        substrate: Substrate; by default PREFECT_BT_SUBSTRATE.
+        retries: As `retries` of SubmitOptions.
+        deployment: As `deployment` of SubmitOptions.
+        store: As `store` of SubmitOptions.
+        keep_last: As `keep_last` of SubmitOptions.
+        keep_every: As `keep_every` of SubmitOptions.
+        retry_policy: As `retry_policy` of SubmitOptions.
+        retry_choices: As `retry_choices` of SubmitOptions.
+        max_run_time: As `max_run_time` of SubmitOptions.
+
+    Returns:
+        The job's document: the keys of the job, the same document under `training_job`, its project
+            under `training_project`, and for a config file the TrainingJob under `job_object`.
+
+    Raises:
+        PrefectBtError: The job cannot be accepted. The store contains no job then.
     """
     _ = remote
     options = SubmitOptions(
@@ -129,10 +147,20 @@ def submit(
     launcher: JobLauncher | None = None,
     on_created: Callable[[JobRecord], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Accept the job, start it, and return its document with the plan's notes.
+    """Accept and start a job.
 
-    A caller that has made a `launcher` earlier (jobs.start.open_launcher) saves the time it took.
-    `on_created` is called once the job is there, before it starts.
+    Args:
+        project: Definition of the project and its job.
+        source_dir: Folder to pack as the workspace.
+        options: Options of the job; by default those of the settings.
+        launcher: Launcher that was opened earlier with `jobs.start.open_launcher`, to save time.
+        on_created: Function to call with the job's record before the job starts.
+
+    Returns:
+        The job's document with the notes of the plan under `notes`.
+
+    Raises:
+        PrefectBtError: The job cannot be accepted. The store contains no job then.
     """
     options = options or SubmitOptions()
     if launcher is not None:
@@ -174,9 +202,9 @@ def create_job(
     options: SubmitOptions,
     lock: JobLock,
 ) -> tuple[JobRecord, GangPlan]:
-    """The job as written to the store, for the caller to run.
+    """Write a job to the store for the caller to run; return its record and its plan.
 
-    `lock` takes the job before it exists. Nothing is left in the store when this raises.
+    `lock` acquires the job before it exists. If this function raises, the store contains no job.
     """
     plan = plan_submission(ledger, project, options)
     with _pack_workspace(project, source_dir) as packed:
@@ -187,7 +215,7 @@ def create_job(
 def dry_run(
     project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
 ) -> tuple[GangPlan, WorkspaceContents | None]:
-    """The plan that `submit` would run and the files that it would pack; nothing is started."""
+    """Return the plan that `submit` would run and the files that it would pack; start nothing."""
     options = options or SubmitOptions()
     with _pack_workspace(project, source_dir) as packed:
         plan = plan_submission(open_ledger(options.store), project, options)
@@ -197,7 +225,20 @@ def dry_run(
 
 
 def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
-    """Submit a new job with the stored definition and workspace of another job."""
+    """Submit a new job with the stored definition and workspace of another job.
+
+    Args:
+        job_id: Id of the job to repeat.
+        options: Options of the new job; those that are None keep the value of the repeated job.
+            The substrate is always that of the repeated job.
+
+    Returns:
+        The document of the new job, as from `submit`.
+
+    Raises:
+        NotFoundError: The store has no job with this id.
+        PrefectBtError: The job cannot be accepted.
+    """
     options = options or SubmitOptions()
     ledger = open_ledger(options.store)
     old = ledger.get_job(job_id)
@@ -220,7 +261,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
 
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
-    """The plan as it looks before the job has an id; PlanError with every problem."""
+    """Return the plan of a job that has no id yet; raise PlanError with every problem."""
     options.build_retry_budget(None)
     project, settings = assign_team(ledger, project), Settings()
     chosen = settings.substrate_options(options.substrate, store=ledger.store.url)
@@ -258,7 +299,7 @@ def write_job(
     *,
     origin: JobOrigin | None = None,
 ) -> JobRecord:
-    """Project, id, workspace, then the job itself, whose file makes it exist."""
+    """Write the project, the id, the workspace, and last the job, which then exists."""
     origin = origin or JobOrigin()
     old = origin.source_job
     known = ledger.ensure_project(project.name, team_name=project.team_name)

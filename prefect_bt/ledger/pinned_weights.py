@@ -15,7 +15,7 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionErr
 
 @dataclass(frozen=True)
 class PinnedWeights:
-    """The revision of a weights source that a job mounts in all attempts. Sizes in bytes."""
+    """Revision of a weights source that a job mounts in all attempts. `bytes` is its size."""
 
     revision: str
     files: int

@@ -16,16 +16,19 @@ class FailureClass(StrEnum):
     """Class of a failure. Each class has its own retry budget."""
 
     USER = "user"
+    """The commands failed by themselves: an error in the code, or the job's maximum run time."""
     INFRASTRUCTURE = "infrastructure"
+    """A node was lost, preempted, killed from outside or not started, or the store failed."""
     OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed a process because the memory ran out."""
     DEPLOY = "deploy"
-    """Bad configuration, missing secret, refused image: never retried."""
+    """Bad configuration, missing secret or refused image. It is never retried."""
 
 
 class Cause(StrEnum):
-    """Why a node or an attempt failed; class and cure of each: prefect_bt.attempts.diagnosis.
+    """Reason why a node or an attempt failed; class and remedy: prefect_bt.attempts.diagnosis.
 
-    A substrate says which of its own states is which. Values are stored: add, never respell.
+    A substrate maps its own states to causes. Values are stored: add, never respell.
     """
 
     COMMAND_FAILED = "command_failed"
@@ -45,7 +48,7 @@ class Cause(StrEnum):
     CONTAINER_PROTOCOL = "container_protocol"
     """A process in the container wrote into the pipes between it and its agent."""
     SIGNALLED = "signalled"
-    """Died of a signal that has no line of its own."""
+    """The command died of a signal that has no cause of its own."""
     OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
     TERMINATED = "terminated"
@@ -54,7 +57,7 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     ORPHANED = "orphaned"
     CUT_SHORT = "cut_short"
-    """Nobody watched the attempt to its end."""
+    """No process watched the attempt until its end."""
     STAGING_FAILED = "staging_failed"
     VIEW_REFUSED = "view_refused"
     GPUS_MISSING = "gpus_missing"
@@ -72,13 +75,13 @@ class Cause(StrEnum):
     REGISTRY_REFUSED = "registry_refused"
     IMAGE_NOT_FOUND = "image_not_found"
     IMAGE_UNUSABLE = "image_unusable"
-    """Another processor's, or without what a node needs."""
+    """The image is for another processor, or lacks a program that a node needs."""
     MAX_RUN_TIME = "max_run_time"
-    """The job's own limit; never retried automatically, whatever the policy allows."""
+    """The job's own limit. It is never retried automatically, whatever the policy allows."""
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
     UNKNOWN = "unknown"
-    """Also what a newer release wrote and this one has no word for."""
+    """Also a cause that only a newer release knows."""
 
     @classmethod
     def _missing_(cls, value: object) -> Cause:
@@ -87,15 +90,20 @@ class Cause(StrEnum):
 
 
 class NodePhase(StrEnum):
-    """How far a node has come; each phase is entered at most once, in this order."""
+    """Progress of a node. Each phase is entered at most once, in this order."""
 
     LAUNCHED = "launched"
+    """The substrate started the node; its agent has not reported yet."""
     STAGING = "staging"
+    """The agent unpacks the workspace and mounts weights, caches and loaded checkpoints."""
     RUNNING = "running"
+    """The start commands run."""
     FLUSHING = "flushing"
+    """The commands ended; the uploader commits the remaining checkpoints."""
     DONE = "done"
+    """The node ended, and its agent reported the result."""
     LOST = "lost"
-    """Its process is gone without having said how it ended."""
+    """The node's process is gone, and its agent reported no result."""
 
 
 class StopReason(StrEnum):
@@ -124,14 +132,14 @@ EXIT_NOT_STARTED: Final = 125  # as `docker run` and `timeout` exit if the comma
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """What a node last said of itself. Times are epoch seconds; `exit_code` as a shell gives it."""
+    """Last reported status of a node. Times are epoch seconds, `exit_code` is that of a shell."""
 
     rank: int
     phase: NodePhase = NodePhase.LAUNCHED
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
-    """Why it ended, when that is not the commands' own doing: a StopReason or a description."""
+    """Why it ended, if not by its commands: a StopReason or a description."""
     command: int | None = None
     """Index of the start command that runs or ran last."""
     started_at: float | None = None
@@ -140,10 +148,10 @@ class NodeStatus:
     """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
     upload_error: str = ""
     uncommitted: tuple[str, ...] = ()
-    """Checkpoints that the final flush left behind because they are not whole."""
+    """Checkpoints that the final flush did not commit because they are incomplete."""
     oom: bool = False
     cause: Cause | None = None
-    """What the substrate itself knows of why; None: exit code, signal and phase tell."""
+    """Cause that the substrate reports; None: computed from exit code, signal and phase."""
     waiting: str = ""
     """Reason why the node has not started yet, in the substrate's words."""
 
@@ -163,7 +171,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class ArchivedLog:
-    """A rank's log of one attempt as it was put into the store. `sha256` in hex."""
+    """Archived log of a rank in one attempt. `sha256` is in hexadecimal digits."""
 
     rank: int
     bytes: int
@@ -173,7 +181,7 @@ class ArchivedLog:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. `failed_rank` is the first that failed; `log_tail` its last lines."""
+    """Result of an attempt. `failed_rank` is the first failed rank; `log_tail` its last lines."""
 
     attempt: int
     state: JobState
@@ -188,21 +196,18 @@ class Outcome:
     newest_checkpoint: str = ""
     """Manifest key of the job's newest committed checkpoint when the attempt ended."""
     cause: Cause | None = None
-    """Why it failed; None for one that did not, and in records of older releases."""
+    """Cause of the failure; None without a failure, and in records of older releases."""
     cure: str = ""
-    """What to do about it."""
+    """Remedy of the failure."""
     failed_at: float | None = None
-    """When the first failing rank's commands ended."""
+    """Time at which the commands of the first failed rank ended."""
     logs: tuple[ArchivedLog, ...] = ()
-    """What was sealed, in rank order; empty in outcomes older than this field."""
+    """Archived logs in rank order; empty in records of older releases."""
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One event of a job.
-
-    `at` is in epoch seconds, `epoch` is a claim (prefect_bt.ledger.fencing_epochs).
-    """
+    """One event of a job; `at` is in epoch seconds, `epoch` a claim (ledger.fencing_epochs)."""
 
     state: JobState
     at: float
@@ -222,34 +227,31 @@ class ProjectRecord:
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """A job's retry policy: how many failures of each class it survives, and when it goes on.
-
-    Delays are seconds, `jitter` the part of a delay that chance may take off (0 to 1).
-    """
+    """Retry policy of a job: retries for each class of failure, and the delays in seconds."""
 
     user: int = 0
     infrastructure: int = 3
     out_of_memory: int = 0
     without_progress: int = 2
-    """So many failed attempts in a row without a newer checkpoint end the job; 0: never."""
+    """Failed attempts in a row without a newer checkpoint that end the job; 0: no limit."""
     first_delay: float = 1.0
     factor: float = 2.0
     longest_delay: float = 30.0
     jitter: float = 0.2
+    """Largest part of a delay, from 0 to 1, that is subtracted at random."""
 
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What stays of every series of checkpoints; None and None: everything.
+    """Which checkpoints of each series are kept; None and None: all. Both numbers are at least 1.
 
-    A series is what differs in the step alone (`checkpoint-10`, `checkpoint-20`). Both numbers are
-    at least 1; the newest of a series stays whatever they are.
+    A series has names that differ only in the step. Its newest checkpoint is always kept.
     """
 
     keep_last: int | None = None
-    """The highest steps stay, so many."""
+    """Number of the highest steps that are kept."""
     keep_every: int | None = None
-    """Steps that are a multiple of it stay too."""
+    """Steps that are a multiple of this number are kept, too."""
 
     @property
     def keeps_all(self) -> bool:
@@ -258,26 +260,24 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one node. Sizes in bytes; `gpu_type` as the definition spells it, or "".
-
-    A substrate reserves them; it holds the node to them only where it enforces limits.
-    """
+    """Resources of one node, which its substrate reserves. Sizes are in bytes."""
 
     cpus: int = 1
     memory: int = 2 * 1024**3
     gpus: int = 0
     gpu_type: str = ""
+    """Type of the GPUs as in the definition; "" without GPUs."""
     shared_memory: int = 0
     """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
     why: str = ""
-    """Why the amounts are what they are, in one line (allocation.allocate); "" in older plans."""
+    """Explanation of the amounts in one line (allocation.allocate); "" in older plans."""
     limits: bool = False
     """Whether the substrate enforces the amounts as limits."""
 
 
 @dataclass(frozen=True)
 class ServingRef:
-    """Of a job that runs an inference server: which revision of which deployment it is."""
+    """Revision of a deployment that a job serves."""
 
     deployment: str
     revision: int
@@ -285,13 +285,13 @@ class ServingRef:
 
 @dataclass(frozen=True)
 class GitState:
-    """A Git working tree when a job was made from it. No remote: its URL may hold a password."""
+    """Git state of the job's folder. The remote is omitted: its URL may contain a password."""
 
     commit: str
     branch: str = ""
     """"" for a detached HEAD."""
     dirty: bool | None = None
-    """Whether a tracked file differs from the commit; None: not found out in time."""
+    """Whether a tracked file differs from the commit; None: `git` did not answer in time."""
     tag: str = ""
     """The newest tag that the commit contains."""
     commits_since_tag: int | None = None
@@ -299,7 +299,7 @@ class GitState:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Which code a job was made from, and by which client. Versions are "" where not installed."""
+    """Code and client that made a job. The version of a package that is not installed is ""."""
 
     git: GitState | None = None
     """None: no repository, no `git`, or one that `git` refuses to read."""
@@ -310,14 +310,14 @@ class Provenance:
     pydantic_version: str = ""
     truss_version: str = ""
     frameworks: dict[str, str] = field(default_factory=dict[str, str])
-    """Installed where the job was pushed from: {"torch": "2.9.0"}."""
+    """Versions of frameworks on the pushing machine, such as {"torch": "2.9.0"}."""
     user: str = ""
     host: str = ""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What never changes about a job. `definition` is the project document of definitions."""
+    """Constant facts of a job. `definition` is the document of json_documents.project_document."""
 
     id: str
     name: str
@@ -336,55 +336,54 @@ class JobRecord:
     resources: Resources | None = None
     """Resources of each node as planned at the push; None in records of older releases."""
     max_run_time: float | None = None
-    """Seconds that the commands may run, all attempts together; None: no limit."""
+    """Seconds that the commands may run in all attempts together; None: no limit."""
     provenance: Provenance | None = None
     """None in records of older releases."""
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """Written before anything is launched; `flow_run_id` is empty outside Prefect."""
+    """Record of an attempt, written before anything is launched."""
 
     attempt: int
     at: float
     flow_run_id: str = ""
+    """Prefect flow run of the attempt; "" outside Prefect."""
     host: str = ""
-    """Where it is watched from (job_lock.host_id); "" in old records."""
+    """Host that watches the attempt (job_lock.host_id); "" in old records."""
 
 
 @dataclass(frozen=True)
 class FlowRunRecord:
-    """A Prefect run of a job; `url` leads to it in the UI, empty when there is none.
-
-    `at`: when it was bound to the job, or taken up by another host.
-    """
+    """A Prefect flow run of a job; `url` is its page in the UI, empty if there is none."""
 
     flow_run_id: str
     at: float
+    """When it was bound to the job, or when another host took it over."""
     url: str = ""
     host: str = ""
-    """Whose process has run it last, as job_lock.host_id names it; "" before any has."""
+    """Host whose process ran it last (job_lock.host_id); "" before a process ran it."""
 
 
 @dataclass(frozen=True)
 class UploadStatus:
-    """What a node's uploader last said. Sizes in bytes, times in epoch seconds or seconds."""
+    """Last report of a node's uploader. Sizes are in bytes, `updated_at` in epoch seconds."""
 
     updated_at: float
     committed: tuple[str, ...] = ()
     """Names of the checkpoints this uploader committed, in order."""
     rewritten: tuple[str, ...] = ()
-    """Names of those that were committed before, and written again with the same bytes."""
+    """Names of committed checkpoints that were written again with the same bytes."""
     uncommitted: tuple[str, ...] = ()
-    """After the final flush: `name: why it is not whole`."""
+    """After the final flush: `name: why it is incomplete`."""
     bytes_done: int = 0
     bytes_total: int = 0
     rate: float = 0.0
-    """Bytes a second over the last upload."""
+    """Bytes per second of the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
     current: str = ""
-    """Name of the checkpoint on its way now."""
+    """Name of the checkpoint that is uploaded now."""
     file: str = ""
     """File that has been in transfer for the longest time."""
     work: int = 0
@@ -392,9 +391,9 @@ class UploadStatus:
     waiting: tuple[str, ...] = ()
     """While training: `name: why it is not committed yet`."""
     trouble: str = ""
-    """What the store answers now, while it is tried again."""
+    """Error of the store while the uploader retries."""
     pruned: tuple[str, ...] = ()
-    """Names that the retention policy took."""
+    """Names of checkpoints that the retention policy deleted."""
     flushed: bool = False
     error: str = ""
-    """Set when an upload cannot finish: names rank, file and cause."""
+    """Error that ended the upload, with rank, file and cause."""

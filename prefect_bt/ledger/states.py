@@ -11,14 +11,24 @@ from typing import Final
 
 
 class JobState(StrEnum):
+    """State of a job. The first four are active, the others final."""
+
     PENDING = "TRAINING_JOB_PENDING"
+    """The job waits for a worker of its Prefect deployment."""
     CREATED = "TRAINING_JOB_CREATED"
+    """The job is accepted. Its weights are mirrored; no node exists yet."""
     DEPLOYING = "TRAINING_JOB_DEPLOYING"
+    """The nodes start: images are pulled, files are staged."""
     RUNNING = "TRAINING_JOB_RUNNING"
+    """The start commands run."""
     COMPLETED = "TRAINING_JOB_COMPLETED"
+    """The commands succeeded and the final flush ended."""
     DEPLOY_FAILED = "TRAINING_JOB_DEPLOY_FAILED"
+    """A configuration, a secret or an image is wrong."""
     FAILED = "TRAINING_JOB_FAILED"
+    """The job failed for any other reason."""
     STOPPED = "TRAINING_JOB_STOPPED"
+    """A user stopped the job."""
 
     @property
     def terminal(self) -> bool:
@@ -26,7 +36,7 @@ class JobState(StrEnum):
 
     @property
     def short_name(self) -> str:
-        """The word without its prefix, lower case: `running`, `deploy_failed`."""
+        """Return the state without its prefix, in lower case: `running`, `deploy_failed`."""
         return self.value.removeprefix("TRAINING_JOB_").lower()
 
 

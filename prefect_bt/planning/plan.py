@@ -116,7 +116,7 @@ class WorkspacePlan:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Everything one node needs to know."""
+    """Plan of one node: everything that its agent needs."""
 
     job_id: str
     project_id: str
@@ -128,7 +128,7 @@ class NodePlan:
     commands: tuple[str, ...]
     environment: dict[str, str]
     secret_environment: dict[str, str]
-    """Variable name -> name of the secret reference."""
+    """Names of the secret references, by variable."""
     volumes: tuple[Volume, ...]
     resources: Resources
     workspace: WorkspacePlan
@@ -136,7 +136,7 @@ class NodePlan:
     load: tuple[LoadedCheckpoint, ...] = ()
     load_directory: str = ""
     grace: float = 30.0
-    """Seconds between the polite and the forced signal."""
+    """Seconds between SIGTERM and SIGKILL."""
     epoch: int = 0
     """Epoch in which its uploader commits (ledger.fencing_epochs); 0 in plans of older releases."""
 
@@ -148,7 +148,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class GangPlan:
-    """All nodes of one attempt. `notes` are sentences for the person who pushed."""
+    """Plan of all nodes of one attempt. `notes` are sentences for the user."""
 
     job_id: str
     job_name: str
@@ -159,7 +159,7 @@ class GangPlan:
     nodes: tuple[NodePlan, ...]
     weights: tuple[WeightsPlan, ...] = ()
     image_secrets: tuple[str, ...] = ()
-    """Names of the references that pulling the image takes."""
+    """Names of the secret references for pulling the image."""
     notes: tuple[str, ...] = field(default=())
     max_run_time: float | None = None
     """Seconds that the commands of all attempts may run together; None: no limit."""

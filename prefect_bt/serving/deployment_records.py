@@ -1,15 +1,14 @@
-"""The records of serving deployments, in the store: what runs under a model's name, and since when.
+"""Records of serving deployments in the store: names, revisions, and which one serves.
 
     deployments/<quoted name>/
-        deployment.json             what never changes
-        revisions/<n>/revision.json what revision n serves
-        revisions/<n>/job.json      the job that runs it
-        verdicts/<n>-<attempt>.json whether that attempt of its job answers, and why not
-        moves/<seq>.json            which revision is to serve from then on, in order
+        deployment.json             constant facts
+        revisions/<n>/revision.json content of revision n
+        revisions/<n>/job.json      the job that runs the revision
+        verdicts/<n>-<attempt>.json whether that attempt of the job is ready, and why not
+        moves/<seq>.json            desired revision from then on, in order
 
-All are created once and never changed, so two at once share no number. A move is a wish: the
-revision that it names takes over once it is ready, and the one before serves until then. Revision 0
-is none: the deployment is stopped.
+All records are created once and never changed, so two processes never share a number. The desired
+revision replaces the serving one when it is ready. Revision 0 means that the deployment is stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from prefect_bt.serving.curl_example import CHAT
 T = TypeVar("T")
 
 NO_REVISION: Final = 0
-"""The revision of a deployment that is to be stopped."""
+"""Desired revision of a deployment that is stopped."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,11 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Revision:
-    """What is served together. `models` are the names it answers to; times in seconds.
+    """Models that one server serves. `models` are their names in requests.
 
-    `patience`: how long the server may take to answer first, once its process runs. `gate` is what
-    it has to pass before it serves (serving.rollout.gate), as a document; None for nothing.
-    `key_secret`: the secret that clients have to show since then, as their API key; "" for none.
+    `patience` limits the seconds between the start of the server's process and its first answer.
+    `gate` is the document of the test before promotion (serving.rollout.gate); None: no test.
+    `key_secret` is the secret that clients send as the API key; "": no key.
     """
 
     number: int
@@ -54,25 +53,25 @@ class Revision:
     """(training job, checkpoint) of each model."""
     base_model: str = ""
     base_checkpoint: tuple[str, str] | None = None
-    """The same of the base model, where a job made it."""
+    """(training job, checkpoint) of the base model; None: it is not a checkpoint."""
     patience: float = 1800.0
     gate: dict[str, Any] | None = None
     by: str = ""
     key_secret: str = ""
     secrets_block: str = ""
-    """Name of the Training Secrets block that its server's secrets are looked up in first."""
+    """Training Secrets block that has precedence when the server's secrets are looked up."""
 
     @property
     def required_checkpoints(self) -> tuple[tuple[str, str], ...]:
-        """(training job, checkpoint) of all that must stay while it serves."""
+        """Return (training job, checkpoint) of all checkpoints that the revision needs."""
         return (*self.checkpoints, *((self.base_checkpoint,) if self.base_checkpoint else ()))
 
 
 @dataclass(frozen=True)
 class ReadinessVerdict:
-    """Of one attempt of a revision's job: it answered under every name, or never will.
+    """Whether an attempt of a revision's job answered under every name, or failed to.
 
-    `way`: how it is asked, as serving.curl_example spells it.
+    `way` is the endpoint of the request, as in serving.curl_example.
     """
 
     revision: int
@@ -85,6 +84,8 @@ class ReadinessVerdict:
 
 @dataclass(frozen=True)
 class DesiredRevision:
+    """Revision that serves from then on, when it is ready."""
+
     revision: int
     at: float
     why: str
@@ -104,7 +105,7 @@ class DeploymentLedger:
         self._cached_records: dict[str, bytes] = {}
 
     def ensure_deployment(self, name: str) -> Deployment:
-        """The deployment of that name, made if there is none."""
+        """Return the deployment of that name; create it if it does not exist."""
         made = Deployment(name, self.ledger.now())
         self._create_once(f"{_prefix(name)}/deployment.json", made)
         return self.get_deployment(name)

@@ -13,7 +13,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class FileEntry:
-    """`path` is relative to the mount."""
+    """One file of a weights source. `path` is relative to the mount location."""
 
     path: str
     size: int
@@ -22,7 +22,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class WeightsManifest:
-    """`entries` are sorted by path."""
+    """Files of a weights source at one revision. `entries` are sorted by path."""
 
     source: str
     key: str

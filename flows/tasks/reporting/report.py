@@ -1,7 +1,7 @@
-"""What people see of a job on its Prefect run: events, a card (rank_log.py: its logs).
+"""Reports about a job on its Prefect flow run: events, and a card (rank_log.py: its logs).
 
 Every event is about the resource `prefect-bt.job.<id>`. Prefect adds the run, its task and its
-deployment as related resources. What the labels mean: docs/deployments.md, Events and automations.
+deployment as related resources. Labels: docs/deployments.md, Events and automations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prefect_bt.text.control_characters import escape_controls
 
 EVENT_PREFIX: Final = "prefect-bt."
 API_ERRORS = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
-"""What Prefect's client raises when the API does not answer, or not as it should."""
+"""Errors of Prefect's client when the API does not answer, or answers with an error."""
 _NEVER_BEGAN: Final = frozenset({JobState.PENDING, JobState.CREATED})
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 def transition_job(
     site: JobContext, state: JobState, *, message: str = "", attempt: int | None = None
 ) -> None:
-    """Write the job's next state, and emit the event `prefect-bt.job.<state>`."""
+    """Write the next state of the job, and emit the event `prefect-bt.job.<state>`."""
     happened = site.ledger.append_event(
         site.job_id, state, message=message, attempt=attempt, epoch=site.epoch
     )
@@ -58,8 +58,8 @@ def transition_job(
 def transition_labels(events: Sequence[JobEvent], outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Return the labels of the newest event. Pure.
 
-    `failure-class` and `cause` are on the end of a failed job and on the retry that follows a
-    failure; not on a job that failed before its attempt began, whose last outcome is an older one.
+    `failure-class` and `cause` are on the end of a failed job and on the retry after a failure. A
+    job that failed before its attempt began does not have them: its last outcome is older.
     """
     event, last = events[-1], outcomes[-1] if outcomes else None
     before = events[-2].state if len(events) > 1 else JobState.PENDING
@@ -76,7 +76,7 @@ def transition_labels(events: Sequence[JobEvent], outcomes: Sequence[Outcome]) -
 
 
 def _find_retry_kind(events: Sequence[JobEvent]) -> str:
-    """Return why the job was last started: `policy`, `manual` or `crash`; "" for a first start."""
+    """Return the kind of the last retry: `policy`, `manual` or `crash`; "" for a first start."""
     made = next((i for i in reversed(range(len(events))) if events[i].state is JobState.CREATED), 0)
     if made == 0:
         return ""
@@ -91,7 +91,7 @@ def _find_retry_kind(events: Sequence[JobEvent]) -> str:
 def report_recovery(site: JobContext) -> None:
     """Emit `prefect-bt.job.recovered`: this process continues a job whose process died.
 
-    Unless a person asked for the job's next attempt, which is not recovery.
+    Emit nothing if a user requested the next attempt of the job.
     """
     with suppress(StoreError):  # only for show
         events = site.ledger.list_events(site.job_id)
@@ -102,10 +102,10 @@ def report_recovery(site: JobContext) -> None:
 
 
 def report_commit(site: JobContext, *, attempt: int, rank: int, name: str) -> None:
-    """Emit `prefect-bt.checkpoint.committed` for a rank's checkpoint.
+    """Emit `prefect-bt.checkpoint.committed` for a checkpoint that a rank committed.
 
-    The event's id follows from the arguments: a process that adopts the gang and reports its
-    commits again adds no second event.
+    The id of the event is computed from the arguments, so that a process that adopts the gang and
+    reports the same commit again adds no second event.
     """
     labels = {"attempt": attempt, "rank": rank, "checkpoint": name, "step": parse_step(name)}
     identity = uuid5(NAMESPACE_URL, f"prefect-bt:{site.job_id}/{attempt}/{rank}/{name}")
@@ -113,7 +113,7 @@ def report_commit(site: JobContext, *, attempt: int, rank: int, name: str) -> No
 
 
 def _emit(site: JobContext, name: str, labels: Mapping[str, object], **given: Any) -> None:
-    """Emit one event about the job; labels without a value are left out."""
+    """Emit one event about the job, without the labels that have no value."""
     record = site.record
     labels = {
         "job": record.id,
@@ -138,9 +138,9 @@ def _emit(site: JobContext, name: str, labels: Mapping[str, object], **given: An
 
 
 def publish_job_card(site: JobContext) -> None:
-    """Write the job's card: an artifact on the run, one key a job, replaced each time.
+    """Write the card of the job: an artifact of the run with one key, replaced each time.
 
-    Only for show: an API that is down keeps no job from going on, or from its end.
+    If the API is down, log a warning; the job continues.
     """
     document: dict[str, Any] = job_document(site.ledger, site.record)
     try:
@@ -154,7 +154,7 @@ def publish_job_card(site: JobContext) -> None:
 
 
 def _serving_address(site: JobContext) -> str:
-    """Return the address of the deployment that the job serves; "" for a training."""
+    """Return the address of the deployment that the job serves; "" for a training job."""
     if site.record.serving is None:
         return ""
     from prefect_bt.serving.router.deployment_folder import RouterFolder  # no training needs it

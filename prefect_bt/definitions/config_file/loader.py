@@ -41,19 +41,31 @@ class ConfigValueError(DefinitionError, ValueError):
 
 
 def load_training_project(path: str | Path) -> TrainingProject:
-    """The one `TrainingProject` that a name of the module is bound to, underscored names included.
+    """Run a config file and return its TrainingProject.
 
-    The file runs: it may read `os.environ`, and files beside it through `__file__`. Its module is
-    called after the file and is not in `sys.modules` afterwards. Raises DefinitionError: a
-    ConfigImportError if `path` is not a `.py` file, a ConfigValueError if there is no project or
-    more than one name of a project (two names of one project count as two), else for what went
-    wrong in the file. KeyboardInterrupt passes.
+    The file may read `os.environ`, and files beside it through `__file__`. Its module has the name
+    of the file and is not in `sys.modules` afterwards.
+
+    Args:
+        path: Path of a `.py` file with exactly one module-level name of a TrainingProject. Names
+            with an underscore count; two names of one project count as two.
+
+    Returns:
+        The project.
+
+    Raises:
+        ConfigImportError: `path` is not a `.py` file.
+        ConfigValueError: The file has no name of a project, or several.
+        DefinitionError: The file fails. A KeyboardInterrupt is not caught.
     """
     return load_target(Path(path), TrainingProject)
 
 
 def load_deploy_checkpoints_config(path: str | Path) -> DeployCheckpointsConfig:
-    """As `load_training_project`, for a `DeployCheckpointsConfig`; a file may hold both."""
+    """Run a config file and return its DeployCheckpointsConfig.
+
+    The rules are those of `load_training_project`. One file may contain both.
+    """
     return load_target(Path(path), DeployCheckpointsConfig)
 
 
