@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import ServerError
-from prefect_bt.file_server.server_folder import FileServerFolder, ServerRecord
+from prefect_bt.file_server.server_folder import FileServerFolder, ServerRecord, find_local_root
 from prefect_bt.host.daemon import Daemon, read_start_time, start_daemon
 
 LOOPBACK: Final = "127.0.0.1"
@@ -42,6 +42,20 @@ def ensure_server(place: FileServerFolder, *, environment: Mapping[str, str]) ->
                 )
             known.daemon.stop(timeout=_STOP_TIMEOUT)
         return _start(place, environment)
+
+
+def find_server_folder(store_url: str, state_dir: Path) -> FileServerFolder | None:
+    """Return the folder of the store's file server; None for a bucket, which needs none."""
+    root = find_local_root(store_url)
+    return FileServerFolder.for_store(root, state_dir) if root else None
+
+
+def restart_server(
+    store_url: str, state_dir: Path, environment: Mapping[str, str]
+) -> ServerRecord | None:
+    """Start the store's file server if it ever ran, so that its URLs work again."""
+    place = find_server_folder(store_url, state_dir)
+    return ensure_server(place, environment=environment) if place and place.read_record() else None
 
 
 def stop_server(place: FileServerFolder) -> ServerRecord | None:

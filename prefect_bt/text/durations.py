@@ -1,4 +1,4 @@
-"""Spans of time as people write them: `12h`, `90m`, `1h30m`, `3600`."""
+"""Parse and format durations: `2w`, `12h`, `90m`, `1h30m`, `3600`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from prefect_bt.errors import DefinitionError
 
-_UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_PART: Final = r"(\d+(?:\.\d+)?)([dhms])"
+_UNITS: Final = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_PART: Final = r"(\d+(?:\.\d+)?)([wdhms])"
 _FORM: Final = re.compile(rf"(?:{_PART})+")
 
 
@@ -22,7 +22,7 @@ def parse_duration(value: float | str, *, field: str) -> float:
     seconds = _seconds(value)
     if seconds is None or not math.isfinite(seconds) or seconds <= 0:
         raise DefinitionError(
-            f"{field} is {value!r}, which is no span of time.",
+            f"{field} is {value!r}, which is not a duration.",
             next_step="Write for example 12h, 90m, 1h30m or a number of seconds, more than 0.",
             field=field,
             value=value,
@@ -31,7 +31,7 @@ def parse_duration(value: float | str, *, field: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return the span so that parse_duration reads it again, to the second from a minute on.
+    """Return text that parse_duration reads, rounded to seconds from a minute on.
 
     >>> format_duration(43200), format_duration(5400), format_duration(0.5)
     ('12h', '1h30m', '0.5s')

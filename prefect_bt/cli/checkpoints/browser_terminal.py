@@ -27,10 +27,10 @@ from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
 from prefect_bt.checkpoints.committed.catalog import CheckpointFile, CommittedCheckpoint
 from prefect_bt.checkpoints.committed.safetensors_header import read_tensors
 from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view
-from prefect_bt.cli.checkpoints.urls import FileUrls, signed_urls
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import OK, Terminal, format_count
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.file_server.checkpoint_urls import FileUrls, signed_urls
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.workspace.limits import format_bytes
@@ -161,7 +161,7 @@ class _FileViewer:
     def _urls(self) -> FileUrls:
         # Cached because the first URL may start a server.
         with self._terminal.spinner("Signing URLs"):
-            return signed_urls(self._store)
+            return signed_urls(self._store, os.environ)
 
     def _print_url(self, file: CheckpointFile, reason: str) -> bool:
         url = self._urls.url_for(file.key)

@@ -1,10 +1,8 @@
-"""`prefect-bt checkpoints serve`, and the file servers that `up` and `down` start and stop."""
+"""`prefect-bt checkpoints serve`: serve the checkpoint files of a local store."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,11 +13,8 @@ from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.file_server import process
 from prefect_bt.file_server.app import FileServer, serve
-from prefect_bt.file_server.server_folder import FileServerFolder, find_local_root
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
-
-Echo = Callable[[str], None]
 
 
 def serve_checkpoints(
@@ -43,10 +38,11 @@ def serve_checkpoints(
 
     `prefect-bt checkpoints serve --host 0.0.0.0 --port 8700 --address http://box.example:8700`
     """
-    place = _find_server_folder()
+    settings = Settings()
+    place = process.find_server_folder(open_store(settings.store).url, settings.state_dir)
     if place is None:
         raise PrefectBtError(
-            f"{Settings().store} needs no file server: a bucket has URLs of its own.",
+            f"{settings.store} needs no file server: a bucket has URLs of its own.",
             next_step="Create them: prefect-bt get_checkpoint_urls.",
         )
     if process.is_wildcard(host) and not address:
@@ -66,24 +62,3 @@ def serve_checkpoints(
         server = FileServer(place.root, place.ensure_signing_key(), place.store_id)
         serve(server, listening, idle_timeout=math.inf)
     return OK
-
-
-def restart_file_server(*, echo: Echo) -> None:
-    """Start the store's file server again, if it ever ran, so that its URLs work."""
-    place = _find_server_folder()
-    if place and place.read_record():
-        known = process.ensure_server(place, environment=os.environ)
-        echo(f"Checkpoint files: {known.base}")
-
-
-def stop_file_servers(*, echo: Echo) -> None:
-    """Stop every file server of this machine's state folder."""
-    for known in process.stop_all_servers(Settings().state_dir):
-        echo(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")
-
-
-def _find_server_folder() -> FileServerFolder | None:
-    """Return the folder of the store's file server; None for a bucket."""
-    settings = Settings()
-    root = find_local_root(open_store(settings.store).url)
-    return FileServerFolder.for_store(root, settings.state_dir) if root else None

@@ -12,9 +12,6 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
 from prefect_bt.ledger.states import JobState
 
-QUEUED = frozenset({JobState.PENDING})
-ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
-
 
 def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> ProjectRecord | None:
     """Return the project of the filter, or None without one; NotFoundError lists the known ones."""

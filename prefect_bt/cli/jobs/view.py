@@ -6,8 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.cli.jobs.selection import (
-    ACTIVE,
-    QUEUED,
     get_reconciled_state,
     list_entries,
     no_jobs_error,
@@ -24,13 +22,13 @@ from prefect_bt.cli.ui.options import (
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.entries import open_catalog
+from prefect_bt.job_index.overview import read_overview
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from prefect_bt.job_index.entries import JobCatalog, JobEntry
+    from prefect_bt.job_index.entries import JobCatalog
     from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import ProjectRecord
 
 Document = dict[str, Any]
 
@@ -89,7 +87,8 @@ def _read(
     if which.selected_project or limit != 0:
         jobs = _list_newest(terminal, catalog, which, limit if limit is None else limit or _LIMIT)
         return jobs, lambda: render.show_details(terminal, jobs)
-    overview = _read_overview(terminal, catalog, read)
+    get_state = partial(get_reconciled_state, ledger, terminal=terminal)
+    overview = read_overview(catalog, get_state, read)
     return overview, lambda: render.show_overview(terminal, overview)
 
 
@@ -104,22 +103,6 @@ def _list_newest(
     return {"training_jobs": documents, "total_jobs": len(entries)}
 
 
-def _read_overview(
-    terminal: Terminal, catalog: JobCatalog, read: Callable[[str], Document]
-) -> Document:
-    unfinished = catalog.list_unfinished(
-        catalog.list_entries(),
-        lambda job_id: get_reconciled_state(catalog.ledger, job_id, terminal),
-    )
-    projects = list(_projects(catalog, catalog.ledger.list_projects(), read))
-    documents = catalog.list_documents(unfinished, read)
-    queued, active = (
-        [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
-    )
-    queued.sort(key=lambda job: -int(job["priority"]))
-    return {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
-
-
 def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
     """Return a function that reads the document of a job, after its state was reconciled."""
     from prefect_bt.jobs.job_json import job_document
@@ -129,30 +112,3 @@ def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
         return job_document(ledger, ledger.get_job(job_id))
 
     return read
-
-
-def _projects(
-    catalog: JobCatalog, projects: Sequence[ProjectRecord], read: Callable[[str], Document]
-) -> Iterator[Document]:
-    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in catalog.list_entries()}
-    latest = {
-        one["training_project_id"]: one
-        for one in catalog.list_documents(list(newest.values()), read)
-    }
-    for project in projects:
-        yield _project(project, latest.get(project.id))
-
-
-def _project(project: ProjectRecord, latest: Document | None) -> Document:
-    """Return the JSON document of a project."""
-    from prefect_bt.jobs.job_json import format_iso
-
-    created = format_iso(project.created_at)
-    return {
-        "id": project.id,
-        "name": project.name,
-        "created_at": created,
-        "updated_at": latest["updated_at"] if latest else created,
-        "team_name": project.team_name or None,
-        "latest_job": latest,
-    }

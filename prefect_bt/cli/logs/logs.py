@@ -13,8 +13,6 @@ from cyclopts import Parameter, Token
 
 from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
 from prefect_bt.cli.logs import follow, lines
-from prefect_bt.cli.ui.ages import parse_age
-from prefect_bt.cli.ui.number_ranges import NumberRanges, parse_number_ranges
 from prefect_bt.cli.ui.options import (
     NO_FILTER,
     InjectedTerminal,
@@ -27,6 +25,8 @@ from prefect_bt.cli.ui.terminal import OK, Terminal, format_count, write_stdout
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.logs.levels import LogLevel, parse_level
 from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.text.durations import parse_duration
+from prefect_bt.text.number_ranges import NumberRanges, parse_number_ranges
 
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 def parse_since(text: str, *, now: float) -> int:
     """Return epoch nanoseconds for an age such as `30m` or `1h30m`, or an ISO time. ValueError."""
     with suppress(ValueError, OverflowError):
-        return max(0, int((now - parse_age(text)) * 1e9))
-    try:
         return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
-    except (ValueError, OverflowError):
+    try:
+        return max(0, int((now - parse_duration(text, field="--since")) * 1e9))
+    except (PrefectBtError, OverflowError):
         raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
 

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from prefect_bt.cli.ui.tables import make_link
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.jobs.snapshot import JobSnapshot, read_snapshot
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import Progress, format_progress
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from prefect_bt.checkpoints.upload.upload_status import RankUpload
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.ledger.records import JobRecord
 
@@ -43,37 +42,6 @@ _STYLES: Final = {
     JobState.FAILED: "red",
     JobState.DEPLOY_FAILED: "red",
 }
-
-
-@dataclass(frozen=True)
-class JobSnapshot:
-    """What the panel shows. `waiting`: what the job waits for; "" while it runs."""
-
-    state: JobState
-    url: str = ""
-    attempt: int | None = None
-    waiting: str = ""
-    mirrors: list[Progress] = field(default_factory=list[Progress])
-    uploads: list[RankUpload] = field(default_factory=list["RankUpload"])
-
-
-def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
-    """Read the records of the job. Raise StoreError."""
-    from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
-    from prefect_bt.logs.platform_lines import JobHistory
-
-    history, attempts = JobHistory(ledger, record), ledger.list_attempts(record.id)
-    line, runs = history.read_waiting_line(), ledger.list_runs(record.id)
-    snapshot = JobSnapshot(
-        ledger.get_state(record.id),
-        url=runs[-1].url if runs else "",
-        waiting=line.line.message if line else "",
-    )
-    if not attempts:
-        return replace(snapshot, mirrors=history.list_mirrors())
-    number = attempts[-1].attempt
-    uploads = UploadStatusReader(ledger.store, record.project_id, record.id, number)
-    return replace(snapshot, attempt=number, uploads=uploads.read())
 
 
 class StatusPanel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from prefect_bt.cli.ui.ages import parse_older_than
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
 from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
@@ -12,6 +11,7 @@ from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Findings, Orphan, remove_all
 from prefect_bt.jobs.job_json import format_iso
 from prefect_bt.settings import Settings
+from prefect_bt.text.durations import parse_duration
 from prefect_bt.text.quantities import format_size
 
 _COLUMNS: Final = [
@@ -50,7 +50,7 @@ def gc(
     `prefect-bt gc --yes`
     """
 
-    age = parse_older_than(older_than)
+    age = parse_duration(older_than, field="--older-than")
     with terminal.spinner("Searching"):
         found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=age)
     for note in found.notes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.checkpoints import serve
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.file_server import process
 from prefect_bt.local_server import server
+from prefect_bt.object_store import open_store
+from prefect_bt.settings import Settings
 
 
 def up(
@@ -32,7 +35,10 @@ def up(
     """
 
     started = server.up(port=port, worker=worker, echo=terminal.echo)
-    serve.restart_file_server(echo=terminal.echo)
+    settings = Settings()
+    store_url = open_store(settings.store).url
+    if known := process.restart_server(store_url, settings.state_dir, os.environ):
+        terminal.echo(f"Checkpoint files: {known.base}")
     return terminal.print_result(started, lambda: None)
 
 
@@ -55,5 +61,6 @@ def down(
     """
 
     stopped = server.down(force=force, echo=terminal.echo)
-    serve.stop_file_servers(echo=terminal.echo)
+    for known in process.stop_all_servers(Settings().state_dir):
+        terminal.echo(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")
     return terminal.print_result(stopped, lambda: None)

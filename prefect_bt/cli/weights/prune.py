@@ -10,7 +10,6 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from prefect_bt.cli.ui.ages import parse_older_than
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
 from prefect_bt.cli.ui.tables import Column, Document, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
@@ -20,6 +19,7 @@ from prefect_bt.gc.weights_in_use import find_needed_copies
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
+from prefect_bt.text.durations import parse_duration
 from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.eviction import (
@@ -106,7 +106,7 @@ def prune_weights(
             next_step="Give names, --keep-bytes, --older-than or --all.",
         )
     size = None if keep_bytes is None else _parse_size(keep_bytes)
-    age = None if older_than is None else parse_older_than(older_than)
+    age = None if older_than is None else parse_duration(older_than, field="--older-than")
     target = (_open_store_target if store else _open_cache_target)(settings)
     orphan_age = 0.0 if everything else None if names else _ORPHAN_SECONDS
     document = _plan(target, *_select(target, names, size, age), orphan_age)

@@ -8,11 +8,11 @@ import json
 import signal
 import urllib.error
 import urllib.request
+from functools import partial
 
 import pytest
 
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
-from prefect_bt.cli.checkpoints import serve
 from prefect_bt.file_server import process
 from prefect_bt.file_server.server_folder import FileServerFolder
 from tests.checkpoints.buckets import ACCESS, REGION, SECRET, Bucket
@@ -201,16 +201,14 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
 def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, monkeypatch):
     for name in ("PREFECT_BT_STORE", "PREFECT_BT_STATE_DIR"):
         monkeypatch.setenv(name, cli.env[name])
-    said: list[str] = []
-    serve.restart_file_server(echo=said.append)
-    assert (said, list(FileServerFolder.iter_all(serving))) == ([], []), (
-        "no address was ever asked for"
+    restart = partial(process.restart_server, shop.ledger.store.url, serving, cli.env)
+    assert (restart(), list(FileServerFolder.iter_all(serving))) == (None, []), (
+        "no URL was ever created"
     )
     assert cli("get_checkpoint_urls").code == 0
     (place,) = FileServerFolder.iter_all(serving)
     before = process.stop_server(place)
-    serve.restart_file_server(echo=said.append)
-    assert said == [f"Checkpoint files: {before.base}"]
+    assert restart().base == before.base
     assert place.read_record().daemon.is_alive
 
 

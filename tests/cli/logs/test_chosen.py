@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from prefect_bt.cli.ui.number_ranges import NumberRanges, parse_number_ranges
 from prefect_bt.definitions import Compute
 from prefect_bt.ledger.records import ArchivedLog, FailureClass, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import log_key
+from prefect_bt.text.number_ranges import NumberRanges, parse_number_ranges
 from tests.cli.conftest import Cli, Shop
 
 

@@ -1,0 +1,40 @@
+"""Read the progress of a job: its state, and the transfers of weights and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.logs.platform_lines import JobHistory
+from prefect_bt.text.progress import Progress
+
+
+@dataclass(frozen=True)
+class JobSnapshot:
+    """The progress of a job at one moment. `waiting`: what it waits for; "" while it runs."""
+
+    state: JobState
+    url: str = ""
+    attempt: int | None = None
+    waiting: str = ""
+    mirrors: list[Progress] = field(default_factory=list[Progress])
+    uploads: list[RankUpload] = field(default_factory=list[RankUpload])
+
+
+def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
+    """Read the records of the job. Raise StoreError."""
+    history, attempts = JobHistory(ledger, record), ledger.list_attempts(record.id)
+    line, runs = history.read_waiting_line(), ledger.list_runs(record.id)
+    snapshot = JobSnapshot(
+        ledger.get_state(record.id),
+        url=runs[-1].url if runs else "",
+        waiting=line.line.message if line else "",
+    )
+    if not attempts:
+        return replace(snapshot, mirrors=history.list_mirrors())
+    number = attempts[-1].attempt
+    uploads = UploadStatusReader(ledger.store, record.project_id, record.id, number)
+    return replace(snapshot, attempt=number, uploads=uploads.read())
