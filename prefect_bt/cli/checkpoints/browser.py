@@ -9,7 +9,6 @@ The user picks a checkpoint by typing letters of its name, then opens its folder
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
@@ -21,6 +20,7 @@ from prefect_bt.checkpoints.committed.catalog import CheckpointFile, CommittedCh
 from prefect_bt.checkpoints.layout import join_checkpoint_path
 from prefect_bt.cli.ui.terminal import format_count
 from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.text.fuzzy_match import rank_matches
 from prefect_bt.workspace.limits import format_bytes
 
 Key = Literal[
@@ -162,25 +162,6 @@ class Explorer:
         else:
             self.folder = None
             self._filter("", self._picked)
-
-
-def rank_matches(query: str, texts: Sequence[str]) -> list[int]:
-    """Return the indices of the texts that match, best first; all of them for no query.
-
-    A text matches a word that has its letters in order, in any case. The closer the letters are
-    together, the better is the match.
-    """
-    # Each pattern matches in one way only, so that no text makes the search slow.
-    patterns = [
-        re.compile(f"(?=({''.join(f'[^{letter}]*{letter}' for letter in map(re.escape, word))}))")
-        for word in query.casefold().split()
-    ]
-    ranked: list[tuple[int, int]] = []
-    for index, text in enumerate(texts):
-        spans = [[len(m[1]) for m in one.finditer(text.casefold())] for one in patterns]
-        if all(spans):
-            ranked.append((sum(map(min, spans)), index))
-    return [index for _, index in sorted(ranked)]
 
 
 def _folder(checkpoint: CommittedCheckpoint) -> str:

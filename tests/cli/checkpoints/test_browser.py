@@ -9,9 +9,10 @@ from prompt_toolkit.layout.mouse_handlers import MouseHandlers
 from prompt_toolkit.layout.screen import Char, Screen, WritePosition
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
-from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view, rank_matches
+from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_view
 from prefect_bt.cli.checkpoints.browser_terminal import make_layout
 from prefect_bt.object_store import open_store
+from prefect_bt.text.fuzzy_match import rank_matches
 from tests.cli.conftest import ENDED, Shop
 
 
