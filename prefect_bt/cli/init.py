@@ -8,13 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.cli.init_template import CONFIG, RUN_SCRIPT
 from prefect_bt.cli.jobs.download import check_absent
 from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.errors import WorkspaceError
 
-TEMPLATE_FOLDER: Final = "truss-train-init"
+_EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
 
 
 def init(
@@ -43,84 +42,54 @@ def init(
         _list(terminal, known)
         return OK
     wanted = [name.strip() for name in (examples or "").split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise WorkspaceError(
+            f"There is no example {', '.join(map(repr, unknown))}.",
+            next_step=f"Choose from: {', '.join(known)}.",
+        )
+    targets = {known[name]: (target_directory or Path.cwd()) / name for name in wanted}
     if not wanted:
-        _write_template(terminal, target_directory or Path(TEMPLATE_FOLDER))
-    _validate_names(wanted, known)
-    targets = {name: (target_directory or Path.cwd()) / name for name in wanted}
+        targets = {_EXAMPLES / "template": target_directory or Path("truss-train-init")}
     for target in targets.values():
         check_absent(target)
-    for name, target in targets.items():
-        _copy(terminal, known[name], target)
+    for source, target in targets.items():
+        _copy(terminal, source, target)
     return OK
 
 
 def find_examples() -> dict[str, Path]:
-    """Return the folders with a config.py in the package's `examples/`, by name."""
-    folder = Path(__file__).resolve().parents[1] / "examples"
-    return {config.parent.name: config.parent for config in sorted(folder.glob("*/config.py"))}
+    """Return the folders of the examples by name. The template has no README and is none."""
+    return {readme.parent.name: readme.parent for readme in sorted(_EXAMPLES.glob("*/README.md"))}
 
 
 def _list(terminal: Terminal, examples: dict[str, Path]) -> None:
     terminal.echo("Available training examples:", style="bold")
     for name, folder in examples.items():
-        terminal.echo(f"- {name}: {_summary(folder)}; needs {', '.join(_libraries(folder))}")
-    if examples:
-        terminal.echo("To get them: prefect-bt init --examples <example1,example2>")
-    else:
-        terminal.echo("- none in this installation; `prefect-bt init` alone writes a template")
-
-
-def _summary(folder: Path) -> str:
-    """Return the part of the README's heading after the name of the example."""
-    heading = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0]
-    return heading.partition(": ")[2]
+        heading = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0]
+        summary = heading.partition(": ")[2]
+        terminal.echo(f"- {name}: {summary}; needs {', '.join(_libraries(folder))}")
+    terminal.echo("To get them: prefect-bt init --examples <example1,example2>")
 
 
 def _libraries(folder: Path) -> list[str]:
     """Return the names in requirements.txt, which are also the names to import."""
-    text = (folder / "requirements.txt").read_text(encoding="utf-8")
+    requirements = folder / "requirements.txt"
+    text = requirements.read_text(encoding="utf-8") if requirements.exists() else ""
     return re.findall(r"^[a-z_]+", text, re.MULTILINE)
 
 
-def _validate_names(names: list[str], examples: dict[str, Path]) -> None:
-    unknown = [name for name in names if name not in examples]
-    if unknown:
-        raise WorkspaceError(
-            f"There is no example {', '.join(map(repr, unknown))}.",
-            next_step=f"Choose from: {', '.join(examples) or 'none in this installation'}.",
-        )
-
-
-def _write_template(terminal: Terminal, target: Path) -> None:
-    _create_project(target)
-    (target / "config.py").write_text(CONFIG)
-    script = target / "run.sh"
-    script.write_text(RUN_SCRIPT)
-    script.chmod(0o755)
-    terminal.echo(f"Empty training project initialized at {target}", style="green")
-    terminal.echo(f"Next: prefect-bt push {target}/config.py --tail")
-
-
 def _copy(terminal: Terminal, source: Path, target: Path) -> None:
-    _create_project(target)
-    shutil.copytree(
-        source,
-        target,
-        ignore=shutil.ignore_patterns("__pycache__", "checkpoints"),
-        dirs_exist_ok=True,
-    )
-    terminal.echo(f"Training directory for {source.name} initialized at {target}", style="green")
-    missing = [name for name in _libraries(source) if find_spec(name) is None]
-    if missing:
-        terminal.echo(f"Missing here: {', '.join(missing)}. Run: pip install 'prefect-bt[demo]'")
-    terminal.echo(f"Next: prefect-bt push {target}/config.py --tail")
-
-
-def _create_project(target: Path) -> None:
-    check_absent(target)
+    ignored = shutil.ignore_patterns("__pycache__", "checkpoints")
     try:
-        target.mkdir(parents=True)
+        shutil.copytree(source, target, ignore=ignored)
     except OSError as error:
         raise WorkspaceError(
             f"{str(target)!r} cannot be created: {error.strerror}.", path=str(target)
         ) from error
+    what = "Empty training project" if source.name == "template" else f"Example {source.name}"
+    terminal.echo(f"{what} initialized at {target}", style="green")
+    missing = [name for name in _libraries(source) if find_spec(name) is None]
+    if missing:
+        terminal.echo(f"Missing here: {', '.join(missing)}. Run: pip install 'prefect-bt[demo]'")
+    terminal.echo(f"Next: prefect-bt push {target}/config.py --tail")

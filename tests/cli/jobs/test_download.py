@@ -78,7 +78,7 @@ def test_the_template_can_be_pushed(cli: Cli):
 
 
 def test_examples(cli: Cli):
-    shipped = sorted(path.parent.name for path in (ROOT / "examples").glob("*/config.py"))
+    shipped = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
     assert len(shipped) >= 6
     listed = cli("init", "--list-examples").out.splitlines()[1 : 1 + len(shipped)]
     assert [line.partition(": ")[0] for line in listed] == [f"- {name}" for name in shipped]

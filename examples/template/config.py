@@ -1,8 +1,3 @@
-"""The files that `prefect-bt init` writes. The job runs as it is, on a machine without a GPU."""
-
-from typing import Final
-
-CONFIG: Final = '''\
 """A training project. Submit it from this folder: prefect-bt push config.py --tail
 
 The names below are those of `truss_train`; truss itself need not be installed.
@@ -38,19 +33,3 @@ job = definitions.TrainingJob(
 )
 
 project = definitions.TrainingProject(name="my-training-project", job=job)
-'''
-
-RUN_SCRIPT: Final = """\
-#!/bin/sh
-# What every node of the job runs.
-set -eu
-
-echo "job $BT_TRAINING_JOB_ID, attempt $BT_RETRY_COUNT, node $BT_NODE_RANK of $BT_GROUP_SIZE"
-
-# pip install -r requirements.txt
-# python train.py --output_dir "$BT_CHECKPOINT_DIR"
-
-mkdir -p "$BT_CHECKPOINT_DIR/checkpoint-1"
-echo "replace me with weights" > "$BT_CHECKPOINT_DIR/checkpoint-1/model.txt"
-echo "done"
-"""
