@@ -216,14 +216,22 @@ def format_progress(progress: Progress) -> str:
 
 def format_bytes_done(progress: Progress) -> str:
     """`1.2 GB of 4.0 GB (30 %), 310.0 MB/s, 9 s left`"""
-    parts = [f"{format_size(progress.bytes_done)} of {format_size(progress.bytes_total)}"]
-    if progress.bytes_total:
-        parts[0] += f" ({progress.percent:.0f} %)"
-    if progress.rate:
-        parts.append(f"{format_size(progress.rate)}/s")
+    done = f"{format_size(progress.bytes_done)} of {format_size(progress.bytes_total)}"
+    percent = f" ({progress.percent:.0f} %)" if progress.bytes_total else ""
+    return ", ".join([f"{done}{percent}", *_format_rate(progress)])
+
+
+def format_percent_done(progress: Progress) -> str:
+    """`30 %, 310.0 MB/s, 9 s left`; "" before the total is known"""
+    percent = f"{progress.percent:.0f} %"
+    return ", ".join([percent, *_format_rate(progress)]) if progress.bytes_total else ""
+
+
+def _format_rate(progress: Progress) -> list[str]:
+    parts = [f"{format_size(progress.rate)}/s"] if progress.rate else []
     if progress.seconds_left is not None:
         parts.append(f"{format_duration(progress.seconds_left)} left")
-    return ", ".join(parts)
+    return parts
 
 
 def format_items(count: int, unit: str = "file") -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_bt.text.ranks import format_ranks, format_ranks_label, to_ranges
+from prefect_bt.text.ranks import format_ranks, to_ranges
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,6 @@ from prefect_bt.text.ranks import format_ranks, format_ranks_label, to_ranges
 )
 def test_in_words(numbers: list[int], said: str) -> None:
     assert format_ranks(numbers) == said
-
-
-@pytest.mark.parametrize(
-    ("ranks", "label"),
-    [([3], "rank-3"), ([0, 1, 2, 5], "ranks 0-2,5"), ([1, 3], "ranks 1,3"), ([0, 1], "ranks 0-1")],
-)
-def test_labels(ranks: list[int], label: str) -> None:
-    assert format_ranks_label(ranks) == label
 
 
 def test_runs() -> None:
@@ -50,4 +42,3 @@ def named(words: str) -> list[int]:
 def test_every_rank_is_named_once(numbers: set[int]) -> None:
     words = format_ranks(numbers).removeprefix("ranks ").replace(" and ", ", ")
     assert named(words) == sorted(numbers)
-    assert named(format_ranks_label(numbers).removeprefix("ranks ")) == sorted(numbers)

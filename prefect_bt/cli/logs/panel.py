@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from prefect_bt.cli.ui.tables import make_link
@@ -19,7 +20,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.snapshot import JobSnapshot, read_snapshot
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
-from prefect_bt.text.progress import Progress, format_progress
+from prefect_bt.text.progress import Progress, format_percent_done, format_progress
 from prefect_bt.text.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ _READ_INTERVAL: Final = 1.0
 """Seconds between two reads of the job's records."""
 _MAX_TRANSFERS: Final = 4
 """Lines for uploads and for mirrors each; the panel counts the rest."""
-_BAR_WIDTH: Final = 20
+_WIDE_TERMINAL: Final = 100
+"""Columns from which transfers are shown with their sizes."""
 _FLUSH_SIZE: Final = 1 << 16
 """Characters of log lines that are printed at once."""
 _STYLES: Final = {
@@ -107,33 +109,44 @@ class StatusPanel:
         table.add_row("State", Text.assemble((state.short_name.upper(), style), facts))
         if snapshot.waiting and not snapshot.mirrors:
             table.add_row("Waiting", Text(escape_controls(snapshot.waiting)))
-        _add_transfers(table, "Weights", snapshot.mirrors)
+        self._add_transfers(table, "Weights", snapshot.mirrors)
         running = [one for one in snapshot.uploads if one.status.current]
-        _add_transfers(table, "Uploading", [one.progress for one in running])
+        self._add_transfers(
+            table,
+            "Uploading",
+            [
+                replace(one.progress, name=f"rank {one.rank} {one.status.current}")
+                for one in running
+            ],
+        )
         if snapshot.attempt is not None:
             table.add_row("Checkpoints", Text(escape_controls(_format_committed(snapshot))))
         if snapshot.url:
             table.add_row("UI", make_link(snapshot.url, text=snapshot.url))
         return table
 
+    def _add_transfers(self, table: Table, label: str, transfers: list[Progress]) -> None:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
 
-def _add_transfers(table: Table, label: str, transfers: list[Progress]) -> None:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    for progress in transfers[:_MAX_TRANSFERS]:
-        line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_column(no_wrap=True, overflow="ellipsis", max_width=32)
-        line.add_column(width=_BAR_WIDTH)
-        line.add_column(no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(completed=progress.percent, width=_BAR_WIDTH)
-        numbers = format_progress(progress) or "not started yet"
-        line.add_row(Text(escape_controls(progress.name)), bar, Text(escape_controls(numbers)))
-        table.add_row(label, line)
-        label = ""
-    if len(transfers) > _MAX_TRANSFERS:
-        table.add_row("", f"and {len(transfers) - _MAX_TRANSFERS} more")
+        wide = self._live.console.width >= _WIDE_TERMINAL
+        width = 20 if wide else 8
+        for progress in transfers[:_MAX_TRANSFERS]:
+            line = Table.grid(padding=(0, 1, 0, 0))
+            line.add_column(no_wrap=True, overflow="ellipsis", max_width=40 if wide else 24)
+            line.add_column(width=width)
+            line.add_column(no_wrap=True, overflow="ellipsis")
+            bar = ProgressBar(
+                completed=progress.percent, width=width, style="dim", complete_style="cyan"
+            )
+            numbers = format_progress(progress) if wide else format_percent_done(progress)
+            name = Text(escape_controls(progress.name))
+            line.add_row(name, bar, Text(numbers or "not started yet"))
+            table.add_row(label, line)
+            label = ""
+        if len(transfers) > _MAX_TRANSFERS:
+            table.add_row("", f"and {len(transfers) - _MAX_TRANSFERS} more")
 
 
 def _format_committed(snapshot: JobSnapshot) -> str:
