@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cyclopts import Parameter
 
@@ -17,12 +16,7 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.planning.validation import validate_weights, validate_weights_source
 from prefect_bt.settings import Settings
-from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.inventory import WeightsEntry, match_entries
-
-_MAX_LISTED: Final = 8
-"""Sources that an error message lists."""
 
 
 @Parameter(name="*")
@@ -103,22 +97,3 @@ def resolve_secret(plan: WeightsPlan) -> str | None:
 def open_cache(settings: Settings) -> NodeCache:
     """Open the weights cache of this machine."""
     return NodeCache(settings.weights_dir, settings.weights_bytes)
-
-
-def match_names(
-    names: Sequence[str], entries: Sequence[WeightsEntry], place: str
-) -> list[WeightsEntry]:
-    """Return the entries that `names` select; raise PrefectBtError for a name without entries."""
-    found: dict[str, WeightsEntry] = {}
-    for name in names:
-        matches = match_entries(entries, name)
-        if not matches:
-            sources = list(dict.fromkeys(redact_url(one.summary.source) for one in entries))
-            more = len(sources) - _MAX_LISTED
-            listed = ", ".join(sources[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-            raise PrefectBtError(
-                f"No weights {name!r} on {place}.",
-                next_step=f"There are: {listed or 'none'} (prefect-bt weights list).",
-            )
-        found |= {one.name: one for one in matches}
-    return list(found.values())
