@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
-from prefect_bt.definitions import load_training_project
-from prefect_bt.errors import PlanError, PrefectBtError, SecretError
+from prefect_bt.errors import PrefectBtError, SecretError
 from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.planning.given_weights import plan_config_weights, plan_given_sources
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.planning.planner import plan_weights, plan_weights_sources
-from prefect_bt.planning.validation import validate_weights, validate_weights_source
 from prefect_bt.settings import Settings
 from prefect_bt.weights.cache.node_cache import NodeCache
 
@@ -48,40 +45,20 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
             next_step="Give config.py, or --source hf://owner/repo.",
         )
     if config is None:
-        plans = _plan_options(given)
+        plans = plan_given_sources(
+            given.source,
+            allow_patterns=given.allow,
+            ignore_patterns=given.ignore,
+            auth_secret_name=given.auth_secret_name,
+        )
     elif given == NO_SOURCES:
-        plans = _plan_config(config)
+        plans = plan_config_weights(config)
     else:
         raise PrefectBtError(
             "--allow, --ignore and --auth-secret-name belong to --source.",
             next_step="Set the patterns and the secret of each source in the config file.",
         )
     return list({plan.key: plan for plan in plans}.values())
-
-
-def _plan_config(config: Path) -> Sequence[WeightsPlan]:
-    job = load_training_project(config).job
-    if not job.weights:
-        raise PrefectBtError(
-            f"The job of {str(config)!r} has no weights.",
-            next_step="Add WeightsSource(...) to its `weights`, or give --source.",
-        )
-    if problems := [problem for found in validate_weights(job) for problem in found]:
-        raise PlanError(problems)
-    return plan_weights(job)
-
-
-def _plan_options(given: SourceOptions) -> Sequence[WeightsPlan]:
-    fields = {
-        "allow_patterns": list(given.allow),
-        "ignore_patterns": list(given.ignore),
-        "auth_secret_name": given.auth_secret_name,
-    }
-    common: dict[str, object] = {name: value for name, value in fields.items() if value}
-    documents = [{"source": source, **common} for source in given.source]
-    for document in documents:
-        validate_weights_source(document)
-    return plan_weights_sources(documents)
 
 
 def resolve_secret(plan: WeightsPlan) -> str | None:
