@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.manifest import ManifestSummary, summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror
+
+_MAX_LISTED: Final = 8
+"""Sources that an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,22 @@ def match_entries(entries: Sequence[WeightsEntry], pattern: str) -> list[Weights
     if exact or len(pattern) < 6:
         return exact
     return [one for one in entries if one.name.startswith(pattern)]
+
+
+def select_entries(
+    entries: Sequence[WeightsEntry], names: Sequence[str], place: str
+) -> list[WeightsEntry]:
+    """Return the entries that `names` select; raise PrefectBtError for a name without entries."""
+    found: dict[str, WeightsEntry] = {}
+    for name in names:
+        matches = match_entries(entries, name)
+        if not matches:
+            sources = list(dict.fromkeys(redact_url(one.summary.source) for one in entries))
+            more = len(sources) - _MAX_LISTED
+            listed = ", ".join(sources[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+            raise PrefectBtError(
+                f"No weights {name!r} on {place}.",
+                next_step=f"There are: {listed or 'none'} (prefect-bt weights list).",
+            )
+        found |= {one.name: one for one in matches}
+    return list(found.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +17,19 @@ from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import (
     DeployCheckpointsConfig,
     load_deploy_checkpoints_config,
-    project_document,
 )
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.curl_example import CHAT, EXAMPLE_PROMPT, TRANSCRIPTION, format_curl
 from prefect_bt.serving.deployment_records import ReadinessVerdict
-from prefect_bt.serving.engines.truss_config import FILE_NAME, truss_config_text
-from prefect_bt.serving.rollout.deploy import DeployedRevision, DeployOptions, deploy, plan_serving
+from prefect_bt.serving.engines.truss_config import truss_config_text, write_truss_config
+from prefect_bt.serving.rollout.deploy import (
+    DeployedRevision,
+    DeployOptions,
+    deploy,
+    plan_document,
+    plan_serving,
+)
 from prefect_bt.serving.rollout.revisions import deployment_document
 from prefect_bt.serving.served_model import ModelSelection
 from prefect_bt.serving.serving_job import ServingJob
@@ -129,16 +133,7 @@ def _write_truss_config(
             raise
         terminal.warn(f"No truss config was written: {error}")
         return None
-    folder = folder or Path("truss_configs") / f"dry_run_{time.strftime('%Y%m%d_%H%M%S')}"
-    path = folder / FILE_NAME
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise DefinitionError(
-            f"The truss config cannot be written to {folder}: {error.strerror}.",
-            next_step="Choose another folder with --truss-config-output-dir.",
-        ) from error
+    path = write_truss_config(text, folder)
     terminal.echo(f"The truss config was written to {path}")
     _show_line(terminal, "View it", f"cat {shlex.quote(str(path))}")
     return path
@@ -148,29 +143,13 @@ def _finish_dry_run(
     terminal: Terminal, serving: ServingJob, options: DeployOptions, path: Path | None
 ) -> int:
     """Print the image, the commands, the weights and the truss config."""
-    selection, job = serving.selection, serving.project.job
-    commands = list(job.runtime.start_commands)
-    document = {
-        "dry_run": True,
-        "name": options.model_name,
-        "engine": serving.engine,
-        "substrate": options.substrate,
-        "models": list(serving.served_names),
-        "checkpoints": [
-            {"job_id": one.job_id, "checkpoint": one.checkpoint, "type": one.format.value}
-            for one in selection.models
-        ],
-        "base_model": selection.base.model if selection.base else None,
-        "start_commands": commands,
-        "definition": project_document(serving.project),
-        "notes": list(selection.notes),
-        "truss_config": str(path) if path else None,
-    }
+    job = serving.project.job
+    document = plan_document(serving, options, truss_config=path)
 
     def show() -> None:
         if options.substrate != "local":
             _show_line(terminal, "Image", job.image.base_image)
-        for command in commands:
+        for command in job.runtime.start_commands:
             _show_line(terminal, "Command", command.removeprefix("exec "))
         for source in job.weights:
             _show_line(terminal, "Weights", f"{source.source} at {source.mount_location}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from prefect_bt.errors import DefinitionError
-from prefect_bt.serving.rollout.gate import parse_gate
 
 
 @Parameter(name="*")
@@ -67,25 +65,3 @@ def parse_served_names(given: tuple[str, ...]) -> dict[str, str]:
             )
         names[checkpoint] = name
     return names
-
-
-def load_gate_file(path: Path) -> dict[str, Any]:
-    """Return the document of a gate; a list is its prompts. Raise DefinitionError."""
-    try:
-        document: Any = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        why = error.strerror or str(error)
-    except ValueError as error:
-        why = f"it is not JSON: {error}"
-    else:
-        if isinstance(document, (dict, list)):
-            is_list = isinstance(document, list)
-            gate = cast("dict[str, Any]", {"prompts": document} if is_list else document)
-            parse_gate(gate)
-            return gate
-        why = "it is neither an object nor a list of prompts"
-    raise DefinitionError(
-        f"The gate {path} cannot be read: {why}.",
-        next_step='Write {"prompts": [{"prompt": "Once", "contains": "upon"}]}.',
-        file=str(path),
-    )

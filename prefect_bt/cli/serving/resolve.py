@@ -15,7 +15,7 @@ import questionary
 from questionary import Choice
 
 from prefect_bt.cli.jobs.selection import select_jobs
-from prefect_bt.cli.serving.deploy_options import ServingOptions, load_gate_file, parse_served_names
+from prefect_bt.cli.serving.deploy_options import ServingOptions, parse_served_names
 from prefect_bt.cli.serving.questions import ask, ask_text, can_ask
 from prefect_bt.cli.ui.options import JobFilter
 from prefect_bt.cli.ui.terminal import Terminal
@@ -43,6 +43,7 @@ from prefect_bt.serving.checkpoint_selection import (
 )
 from prefect_bt.serving.engines.command_lines import get_engine
 from prefect_bt.serving.rollout.deploy import DeployOptions
+from prefect_bt.serving.rollout.gate import load_gate_file
 from prefect_bt.serving.servable_checkpoints import (
     LATEST,
     ServableCheckpoints,

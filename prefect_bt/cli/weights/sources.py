@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cyclopts import Parameter
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
-from prefect_bt.definitions import load_training_project
-from prefect_bt.errors import PlanError, PrefectBtError, SecretError
+from prefect_bt.errors import PrefectBtError, SecretError
 from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.planning.given_weights import plan_config_weights, plan_given_sources
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.planning.planner import plan_weights, plan_weights_sources
-from prefect_bt.planning.validation import validate_weights, validate_weights_source
 from prefect_bt.settings import Settings
-from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.inventory import WeightsEntry, match_entries
-
-_MAX_LISTED: Final = 8
-"""Sources that an error message lists."""
 
 
 @Parameter(name="*")
@@ -54,40 +45,20 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
             next_step="Give config.py, or --source hf://owner/repo.",
         )
     if config is None:
-        plans = _plan_options(given)
+        plans = plan_given_sources(
+            given.source,
+            allow_patterns=given.allow,
+            ignore_patterns=given.ignore,
+            auth_secret_name=given.auth_secret_name,
+        )
     elif given == NO_SOURCES:
-        plans = _plan_config(config)
+        plans = plan_config_weights(config)
     else:
         raise PrefectBtError(
             "--allow, --ignore and --auth-secret-name belong to --source.",
             next_step="Set the patterns and the secret of each source in the config file.",
         )
     return list({plan.key: plan for plan in plans}.values())
-
-
-def _plan_config(config: Path) -> Sequence[WeightsPlan]:
-    job = load_training_project(config).job
-    if not job.weights:
-        raise PrefectBtError(
-            f"The job of {str(config)!r} has no weights.",
-            next_step="Add WeightsSource(...) to its `weights`, or give --source.",
-        )
-    if problems := [problem for found in validate_weights(job) for problem in found]:
-        raise PlanError(problems)
-    return plan_weights(job)
-
-
-def _plan_options(given: SourceOptions) -> Sequence[WeightsPlan]:
-    fields = {
-        "allow_patterns": list(given.allow),
-        "ignore_patterns": list(given.ignore),
-        "auth_secret_name": given.auth_secret_name,
-    }
-    common: dict[str, object] = {name: value for name, value in fields.items() if value}
-    documents = [{"source": source, **common} for source in given.source]
-    for document in documents:
-        validate_weights_source(document)
-    return plan_weights_sources(documents)
 
 
 def resolve_secret(plan: WeightsPlan) -> str | None:
@@ -103,22 +74,3 @@ def resolve_secret(plan: WeightsPlan) -> str | None:
 def open_cache(settings: Settings) -> NodeCache:
     """Open the weights cache of this machine."""
     return NodeCache(settings.weights_dir, settings.weights_bytes)
-
-
-def match_names(
-    names: Sequence[str], entries: Sequence[WeightsEntry], place: str
-) -> list[WeightsEntry]:
-    """Return the entries that `names` select; raise PrefectBtError for a name without entries."""
-    found: dict[str, WeightsEntry] = {}
-    for name in names:
-        matches = match_entries(entries, name)
-        if not matches:
-            sources = list(dict.fromkeys(redact_url(one.summary.source) for one in entries))
-            more = len(sources) - _MAX_LISTED
-            listed = ", ".join(sources[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-            raise PrefectBtError(
-                f"No weights {name!r} on {place}.",
-                next_step=f"There are: {listed or 'none'} (prefect-bt weights list).",
-            )
-        found |= {one.name: one for one in matches}
-    return list(found.values())

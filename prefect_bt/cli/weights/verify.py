@@ -6,11 +6,11 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.cli.weights.sources import match_names, open_cache
+from prefect_bt.cli.weights.sources import open_cache
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
-from prefect_bt.weights.inventory import list_entries
+from prefect_bt.weights.inventory import list_entries, select_entries
 from prefect_bt.weights.verification import (
     ExpectedBlobs,
     ExpectedFiles,
@@ -47,7 +47,7 @@ def verify_weights(
     settings = Settings()
     cache = open_cache(settings)
     if names:
-        entries = match_names(names, list_entries(cache, None), "this machine")
+        entries = select_entries(list_entries(cache, None), names, "this machine")
         trees = [entry.tree for entry in entries if entry.tree]
     else:
         trees = cache.list_trees()

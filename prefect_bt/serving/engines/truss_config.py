@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 from prefect_bt.definitions import Compute, ModelWeightsFormat
@@ -26,7 +28,7 @@ from prefect_bt.serving.engines.command_lines import (
 )
 from prefect_bt.serving.served_model import BaseModel, ModelSelection, SelectedCheckpoint
 
-FILE_NAME: Final = "config.yaml"
+_FILE_NAME: Final = "config.yaml"
 PORT: Final = 8000
 COMMAND_VARIABLE: Final = "BT_DOCKER_SERVER_START_CMD"
 _SECRETS: Final = "/secrets"
@@ -89,6 +91,24 @@ def truss_config_text(
     """`config.yaml`."""
     document = truss_config(choice, model_name, compute, environment)
     return "\n".join(_yaml(document, 0)) + "\n"
+
+
+def write_truss_config(text: str, folder: Path | None) -> Path:
+    """Write the config to `folder`, by default a new one in `truss_configs`, and return its path.
+
+    Raise DefinitionError.
+    """
+    folder = folder or Path("truss_configs") / f"dry_run_{time.strftime('%Y%m%d_%H%M%S')}"
+    path = folder / _FILE_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise DefinitionError(
+            f"The truss config cannot be written to {folder}: {error.strerror}.",
+            next_step="Choose another folder with --truss-config-output-dir.",
+        ) from error
+    return path
 
 
 def _path(checkpoint: str) -> str:

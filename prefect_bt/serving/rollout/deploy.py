@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
-from prefect_bt.definitions import Compute
+from prefect_bt.definitions import Compute, project_document
 from prefect_bt.errors import CheckpointError, DefinitionError, SubstrateError
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
@@ -132,6 +132,29 @@ def plan_serving(
     options = replace(options, server=server, substrate=name)
     plan_submission(ledger, serving.project, _submit_options(options, None))
     return serving, options
+
+
+def plan_document(
+    serving: ServingJob, options: DeployOptions, *, truss_config: Path | None
+) -> dict[str, Any]:
+    """Return the JSON document of a dry run. `truss_config` is the file that it wrote."""
+    selection, project = serving.selection, serving.project
+    return {
+        "dry_run": True,
+        "name": options.model_name,
+        "engine": serving.engine,
+        "substrate": options.substrate,
+        "models": list(serving.served_names),
+        "checkpoints": [
+            {"job_id": one.job_id, "checkpoint": one.checkpoint, "type": one.format.value}
+            for one in selection.models
+        ],
+        "base_model": selection.base.model if selection.base else None,
+        "start_commands": list(project.job.runtime.start_commands),
+        "definition": project_document(project),
+        "notes": list(selection.notes),
+        "truss_config": str(truss_config) if truss_config else None,
+    }
 
 
 def _assign_team(ledger: Ledger, serving: ServingJob) -> ServingJob:

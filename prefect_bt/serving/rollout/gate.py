@@ -13,6 +13,7 @@ OPENAI_BASE_URL and OPENAI_API_KEY.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import httpx
@@ -119,6 +121,28 @@ def parse_gate(document: Mapping[str, Any] | Sequence[Any]) -> Gate:
         expectations=tuple(_expectation(one) for one in cast("list[Any]", prompts)),
         max_tokens=int(_positive(document.get("tokens"), "tokens", DEFAULT_MAX_TOKENS)),
         timeout=_positive(given, "seconds", PROMPT_TIMEOUT),
+    )
+
+
+def load_gate_file(path: Path) -> dict[str, Any]:
+    """Return the document of a gate; a list is its prompts. Raise DefinitionError."""
+    try:
+        document: Any = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:
+        why = f"it is not JSON: {error}"
+    else:
+        if isinstance(document, (dict, list)):
+            is_list = isinstance(document, list)
+            gate = cast("dict[str, Any]", {"prompts": document} if is_list else document)
+            parse_gate(gate)
+            return gate
+        why = "it is neither an object nor a list of prompts"
+    raise DefinitionError(
+        f"The gate {path} cannot be read: {why}.",
+        next_step='Write {"prompts": [{"prompt": "Once", "contains": "upon"}]}.',
+        file=str(path),
     )
 
 

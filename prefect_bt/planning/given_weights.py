@@ -1,0 +1,48 @@
+"""Plans of weights sources that are mirrored outside of a job, each validated as `push` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect_bt.definitions import load_training_project
+from prefect_bt.errors import PlanError, PrefectBtError
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.planning.planner import plan_weights, plan_weights_sources
+from prefect_bt.planning.validation import validate_weights, validate_weights_source
+
+
+def plan_config_weights(config: Path) -> Sequence[WeightsPlan]:
+    """Return plans of the weights of a config file's job.
+
+    Raise PrefectBtError if the job has no weights, and PlanError if one of them is not valid.
+    """
+    job = load_training_project(config).job
+    if not job.weights:
+        raise PrefectBtError(
+            f"The job of {str(config)!r} has no weights.",
+            next_step="Add WeightsSource(...) to its `weights`, or give --source.",
+        )
+    if problems := [problem for found in validate_weights(job) for problem in found]:
+        raise PlanError(problems)
+    return plan_weights(job)
+
+
+def plan_given_sources(
+    sources: Sequence[str],
+    *,
+    allow_patterns: Sequence[str] = (),
+    ignore_patterns: Sequence[str] = (),
+    auth_secret_name: str | None = None,
+) -> Sequence[WeightsPlan]:
+    """Return plans of the sources, with the same patterns and secret. Raise DefinitionError."""
+    fields = {
+        "allow_patterns": list(allow_patterns),
+        "ignore_patterns": list(ignore_patterns),
+        "auth_secret_name": auth_secret_name,
+    }
+    common: dict[str, object] = {name: value for name, value in fields.items() if value}
+    documents = [{"source": source, **common} for source in sources]
+    for document in documents:
+        validate_weights_source(document)
+    return plan_weights_sources(documents)
