@@ -1,14 +1,14 @@
 #!/bin/sh
-# Pushes examples/tiny-lm, follows it to its end, then shows the job, its checkpoints and its page in
-# the Prefect UI, serves the newest checkpoint, and asks it for a story. `make demo` calls this with
-# .venv/bin first on PATH; it works with any prefect-bt on PATH.
+# Push examples/tiny-lm and follow it to its end. Show the job, its checkpoints and its page in the
+# Prefect UI. Serve the newest checkpoint and ask it for a story. `make demo` calls this script with
+# .venv/bin first on PATH; any prefect-bt on PATH works.
 set -eu
 
 cd "$(dirname "$0")/.."
 pushed=$(mktemp)
 trap 'rm -f "$pushed"' EXIT
 
-# With -o json, stdout holds the job as one JSON document; the log goes to stderr.
+# With -o json, stdout is the job as one JSON document, and the log is on stderr.
 status=0
 prefect-bt push examples/tiny-lm/config.py --wait --tail -o json >"$pushed" || status=$?
 [ -s "$pushed" ] || exit "$status"

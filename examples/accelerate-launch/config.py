@@ -8,15 +8,15 @@ NODES = int(os.environ.get("NODES", "1"))
 
 training_runtime = definitions.Runtime(
     start_commands=[
-        # In an image that does not have them: "pip install -r requirements.txt",
+        # If the image does not have the libraries: "pip install -r requirements.txt",
         "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
     ],
     environment_variables={
-        # A name on the Hub or a folder; empty: a tiny model that train.py makes.
+        # A name on the Hub, or a folder. If empty, train.py makes a tiny model.
         "MODEL": os.environ.get("MODEL", ""),
-        "PROCESSES": os.environ.get("PROCESSES", "2"),  # a node; on GPUs: $BT_NUM_GPUS
+        "PROCESSES": os.environ.get("PROCESSES", "2"),  # per node; on GPUs: $BT_NUM_GPUS
         "STEPS": os.environ.get("STEPS", "40"),
-        # To see a resume: the leader of the first attempt is killed after this step.
+        # To see a resume: the leader of the first attempt kills itself after this step.
         "KILL_AT_STEP": os.environ.get("KILL_AT_STEP", "0"),
         "ACCELERATE_USE_CPU": "true",  # remove it on GPUs
         "OMP_NUM_THREADS": "1",

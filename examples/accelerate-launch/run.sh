@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 
-# Say what is missing in one line, not in a traceback.
+# Name missing libraries in one line instead of a traceback.
 python - torch transformers accelerate <<'END'
 import sys
 from importlib.util import find_spec
@@ -14,13 +14,13 @@ if missing:
     )
 END
 
-# The tiny model is made before the processes start.
+# Make the tiny model before the processes start.
 if [ -z "${MODEL:-}" ]; then
     python tiny.py "$BT_SCRATCH_DIR/base" train.jsonl
     export MODEL="$BT_SCRATCH_DIR/base"
 fi
 
-# The same line for one node and for several. ACCELERATE_USE_CPU in config.py moves it to the CPU.
+# The same command runs on one node or several. ACCELERATE_USE_CPU in config.py selects the CPU.
 accelerate launch \
     --multi_gpu \
     --num_machines "$BT_GROUP_SIZE" \

@@ -1,7 +1,8 @@
-"""A training loop of one's own under `accelerate launch`, on one node or several.
+"""Run a custom training loop under `accelerate launch`, on one node or several.
 
-Every node saves the whole state (model, optimizer, random numbers) to its own $BT_CHECKPOINT_DIR;
-nodes share no disk. Before a retry that folder holds the committed checkpoints of the job.
+Every node saves the complete state (model, optimizer, random numbers) to its own
+$BT_CHECKPOINT_DIR, because nodes share no disk. Before a retry starts, that folder holds the
+committed checkpoints of the job.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STEPS = int(os.environ.get("STEPS") or 40)
 KILL_AT_STEP = int(os.environ.get("KILL_AT_STEP") or 0)
 SAVE_EVERY = max(1, STEPS // 4)
 DATA = Path(__file__).with_name("train.jsonl")
-BATCH = 4  # a process
+BATCH = 4  # per process
 
 
 def read_texts(path: Path, tokenizer) -> list[str]:
@@ -34,14 +35,14 @@ def read_texts(path: Path, tokenizer) -> list[str]:
 
 
 def newest_step(accelerator: Accelerator) -> int:
-    """The newest step that every process finds on its node; 0 for none."""
+    """Return the newest step that every process finds on its node; 0 for none."""
     found = [int(folder.name.split("-")[1]) for folder in CHECKPOINTS.glob("checkpoint-*")]
     mine = torch.tensor([max(found, default=0)], device=accelerator.device)
     return int(accelerator.gather(mine).min())
 
 
 def save(accelerator: Accelerator, step: int, model, tokenizer) -> None:
-    """A state to resume from that is a model to load, too: with its configuration and tokenizer."""
+    """Save the state for a resume, and configuration and tokenizer, so that it loads as a model."""
     folder = CHECKPOINTS / f"checkpoint-{step}"
     accelerator.save_state(str(folder))
     if accelerator.is_local_main_process:
@@ -88,7 +89,7 @@ def main() -> None:
                 save(accelerator, step, model, tokenizer)
             if ATTEMPT == 0 and step == KILL_AT_STEP and accelerator.is_main_process:
                 print(f"killed after step {step}, as KILL_AT_STEP asks", flush=True)
-                os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which would exit with 1
+                os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which otherwise exits with 1
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == STEPS:
                 break

@@ -5,7 +5,7 @@ from truss_train import definitions
 
 BASE_IMAGE = "pytorch/pytorch:2.7.0-cuda12.8-cudnn9-runtime"
 
-# The checkpoint to evaluate. `push` resolves it, and refuses what does not exist.
+# The checkpoint to evaluate. `push` refuses a checkpoint that does not exist.
 JOB = os.environ.get("JOB")
 CHECKPOINT = os.environ.get("CHECKPOINT")
 PROJECT = os.environ.get("PROJECT", "full-finetune")
@@ -21,14 +21,14 @@ else:
 
 training_runtime = definitions.Runtime(
     start_commands=[
-        # In an image that does not have them: "pip install -r requirements.txt",
+        # If the image does not have the libraries: "pip install -r requirements.txt",
         "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
     ],
     environment_variables={
         "OMP_NUM_THREADS": "1",  # for the tiny model; remove it for a real one
     },
     load_checkpoint_config=definitions.LoadCheckpointConfig(enabled=True, checkpoints=[checkpoint]),
-    # What it measures is saved as a checkpoint is.
+    # The metrics are committed as a checkpoint.
     checkpointing_config=definitions.CheckpointingConfig(enabled=True),
 )
 

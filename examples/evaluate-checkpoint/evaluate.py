@@ -1,7 +1,7 @@
-"""Measures a checkpoint that another job committed: loss, perplexity, exact answers.
+"""Measure a checkpoint of another job: loss, perplexity, exact answers.
 
-The checkpoint is below $BT_LOAD_CHECKPOINT_DIR. The metrics go to $BT_CHECKPOINT_DIR/metrics, so
-that they are kept with this job: `prefect-bt checkpoints download` brings them.
+The checkpoint is below $BT_LOAD_CHECKPOINT_DIR. The metrics are written to
+$BT_CHECKPOINT_DIR/metrics and committed; `prefect-bt checkpoints download` downloads them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DATA = Path(__file__).with_name("eval.jsonl")
 
 
 def find_checkpoint() -> Path:
-    """The one folder that holds a model, whichever rank and name it has."""
+    """Return the only folder that holds a model, of any rank and name."""
     found = {config.parent.resolve() for config in LOADED.glob("**/config.json")}
     if len(found) != 1:
         raise SystemExit(f"{LOADED} holds {len(found)} models, and one is evaluated at a time.")
@@ -30,7 +30,7 @@ def find_checkpoint() -> Path:
 
 @torch.no_grad()
 def answer_loss(model, tokenizer, chat: list[dict[str, str]]) -> tuple[float, int]:
-    """The summed loss of the answer's tokens, and how many they are."""
+    """Return the summed loss of the answer's tokens, and their number."""
     prompt = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
     ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False), return_tensors="pt")
     labels = ids["input_ids"].clone()

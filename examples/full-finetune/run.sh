@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 
-# Say what is missing in one line, not in a traceback.
+# Name missing libraries in one line instead of a traceback.
 python - torch transformers accelerate <<'END'
 import sys
 from importlib.util import find_spec

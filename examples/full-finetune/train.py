@@ -1,8 +1,8 @@
-"""Fine-tunes every weight of a chat model with the transformers Trainer.
+"""Fine-tune every weight of a chat model with the transformers Trainer.
 
-Checkpoints go to $BT_CHECKPOINT_DIR. Before a retry starts, that folder holds the committed
-checkpoints of the job, and training resumes from the newest. By hand: `python train.py` writes to
-./checkpoints.
+Write checkpoints to $BT_CHECKPOINT_DIR. Before a retry starts, that folder holds the committed
+checkpoints of the job, and training resumes from the newest. Without prefect-bt, `python train.py`
+writes to ./checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_chats(path: Path) -> list[list[dict[str, str]]]:
 
 
 def encode(chat: list[dict[str, str]], tokenizer) -> dict[str, torch.Tensor]:
-    """Only the answer is learned: the labels of everything before it, and of padding, are -100."""
+    """Train on the answer only: the labels of the text before it, and of padding, are -100."""
     text = tokenizer.apply_chat_template(chat, tokenize=False)
     prompt = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
     row = tokenizer(
@@ -53,7 +53,7 @@ def encode(chat: list[dict[str, str]], tokenizer) -> dict[str, torch.Tensor]:
 
 
 class Log(TrainerCallback):
-    """Print one line a logging step, and one a checkpoint."""
+    """Print one line for each logging step and each checkpoint."""
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if logs and "loss" in logs:
@@ -65,7 +65,7 @@ class Log(TrainerCallback):
 
 
 class KillOnce(TrainerCallback):
-    """Die as a lost machine does, to show what the next attempt makes of it."""
+    """Kill the process at a step, as the loss of a machine does, to show a resume."""
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         if ATTEMPT == 0 and state.global_step == KILL_AT_STEP:
@@ -104,7 +104,7 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[Log(), KillOnce()],
     )
-    trainer.remove_callback(PrinterCallback)  # Log prints
+    trainer.remove_callback(PrinterCallback)  # Log prints instead
 
     last = get_last_checkpoint(CHECKPOINTS) if Path(CHECKPOINTS).is_dir() else None
     print(f"resuming from {Path(last).name}" if last else "starting from the base", flush=True)

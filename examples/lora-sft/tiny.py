@@ -1,4 +1,4 @@
-"""A stand-in for a model of the Hub: a tiny one with random weights, made where it is needed.
+"""Make a tiny model with random weights, in place of a model of the Hub.
 
     python tiny.py <folder to write> <file to learn a tokenizer from>
 
@@ -73,9 +73,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def make_model(folder: Path, data: Path) -> str:
-    """Write a model to `folder` unless it is there, its tokenizer learned from the lines of `data`.
+    """Write a model to `folder` unless it exists. Learn its tokenizer from the lines of `data`.
 
-    Return the path, which transformers take in place of a name on the Hub.
+    Return the path, which transformers accepts in place of a name on the Hub.
     """
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")

@@ -1,8 +1,8 @@
-"""Supervised fine-tuning of a LoRA adapter on chats, with PEFT and the transformers Trainer.
+"""Fine-tune a LoRA adapter on chats, with PEFT and the transformers Trainer.
 
-The base goes to $BT_CHECKPOINT_DIR once, as `base`, and the adapter as checkpoint-N: with the base
-beside it the adapter can be served. The tiny base first learns base.jsonl, as a real one has
-learned already. A retry resumes from the newest adapter.
+Write the base model to $BT_CHECKPOINT_DIR once, as `base`, and the adapter as checkpoint-N. A
+server needs both. The tiny base model is trained on base.jsonl first; a real one is pretrained.
+A retry resumes from the newest adapter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_chats(path: Path) -> list[list[dict[str, str]]]:
 
 
 def encode(chat: list[dict[str, str]], tokenizer) -> dict[str, torch.Tensor]:
-    """Only the answer is learned: the labels of everything before it, and of padding, are -100."""
+    """Train on the answer only: the labels of the text before it, and of padding, are -100."""
     text = tokenizer.apply_chat_template(chat, tokenize=False)
     prompt = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
     row = tokenizer(
@@ -52,7 +52,7 @@ def encode(chat: list[dict[str, str]], tokenizer) -> dict[str, torch.Tensor]:
 
 
 class Log(TrainerCallback):
-    """Print one line a logging step, and one a checkpoint."""
+    """Print one line for each logging step and each checkpoint."""
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if logs and "loss" in logs:
@@ -86,12 +86,12 @@ def build_trainer(model, tokenizer, data: Path, *, steps: int, save: str) -> Tra
         processing_class=tokenizer,
         callbacks=[Log()],
     )
-    trainer.remove_callback(PrinterCallback)  # Log prints
+    trainer.remove_callback(PrinterCallback)  # Log prints instead
     return trainer
 
 
 def make_base() -> str:
-    """Train the tiny model on base.jsonl. The tokenizer is saved last: a base with one is whole."""
+    """Train the tiny model on base.jsonl. Save the tokenizer last; a complete base has one."""
     base = CHECKPOINTS / "base"
     if not (base / "tokenizer_config.json").exists():
         name = tiny.make_model(SCRATCH / "untrained", HERE / "train.jsonl")

@@ -8,14 +8,14 @@ NODES = int(os.environ.get("NODES", "2"))
 
 training_runtime = definitions.Runtime(
     start_commands=[
-        # In an image that does not have them: "pip install -r requirements.txt",
+        # If the image does not have the libraries: "pip install -r requirements.txt",
         "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
     ],
     environment_variables={
-        "PROCESSES": os.environ.get("PROCESSES", "1"),  # a node; on GPUs: $BT_NUM_GPUS
+        "PROCESSES": os.environ.get("PROCESSES", "1"),  # per node; on GPUs: $BT_NUM_GPUS
         "STEPS": os.environ.get("STEPS", "40"),
         "SEED": os.environ.get("SEED", "20"),
-        # To see a resume: the leader of the first attempt is killed after this step.
+        # To see a resume: the leader of the first attempt kills itself after this step.
         "KILL_AT_STEP": os.environ.get("KILL_AT_STEP", "0"),
         # "NCCL_DEBUG": "INFO",
     },

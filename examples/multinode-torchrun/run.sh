@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 
-# Say what is missing in one line, not in a traceback.
+# Name missing libraries in one line instead of a traceback.
 python - torch safetensors <<'END'
 import sys
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ if missing:
     )
 END
 
-# Every node runs this. BT_LEADER_PORT is a free port of this job's own; elsewhere 29500 will do.
+# Every node runs this command. BT_LEADER_PORT is a free port; without prefect-bt, use 29500.
 torchrun \
     --nnodes "$BT_GROUP_SIZE" \
     --node-rank "$BT_NODE_RANK" \

@@ -1,7 +1,7 @@
-"""Trains with DistributedDataParallel over every process of every node, started by torchrun.
+"""Train with DistributedDataParallel over every process of every node, started by torchrun.
 
 Rank 0 saves to its node's $BT_CHECKPOINT_DIR. Nodes share no disk: on a retry rank 0 reads the
-newest checkpoint there and sends it to the others.
+newest checkpoint there and sends it to the other ranks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ STEPS = int(os.environ.get("STEPS") or 40)
 SEED = int(os.environ.get("SEED") or 20)
 KILL_AT_STEP = int(os.environ.get("KILL_AT_STEP") or 0)
 SAVE_EVERY = max(1, STEPS // 4)
-BATCH = 8  # a process
+BATCH = 8  # per process
 LENGTH = CONFIG["length"]
 
 
 def say(text: str) -> None:
-    """Print from one process; a line and its end at once, as processes share the node's output."""
+    """Print from rank 0. Write a line in one call, because processes share the node's output."""
     if dist.get_rank() == 0:
         print(f"{text}\n", end="", flush=True)
 
 
 def batch_of(text: torch.Tensor, step: int, device: torch.device) -> torch.Tensor:
-    """Draw other samples in every process and step, the same ones when a step is repeated."""
+    """Draw samples that differ by process and step; a repeated step gets the same samples."""
     draw = torch.Generator().manual_seed(SEED + step * dist.get_world_size() + dist.get_rank())
     starts = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=draw)
     return torch.stack([text[s : s + LENGTH + 1] for s in starts.tolist()]).to(device)
@@ -47,7 +47,7 @@ def newest() -> Path | None:
 
 
 def save(step: int, model: ByteModel, optimizer: torch.optim.Optimizer) -> None:
-    """config.json last: a checkpoint without it was cut short."""
+    """Save a checkpoint, config.json last: a checkpoint without it is incomplete."""
     if dist.get_rank() == 0:
         folder = CHECKPOINTS / f"checkpoint-{step}"
         folder.mkdir(parents=True)
@@ -58,7 +58,7 @@ def save(step: int, model: ByteModel, optimizer: torch.optim.Optimizer) -> None:
 
 
 def resume(model: ByteModel, optimizer: torch.optim.Optimizer) -> int:
-    """Load on rank 0, send to all. The step that was reached, 0 for none."""
+    """Load on rank 0 and send to all ranks. Return the step of the checkpoint; 0 for none."""
     state = [None]
     folder = newest() if dist.get_rank() == 0 else None
     if folder is not None:
@@ -104,13 +104,13 @@ def main() -> None:
             save(step, model, optimizer)
         if ATTEMPT == 0 and step == KILL_AT_STEP and dist.get_rank() == 0:
             say(f"killed after step {step}, as KILL_AT_STEP asks")
-            os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which would exit with 1
+            os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which otherwise exits with 1
             os.kill(os.getpid(), signal.SIGKILL)
     say("done")
     dist.destroy_process_group()
     if not gpu:
-        # DistributedDataParallel keeps gloo's threads alive. One that frees a tensor while Python
-        # shuts down aborts the process, and a finished training fails: pytorch/pytorch#179291.
+        # DistributedDataParallel keeps gloo's threads alive. A thread that frees a tensor while
+        # Python exits aborts the process, and the job fails: pytorch/pytorch#179291.
         os._exit(0)
 
 

@@ -7,15 +7,15 @@ BASE_IMAGE = "pytorch/pytorch:2.7.0-cuda12.8-cudnn9-runtime"
 
 training_runtime = definitions.Runtime(
     start_commands=[
-        # In an image that does not have them: "pip install -r requirements.txt",
+        # If the image does not have the libraries: "pip install -r requirements.txt",
         "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
     ],
     environment_variables={
-        # A name on the Hub or a folder; empty: a tiny model that train.py makes.
+        # A name on the Hub, or a folder. If empty, train.py makes a tiny model.
         "MODEL": os.environ.get("MODEL", ""),
         "PROCESSES": os.environ.get("PROCESSES", "2"),  # on GPUs: their number
         "STEPS": os.environ.get("STEPS", "40"),
-        # To see a resume: the first attempt is killed after this step.
+        # To see a resume: the first attempt kills itself after this step.
         "KILL_AT_STEP": os.environ.get("KILL_AT_STEP", "0"),
         "OMP_NUM_THREADS": "1",  # for the tiny model; remove it for a real one
         # "HF_TOKEN": definitions.SecretReference(name="hf_access_token"),

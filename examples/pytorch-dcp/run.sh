@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 
-# Say what is missing in one line, not in a traceback.
+# Name missing libraries in one line instead of a traceback.
 python - torch transformers safetensors <<'END'
 import sys
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ if missing:
     )
 END
 
-# The tiny model is made before the processes start.
+# Make the tiny model before the processes start.
 if [ -z "${MODEL:-}" ]; then
     python tiny.py "$BT_SCRATCH_DIR/base" train.jsonl
     export MODEL="$BT_SCRATCH_DIR/base"

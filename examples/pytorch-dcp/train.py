@@ -1,8 +1,8 @@
-"""A plain PyTorch loop with FSDP, and checkpoints by torch.distributed.checkpoint (DCP).
+"""Train in a plain PyTorch loop with FSDP; save with torch.distributed.checkpoint (DCP).
 
 Every process saves its own shard of the model and of the optimizer to step-N in
-$BT_CHECKPOINT_DIR; a resume may have another number of processes. At the end the whole model is
-saved once more to `model`, as transformers and inference servers load it.
+$BT_CHECKPOINT_DIR. A resume may have another number of processes. At the end the complete model is
+saved to `model`, in the format that transformers and inference servers load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = int(os.environ.get("STEPS") or 40)
 KILL_AT_STEP = int(os.environ.get("KILL_AT_STEP") or 0)
 SAVE_EVERY = max(1, STEPS // 4)
 DATA = Path(__file__).with_name("train.jsonl")
-BATCH = 8  # a process
+BATCH = 8  # per process
 
 
 def say(text: str) -> None:
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def newest_step() -> int:
-    """DCP writes .metadata last: a folder without it was cut short."""
+    """Return the newest complete step. DCP writes .metadata last, so a complete folder has it."""
     found = [int(file.parent.name.split("-")[1]) for file in CHECKPOINTS.glob("step-*/.metadata")]
     return max(found, default=0)
 
@@ -54,7 +54,7 @@ def save(step: int, model, optimizer) -> None:
 
 
 def resume(model, optimizer) -> int:
-    """Every process reads what its shard needs. The step that was reached, 0 for none."""
+    """Load the shard of this process. Return the step of the checkpoint; 0 for none."""
     step = newest_step()
     if step == 0:
         say("starting from the base")
@@ -79,7 +79,7 @@ def save_whole(model, tokenizer) -> None:
 
 
 def batches(texts: list[str], tokenizer, device: torch.device):
-    """This process's part of the texts of every step, the same when a step is repeated."""
+    """Return this process's part of the texts of a step; a repeated step gets the same texts."""
     rows = tokenizer(texts, padding=True, return_tensors="pt").to(device)
     rows["labels"] = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
 
@@ -124,7 +124,7 @@ def main() -> None:
             save(step, model, optimizer)
         if ATTEMPT == 0 and step == KILL_AT_STEP and dist.get_rank() == 0:
             say(f"killed after step {step}, as KILL_AT_STEP asks")
-            os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which would exit with 1
+            os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which otherwise exits with 1
             os.kill(os.getpid(), signal.SIGKILL)
     save_whole(model, tokenizer)
     say("done")

@@ -7,7 +7,7 @@ BASE_IMAGE = "python:3.11-slim"
 
 training_runtime = definitions.Runtime(
     start_commands=[
-        # In an image that does not have them: "pip install -r requirements.txt",
+        # If the image does not have the libraries: "pip install -r requirements.txt",
         "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
     ],
     environment_variables={"TINY_LM_STEPS": os.environ.get("TINY_LM_STEPS", "240")},

@@ -1,4 +1,4 @@
-"""Writes text.txt: a few hundred short stories in simple English, the same ones every time.
+"""Write text.txt: a few hundred short stories in simple English, the same every time.
 
     python make_text.py
 
@@ -133,7 +133,7 @@ BEATS = [OPENINGS, WANTS, WALKS, PROBLEMS, MEETINGS, ANSWERS, WORK, FIXES, THANK
 
 
 def write_story(rng: random.Random) -> str:
-    """One story: a title line, a newline, the sentences."""
+    """Return one story: a title line, a newline, the sentences."""
     name, kind, he, him, his = rng.choice(PEOPLE)
     friend, pet = rng.choice(FRIENDS)
     place, spot = rng.choice(PLACES)

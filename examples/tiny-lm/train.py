@@ -1,8 +1,8 @@
-"""Trains a small Llama-architecture story teller from nothing, on the CPU, in about a minute.
+"""Train a small Llama model on stories, from scratch, on the CPU, in about a minute.
 
-Checkpoints go to $BT_CHECKPOINT_DIR as checkpoint-N. A run that finds complete ones there (a
-retry) or in $BT_LOAD_CHECKPOINT_DIR (a new job) goes on from the newest. Run by hand
-(`python train.py`) it writes to ./checkpoints. TINY_LM_STEPS sets the number of steps.
+Write checkpoints to $BT_CHECKPOINT_DIR as checkpoint-N. Resume from the newest complete checkpoint
+there (a retry) or in $BT_LOAD_CHECKPOINT_DIR (a new job). Without prefect-bt, `python train.py`
+writes to ./checkpoints. TINY_LM_STEPS sets the number of steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECKPOINTS = Path(os.environ.get("BT_CHECKPOINT_DIR", "checkpoints"))
 LOADED = Path(os.environ.get("BT_LOAD_CHECKPOINT_DIR", "/nonexistent"))
 TEXT = Path(__file__).with_name("text.txt")
 
-LENGTH = 256  # tokens a training sample
+LENGTH = 256  # tokens of a training sample
 END = "<|end|>"
 SPECIAL = ["<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", END]
 CHAT_TEMPLATE = (
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE learned from `text`; the same text gives the same tokenizer."""
+    """Learn a byte-level BPE from `text`; the same text gives the same tokenizer."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -74,7 +74,7 @@ def as_chat(story: str) -> list[dict[str, str]]:
 
 
 class Stories(Dataset):
-    """All stories as one row of tokens, cut into pieces of LENGTH."""
+    """All stories as one sequence of tokens, cut into pieces of LENGTH."""
 
     def __init__(self, text: str, tokenizer: PreTrainedTokenizerFast) -> None:
         chats = [as_chat(story) for story in text.strip().split("\n\n")]
@@ -90,7 +90,7 @@ class Stories(Dataset):
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """About 2 million parameters; heads of 64, which inference servers have fast kernels for."""
+    """Build a model of 2 million parameters. Inference servers are fast with heads of 64."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=(len(tokenizer) + 63) // 64 * 64,
@@ -114,16 +114,16 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_complete(folder: Path) -> Path | None:
-    """The checkpoint-N with the highest N under `folder` whose last-written file is there.
+    """Return the newest complete checkpoint-N under `folder`.
 
-    The Trainer writes trainer_state.json last, so a checkpoint cut short by a kill has none.
+    The Trainer writes trainer_state.json last, so an incomplete checkpoint does not have it.
     """
     found = [state.parent for state in folder.glob("**/checkpoint-*/trainer_state.json")]
     return max(found, key=step_of, default=None)
 
 
 class PrintLoss(TrainerCallback):
-    """One flushed line a logging step, which is what a log viewer wants."""
+    """Print one line for each logging step, and flush it, so that logs show it at once."""
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if logs and "loss" in logs:
@@ -198,7 +198,7 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[PrintLoss()],
     )
-    trainer.remove_callback(PrinterCallback)  # ours prints
+    trainer.remove_callback(PrinterCallback)  # PrintLoss prints instead
     if not finished:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
 
