@@ -10,7 +10,15 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.container_privileges import Privileges, parse_capabilities
@@ -189,3 +197,13 @@ def _as_text(value: object) -> str:
 def variable_name(field: str) -> str:
     """Return the name of the environment variable that sets the field."""
     return f"{_PREFIX}{field.upper()}"
+
+
+def format_settings_error(error: Exception) -> str:
+    """Return the invalid variables of a validation error of Settings; "" for another error."""
+    if not isinstance(error, ValidationError) or error.title != Settings.__name__:
+        return ""
+    return "; ".join(
+        f"{variable_name('_'.join(map(str, e['loc'])))} is {e['input']!r}: {e['msg']}."
+        for e in error.errors()
+    )

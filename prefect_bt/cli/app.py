@@ -38,59 +38,68 @@ _GROUP_HELP: Final = {
     "deployments": (_SERVING, "List, view, promote, roll back and stop deployments."),
 }
 
-_REGISTRY: Final = (
-    (_JOBS, "init", "init:init", "Create a training project, or copy examples."),
-    (_JOBS, "push", "jobs.push:push", "Submit the job of a config file."),
-    (_JOBS, "view", "jobs.view:view", "Show projects, jobs, or one job."),
-    (_JOBS, "logs", "logs.logs:logs", "Print or follow the log of a job."),
-    (_JOBS, "stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
-    (_JOBS, "retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),
-    (_JOBS, "recreate", "jobs.recreate:recreate", "Submit a copy of a job as a new job."),
-    (_JOBS, "download", "jobs.download:download", "Download the files that a job was pushed with."),
-    (_JOBS, "delete", "jobs.delete:delete", "Delete a job or a project permanently."),
-    (_CHECKPOINTS, "checkpoints list", "checkpoints.list:list_checkpoints",
-     "List or browse the checkpoints of a job."),
-    (_CHECKPOINTS, "checkpoints download", "checkpoints.download:download_checkpoints",
-     "Download checkpoints as folders."),
-    (_CHECKPOINTS, "checkpoints verify", "checkpoints.verify:verify_checkpoints",
-     "Hash every committed file again and report damage."),
-    (_CHECKPOINTS, "checkpoints prune", "checkpoints.prune:prune_checkpoints",
-     "Delete checkpoints by name or by a retention policy."),
-    (_CHECKPOINTS, "checkpoints serve", "checkpoints.serve:serve_checkpoints",
-     "Serve the checkpoint files of a local store over HTTP."),
-    (_CHECKPOINTS, "get_checkpoint_urls", "checkpoints.urls:get_checkpoint_urls",
-     "Write a file with a URL for every checkpoint file of a job."),
-    (_WEIGHTS, "weights list", "weights.list:list_weights",
-     "List mirrored sources and their sizes."),
-    (_WEIGHTS, "weights mirror", "weights.mirror:mirror_weights",
-     "Download weights before a job needs them."),
-    (_WEIGHTS, "weights verify", "weights.verify:verify_weights",
-     "Hash every mirrored file again and report damage."),
-    (_WEIGHTS, "weights prune", "weights.prune:prune_weights",
-     "Delete mirrored sources from this machine or from the store."),
-    (_WEIGHTS, "cache summarize", "machine.training_cache:summarize",
-     "List the files of a project's training cache."),
-    (_SERVING, "deploy_checkpoints", "serving.deploy:deploy_checkpoints",
-     "Serve checkpoints with an OpenAI-compatible API."),
-    (_SERVING, "deployments list", "serving.deployments:list_deployments", "List deployments."),
-    (_SERVING, "deployments view", "serving.deployments:view_deployment",
-     "Show the address, revisions and history of a deployment."),
-    (_SERVING, "deployments logs", "serving.deployments:show_logs",
-     "Print or follow the log of a revision's server."),
-    (_SERVING, "deployments promote", "serving.deployments:promote_revision",
-     "Send requests to another revision."),
-    (_SERVING, "deployments rollback", "serving.deployments:roll_back",
-     "Send requests to the previous revision."),
-    (_SERVING, "deployments stop", "serving.deployments:stop_deployment",
-     "Stop the servers of a deployment."),
-    (_MACHINE, "up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),
-    (_MACHINE, "down", "machine.up_down:down", "Stop the local Prefect server and worker."),
-    (_MACHINE, "gc", "machine.gc:gc", "Find and delete files that no job owns any more."),
-    (_MACHINE, "automations", "machine.automations:create_automations",
-     "Create Prefect automations for failed and completed jobs."),
-)  # fmt: skip
-"""Group, name, import path below prefect_bt.cli, and help of every command."""
-COMMANDS: Final = tuple(name for _, name, _, _ in _REGISTRY)
+_REGISTRY: Final = {
+    _JOBS: (
+        ("init", "init:init", "Create a training project, or copy examples."),
+        ("push", "jobs.push:push", "Submit the job of a config file."),
+        ("view", "jobs.view:view", "Show projects, jobs, or one job."),
+        ("logs", "logs.logs:logs", "Print or follow the log of a job."),
+        ("stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
+        ("retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),
+        ("recreate", "jobs.recreate:recreate", "Submit a copy of a job as a new job."),
+        ("download", "jobs.download:download", "Download the files that a job was pushed with."),
+        ("delete", "jobs.delete:delete", "Delete a job or a project permanently."),
+    ),
+    _CHECKPOINTS: (
+        ("checkpoints list", "checkpoints.list:list_checkpoints",
+         "List or browse the checkpoints of a job."),
+        ("checkpoints download", "checkpoints.download:download_checkpoints",
+         "Download checkpoints as folders."),
+        ("checkpoints verify", "checkpoints.verify:verify_checkpoints",
+         "Hash every committed file again and report damage."),
+        ("checkpoints prune", "checkpoints.prune:prune_checkpoints",
+         "Delete checkpoints by name or by a retention policy."),
+        ("checkpoints serve", "checkpoints.serve:serve_checkpoints",
+         "Serve the checkpoint files of a local store over HTTP."),
+        ("get_checkpoint_urls", "checkpoints.urls:get_checkpoint_urls",
+         "Write a file with a URL for every checkpoint file of a job."),
+    ),
+    _WEIGHTS: (
+        ("weights list", "weights.list:list_weights", "List mirrored sources and their sizes."),
+        ("weights mirror", "weights.mirror:mirror_weights",
+         "Download weights before a job needs them."),
+        ("weights verify", "weights.verify:verify_weights",
+         "Hash every mirrored file again and report damage."),
+        ("weights prune", "weights.prune:prune_weights",
+         "Delete mirrored sources from this machine or from the store."),
+        ("cache summarize", "machine.training_cache:summarize",
+         "List the files of a project's training cache."),
+    ),
+    _SERVING: (
+        ("deploy_checkpoints", "serving.deploy:deploy_checkpoints",
+         "Serve checkpoints with an OpenAI-compatible API."),
+        ("deployments list", "serving.deployments:list_deployments", "List deployments."),
+        ("deployments view", "serving.deployments:view_deployment",
+         "Show the address, revisions and history of a deployment."),
+        ("deployments logs", "serving.deployments:show_logs",
+         "Print or follow the log of a revision's server."),
+        ("deployments promote", "serving.deployments:promote_revision",
+         "Send requests to another revision."),
+        ("deployments rollback", "serving.deployments:roll_back",
+         "Send requests to the previous revision."),
+        ("deployments stop", "serving.deployments:stop_deployment",
+         "Stop the servers of a deployment."),
+    ),
+    _MACHINE: (
+        ("up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),
+        ("down", "machine.up_down:down", "Stop the local Prefect server and worker."),
+        ("gc", "machine.gc:gc", "Find and delete files that no job owns any more."),
+        ("automations", "machine.automations:create_automations",
+         "Create Prefect automations for failed and completed jobs."),
+    ),
+}  # fmt: skip
+"""Group -> name, import path below prefect_bt.cli, and help of its commands."""
+COMMANDS: Final = tuple(name for commands in _REGISTRY.values() for name, _, _ in commands)
 """Names of all commands, such as `checkpoints list`."""
 
 _ALIASES: Final = {
@@ -121,7 +130,8 @@ def make_app(*, help_format: Literal["markdown", "plaintext"] = "markdown") -> A
     )
     for name, (group, about) in _GROUP_HELP.items():
         app.command(App(name=name, help=about, group=group, help_epilogue=""))
-    for order, (group, name, path, about) in enumerate(_REGISTRY):
+    listed = [(group, *command) for group, commands in _REGISTRY.items() for command in commands]
+    for order, (group, name, path, about) in enumerate(listed):
         parent, _, verb = name.rpartition(" ")
         for alias in (verb, *_ALIASES.get(name, ())):
             (app[parent] if parent else app).command(
@@ -255,28 +265,16 @@ def _report(terminal: Terminal, error: Exception) -> int:
         command = " ".join(["prefect-bt", *(error.command_chain or ())])
         terminal.error(f"{error}\nSee: {command} --help")
         return USAGE
+    from prefect_bt.settings import format_settings_error
+
     if isinstance(error, PrefectBtError):
         terminal.error(str(error))
-    elif settings := _format_settings_error(error):
-        terminal.error(settings)
+    elif invalid := format_settings_error(error):
+        terminal.error(invalid)
     else:
         again = "" if terminal.debug else " Run it again with --log debug to see the traceback."
         terminal.error(f"{type(error).__name__}: {error}.{again}")
     return FAILED
-
-
-def _format_settings_error(error: Exception) -> str:
-    """Return the invalid PREFECT_BT_* variables; "" for any other error."""
-    from pydantic import ValidationError
-
-    from prefect_bt.settings import Settings, variable_name
-
-    if not isinstance(error, ValidationError) or error.title != Settings.__name__:
-        return ""
-    return "; ".join(
-        f"{variable_name('_'.join(map(str, e['loc'])))} is {e['input']!r}: {e['msg']}."
-        for e in error.errors()
-    )
 
 
 def _handle_broken_pipe() -> int:
@@ -284,7 +282,3 @@ def _handle_broken_pipe() -> int:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

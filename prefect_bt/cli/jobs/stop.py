@@ -126,8 +126,7 @@ def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobS
         with terminal.spinner(f"Waiting for job {record.id} to end"):
             state = wait_for_end(ledger, record.id)
     except KeyboardInterrupt:
-        terminal.info("")
-        terminal.warn(f"Job {record.id} continues to stop without this command.")
+        terminal.warn(f"\nJob {record.id} continues to stop without this command.")
         raise
     if state is JobState.STOPPED:
         terminal.echo(f"Training job {record.id} stopped successfully.", style="green")

@@ -133,8 +133,7 @@ def detach_on_interrupt(terminal: Terminal, job_id: str) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        terminal.info("")
-        terminal.warn(f"Detached. Training job {job_id} continues.")
+        terminal.warn(f"\nDetached. Training job {job_id} continues.")
         terminal.info(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
         terminal.info(f"  Stop it:          prefect-bt stop --job-id {job_id}")
         raise

@@ -21,7 +21,6 @@ from prefect_bt.text.control_characters import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 OK: Final = 0
 FAILED: Final = 1
@@ -131,15 +130,10 @@ class Terminal:
         if not sys.stderr.isatty():
             yield lambda _: None
             return
-        with self.err.status(status_text(text)) as status:
-            yield lambda text: status.update(status_text(text))
+        from rich.text import Text  # a plain string would be read as markup
 
-
-def status_text(text: str) -> Text:
-    """Return the text of a spinner; rich would read markup in a plain string."""
-    from rich.text import Text
-
-    return Text(escape_controls(text))
+        with self.err.status(Text(escape_controls(text))) as status:
+            yield lambda text: status.update(Text(escape_controls(text)))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
