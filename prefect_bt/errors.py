@@ -17,6 +17,7 @@ PrefectBtError
 ├── CheckpointError          a checkpoint could not be committed, verified or restored
 ├── WeightsError             a weights source could not be resolved or mirrored
 ├── ServingError             a model that cannot be deployed, or does not answer
+├── DrillError               a drill could not show whether the job resumes
 ├── MaxRunTimeError          a job's commands have used up the maximum run time
 ├── AttemptFailed            an attempt of the gang failed; has its outcome
 └── ServerError              the Prefect API or a local server could not be used
@@ -218,6 +219,10 @@ class ServingError(PrefectBtError):
     ) -> None:
         self.deployment, self.log_tail = deployment, tuple(log_tail)
         super().__init__(message, next_step=next_step)
+
+
+class DrillError(PrefectBtError):
+    """The job ended before the drill could show whether it resumes."""
 
 
 class MaxRunTimeError(PrefectBtError):

@@ -46,6 +46,7 @@ _REGISTRY: Final = {
         ("logs", "logs.logs:logs", "Print or follow the log of a job."),
         ("stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
         ("retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),
+        ("drill", "jobs.drill:drill", "Kill a rank of a job and see whether it resumes."),
         ("recreate", "jobs.recreate:recreate", "Submit a copy of a job as a new job."),
         ("download", "jobs.download:download", "Download the files that a job was pushed with."),
         ("delete", "jobs.delete:delete", "Delete a job or a project permanently."),
@@ -162,9 +163,10 @@ def describe_command(app: App, words: Sequence[str]) -> App:
     """
     command = app
     for word in words:
-        if word.startswith("-") or word not in command:
+        if not word.startswith("-") and word in command:
+            command = command[word]
+        elif command is not app:  # options before the command are skipped
             break
-        command = command[word]
     if (function := command.default_command) and command is not app:
         text, _, examples = (inspect.getdoc(function) or "").partition("Examples:\n")
         command.help = f"{command.help}\n\n{text.partition('Args:')[0]}"

@@ -58,10 +58,10 @@ def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
             yield LogLine(0, text, rank)
 
 
-def render_line(line: LogLine, *, replica: str = "") -> str:
+def render_line(line: LogLine) -> str:
     """Render as `truss train logs` does: `[YYYY-mm-dd HH:MM:SS]: (replica) message`."""
     at = _format_local_time(line.timestamp // 10**9)
-    return f"[{at}]: ({replica or line.replica}) {line.message}"
+    return f"[{at}]: ({line.replica}) {line.message}"
 
 
 def truncate(message: str, limit: int) -> str:

@@ -169,7 +169,7 @@ class JobHistory:
         prefix = mirroring_prefix(self._record.project_id, self._record.id)
         try:
             return codec.loads(Progress, self._ledger.store.get(f"{prefix}/{key}"))
-        except ObjectNotFound:
+        except (ObjectNotFound, ValueError):  # not written yet, or not as a whole
             return None
 
     def _list_sources(self) -> list[tuple[str, str]]:

@@ -30,6 +30,19 @@ def parse_duration(value: float | str, *, field: str) -> float:
     return seconds
 
 
+def parse_age(text: str, *, field: str) -> float:
+    """Return the seconds of an age with units, such as `30d`; DefinitionError names the field."""
+    seconds = _parse_parts(text)
+    if seconds is None:
+        raise DefinitionError(
+            f"{field} is {text!r}, which is not an age.",
+            next_step="Write for example 30m, 1h30m, 2d or 1w.",
+            field=field,
+            value=text,
+        )
+    return seconds
+
+
 def format_duration(seconds: float) -> str:
     """Return text that parse_duration reads, rounded to seconds from a minute on.
 
@@ -48,10 +61,14 @@ def format_duration(seconds: float) -> str:
 def _seconds(value: float | str) -> float | None:
     if not isinstance(value, str):
         return float(value)
-    text = re.sub(r"\s", "", value).lower()
-    if _FORM.fullmatch(text):
-        return sum(float(count) * _UNITS[unit] for count, unit in re.findall(_PART, text))
     try:
-        return float(text)
+        return float(re.sub(r"\s", "", value))
     except ValueError:
+        return _parse_parts(value)
+
+
+def _parse_parts(text: str) -> float | None:
+    text = re.sub(r"\s", "", text).lower()
+    if not _FORM.fullmatch(text):
         return None
+    return sum(float(count) * _UNITS[unit] for count, unit in re.findall(_PART, text))

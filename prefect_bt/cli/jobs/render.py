@@ -44,7 +44,7 @@ _PROJECT_COLUMNS = [
     Column("Last Modified", "updated_at", format_local_time, hide=2),
     Column("Latest Job ID", "latest_job.id"),
     Column("Latest Job Status", "latest_job.current_status", format_status),
-    Column("Checkpoint Sync", "latest_job.checkpoint_sync_status", hide=1),
+    Column("Checkpoint Sync", "latest_job", lambda job: _format_sync(job or {}) or "", hide=1),
     Column("Status Page", "latest_job.flow_run_url", link=True, hide=5),
 ]
 _NAMES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, TextIO
 
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
@@ -62,7 +62,8 @@ def follow_job(
         return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)
     colored = should_use_color()
     query = LineFilter(levels=colored)
-    return tail_logs(terminal, logs, query, format_colored if colored else format_text)
+    format_line = format_colored if colored else format_text
+    return tail_logs(terminal, logs, query, format_line, panel=True)
 
 
 def tail_logs(
@@ -73,10 +74,12 @@ def tail_logs(
     *,
     limit: int | None = None,
     stream: TextIO | None = None,
+    panel: bool = False,
 ) -> JobState:
     """Print the lines of the job until it has ended, then how it ended.
 
-    `limit`: number of newest lines to print before those that follow.
+    `limit`: number of newest lines to print before those that follow. `panel`: show the state of
+    the job below its lines on a terminal.
     """
     from prefect_bt.cli.logs.lines import write_lines
     from prefect_bt.cli.logs.panel import live_panel
@@ -86,8 +89,10 @@ def tail_logs(
     reconcile = _make_reconciler(terminal, ledger, record.id)
     lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
-        with live_panel(terminal, ledger, record, stream or sys.stdout) as target:
-            write_lines(lines, format_line, target)
+        target = stream or sys.stdout
+        shown = live_panel(terminal, ledger, record) if panel else nullcontext(None)
+        with shown as above:
+            write_lines(lines, format_line, above or target)
         warn_corrupt_logs(terminal, logs)
         return print_job_end(terminal, ledger, record.id)
 
@@ -104,7 +109,7 @@ def wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobSt
     from prefect_bt.jobs import stop
 
     with detach_on_interrupt(terminal, record.id):
-        with live_panel(terminal, ledger, record, sys.stdout):
+        with live_panel(terminal, ledger, record):
             stop.wait_for_end(ledger, record.id)
         state = print_job_end(terminal, ledger, record.id)
     if state in FAILED_STATES:

@@ -25,7 +25,7 @@ from prefect_bt.cli.ui.terminal import OK, Terminal, format_count, write_stdout
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.logs.levels import LogLevel, parse_level
 from prefect_bt.text.control_characters import escape_controls
-from prefect_bt.text.durations import parse_duration
+from prefect_bt.text.durations import parse_age
 from prefect_bt.text.number_ranges import NumberRanges, parse_number_ranges
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def parse_since(text: str, *, now: float) -> int:
     with suppress(ValueError, OverflowError):
         return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
     try:
-        return max(0, int((now - parse_duration(text, field="--since")) * 1e9))
+        return max(0, int((now - parse_age(text, field="--since")) * 1e9))
     except (PrefectBtError, OverflowError):
         raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
@@ -143,7 +143,8 @@ def logs(
     as_text = lines.format_raw if raw else lines.format_colored if colored else lines.format_text
     if tail:
         format_line = lines.format_json if terminal.machine_readable else as_text
-        follow.tail_logs(terminal, opened, query, format_line, limit=limit)
+        panel = not (raw or terminal.machine_readable)
+        follow.tail_logs(terminal, opened, query, format_line, limit=limit, panel=panel)
     else:
         _print_all(terminal, opened, query, as_text, limit=limit)
     return OK

@@ -12,12 +12,12 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.ui.tables import make_link
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.jobs.snapshot import JobSnapshot, read_snapshot
+from prefect_bt.job_index.snapshot import JobSnapshot, read_snapshot
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import Progress, format_percent_done, format_progress
@@ -52,26 +52,28 @@ class StatusPanel:
     def __init__(self, terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
         from rich.live import Live
 
-        self._ledger, self._record = ledger, record
+        self._terminal, self._ledger, self._record = terminal, ledger, record
         compute = record.definition.get("job", {}).get("compute", {})
         self._nodes = int(compute.get("node_count", 1))
-        self._snapshot = JobSnapshot(JobState.PENDING)
+        self._snapshot = JobSnapshot(ledger.get_state(record.id))
         self._closed = threading.Event()
         self._live = Live(self, console=terminal.out, auto_refresh=False, transient=True)
 
     @contextmanager
     def show(self) -> Generator[None]:
         thread = threading.Thread(target=self._draw_until_closed, daemon=True)
-        with self._live:
+        with self._terminal.messages_on_output(), self._live:
             thread.start()
             try:
                 yield
             finally:
                 self._closed.set()
+                thread.join(_READ_INTERVAL)
 
     def _draw_until_closed(self) -> None:
         while not self._closed.is_set():
-            with suppress(PrefectBtError):  # the last snapshot stays while the store has trouble
+            # The last snapshot stays while the records cannot be read.
+            with suppress(PrefectBtError, OSError, ValueError):
                 self._snapshot = read_snapshot(self._ledger, self._record)
             if not self._closed.is_set():
                 self._live.refresh()
@@ -178,14 +180,14 @@ class _LogStream:
 
 @contextmanager
 def live_panel(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, stream: TextIO
-) -> Generator[TextIO | _LogStream]:
+    terminal: Terminal, ledger: Ledger, record: JobRecord
+) -> Generator[_LogStream | None]:
     """Show the panel while the block runs. Yield the stream for log lines.
 
-    Without a terminal that can draw, there is no panel, and the block gets `stream`.
+    Yield None without a panel if standard output is not a terminal that can draw.
     """
-    if not _can_draw(terminal, stream):
-        yield stream
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb"}:
+        yield None
         return
     logs = _LogStream(terminal.out)
     with StatusPanel(terminal, ledger, record).show():
@@ -193,8 +195,3 @@ def live_panel(
             yield logs
         finally:
             logs.flush()
-
-
-def _can_draw(terminal: Terminal, stream: TextIO) -> bool:
-    drawable = os.environ.get("TERM", "dumb") not in {"", "dumb"}
-    return stream is sys.stdout and terminal.out.is_terminal and drawable

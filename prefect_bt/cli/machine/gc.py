@@ -11,7 +11,7 @@ from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Findings, Orphan, remove_all
 from prefect_bt.jobs.job_json import format_iso
 from prefect_bt.settings import Settings
-from prefect_bt.text.durations import parse_duration
+from prefect_bt.text.durations import parse_age
 from prefect_bt.text.quantities import format_size
 
 _COLUMNS: Final = [
@@ -50,7 +50,7 @@ def gc(
     `prefect-bt gc --yes`
     """
 
-    age = parse_duration(older_than, field="--older-than")
+    age = parse_age(older_than, field="--older-than")
     with terminal.spinner("Searching"):
         found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=age)
     for note in found.notes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from prefect_bt.cli.ui.terminal import Terminal, write_stdout
+from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.text.control_characters import escape_controls
 
 if TYPE_CHECKING:
@@ -85,9 +85,10 @@ def show_table(
         return
     shown = _choose_columns(columns, cells, terminal.out.width)
     table = _new_table(title)
+    fits = _needed_width(shown, cells) < terminal.out.width
     for column in shown:
         header = _wrap_header(column.name, cells[column.name])
-        table.add_column(header, no_wrap=not column.wrap, overflow="fold")
+        table.add_column(header, no_wrap=fits and not column.wrap, overflow="fold")
     for row in zip(*(cells[column.name] for column in shown), strict=True):
         table.add_row(*row)
     terminal.out.print(table)
@@ -132,7 +133,7 @@ def make_link(url: str | None, *, text: str = "link") -> Text:
     if not url:
         return Text("")
     safe = url.isascii() and url.isprintable() and " " not in url
-    return Text(text, style=f"link {url}") if safe else Text(url)
+    return Text(text, style=f"link {url}") if safe else Text(escape_controls(url))
 
 
 def _csv_cell(value: object) -> str:
@@ -159,18 +160,22 @@ def _choose_columns(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str | Text]], width: int
 ) -> list[Column]:
     """Hide columns until each of the others has the width that it needs."""
-
-    def needed_width(column: Column) -> int:
-        header = _wrap_header(column.name, cells[column.name])
-        longest = _max_width([*header.split("\n"), *cells[column.name]])
-        return min(longest, _MIN_WRAPPED_WIDTH) if column.wrap else longest
-
     shown = list(columns)
     for column in sorted((c for c in columns if c.hide), key=lambda c: c.hide):
-        if sum(needed_width(c) + _COLUMN_OVERHEAD for c in shown) < width:
+        if _needed_width(shown, cells) < width:
             break
         shown.remove(column)
     return shown
+
+
+def _needed_width(columns: Sequence[Column], cells: Mapping[str, Sequence[str | Text]]) -> int:
+    """Return the width of a table in which only columns with `wrap` are wrapped."""
+    width = 0
+    for column in columns:
+        header = _wrap_header(column.name, cells[column.name])
+        longest = _max_width([*header.split("\n"), *cells[column.name]])
+        width += min(longest, _MIN_WRAPPED_WIDTH) if column.wrap else longest
+    return width + _COLUMN_OVERHEAD * len(columns)
 
 
 def _wrap_header(name: str, cells: Sequence[str | Text]) -> str:
@@ -209,10 +214,10 @@ def _print_plain(
     if names:
         texts = [[name, *column] for name, column in zip(names, texts, strict=True)]
     widths = [_max_width(column) for column in texts]
-    write = sys.stderr.write if terminal.machine_readable else write_stdout
-    write(f"{escape_controls(title)}\n")
+    lines = [escape_controls(title)]
     for row in zip(*texts, strict=True):
-        line = _GAP.join(
+        cells = (
             cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
         )
-        write(f"{line.rstrip()}\n")
+        lines.append(_GAP.join(cells).rstrip())
+    terminal.out.out("\n".join(lines), highlight=False)

@@ -91,6 +91,16 @@ class Terminal:
                     show()
             time.sleep(_WATCH_INTERVAL)
 
+    @contextmanager
+    def messages_on_output(self) -> Generator[None]:
+        """Print messages to standard output, where a panel keeps them above itself."""
+        errors = self.err
+        self.__dict__["err"] = self.out
+        try:
+            yield
+        finally:
+            self.__dict__["err"] = errors
+
     def echo(self, text: str = "", *, style: str = "") -> None:
         """Print a line of the result."""
         _print_line(self.out, text, style)

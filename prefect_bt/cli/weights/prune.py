@@ -19,7 +19,7 @@ from prefect_bt.gc.weights_prune import (
     plan_prune,
 )
 from prefect_bt.settings import Settings
-from prefect_bt.text.durations import parse_duration
+from prefect_bt.text.durations import parse_age
 from prefect_bt.text.quantities import format_size
 
 _COLUMNS: Final = [
@@ -75,7 +75,7 @@ def prune_weights(
     policy = PrunePolicy(
         names,
         None if keep_bytes is None else _parse_size(keep_bytes),
-        None if older_than is None else parse_duration(older_than, field="--older-than"),
+        None if older_than is None else parse_age(older_than, field="--older-than"),
     )
     target = (open_store_target if store else open_cache_target)(settings)
     document: Document = {**plan_prune(target, policy), "dry_run": dry_run}

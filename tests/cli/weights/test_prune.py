@@ -109,7 +109,7 @@ def test_the_stores_copies(cli: Cli, three: list[dict[str, Any]]) -> None:
         ([], "Give names, --keep-bytes, --older-than or --all"),
         (["--all", "--older-than", "1d"], "exactly one choice"),
         (["--keep-bytes", "lots"], "'lots' is not a size"),
-        (["--older-than", "soon"], "'soon', which is not a duration"),
+        (["--older-than", "soon"], "'soon', which is not an age"),
     ],
 )
 def test_pruned_in_a_wrong_way(within: Within, arguments: list[str], words: str) -> None:

@@ -1,0 +1,83 @@
+"""`prefect-bt drill`: prove that a job resumes after the death of a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect_bt import codec
+from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
+from prefect_bt.definitions import Overrides, apply_overrides, load_training_project
+from prefect_bt.errors import StateError
+from prefect_bt.jobs import stop
+from prefect_bt.jobs.drill import DrillOptions, check_drillable, run_drill
+from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.start import open_launcher
+from prefect_bt.jobs.submit import submit
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+
+
+def drill(
+    config: Path,
+    /,
+    *,
+    rank: int = -1,
+    step: int = 0,
+    patience: float = 600.0,
+    entrypoint: str | None = None,
+    keep_going: bool = False,
+    output: Output = "cli-table",
+    terminal: InjectedTerminal,
+) -> int:
+    """Start a real job, kill a rank after a committed checkpoint, and compare the steps.
+
+    The job is stopped at the end, also after Ctrl-C. The exit code is 0 if the next attempt
+    continued from the checkpoint, and 1 if it started again or nothing could be seen.
+
+    Args:
+        config: Python file that defines one TrainingProject.
+        rank: Rank to kill; -1 is the last.
+        step: Kill it after a checkpoint of this step or later.
+        patience: Seconds to wait for that checkpoint, and for the first one after the kill.
+        entrypoint: One start command that replaces those of the config.
+        keep_going: Let the job run to its end.
+
+    Examples:
+
+    `prefect-bt drill config.py --step 20`
+    """
+    project, _ = apply_overrides(load_training_project(config), Overrides(entrypoint=entrypoint))
+    check_drillable(project)
+    folder = config.absolute().parent
+    with open_launcher() as launcher:
+        document = submit(project, source_dir=folder, options=SubmitOptions(), launcher=launcher)
+    ledger = open_ledger(document.get("store"))
+    record = ledger.get_job(str(document["id"]))
+    terminal.info(f"Job {record.id} is started; one of its ranks will be killed.")
+    wait = True
+    try:
+        options = DrillOptions(rank, step, patience)
+        result = run_drill(ledger, record, options, echo=terminal.info)
+    except KeyboardInterrupt:
+        wait = False
+        raise
+    finally:
+        if not keep_going:
+            _stop(terminal, ledger, record.id, wait=wait)
+    style = "green" if result.resumed else "red"
+    terminal.print_result(codec.encode(result), lambda: terminal.echo(result.why, style=style))
+    return OK if result.resumed else FAILED
+
+
+def _stop(terminal: Terminal, ledger: Ledger, job_id: str, *, wait: bool) -> None:
+    """Stop the job if it has not ended; `wait` until it has."""
+    if ledger.get_state(job_id).terminal:
+        return
+    try:
+        terminal.info(stop.stop_job(ledger, job_id, by="the drill"))
+    except StateError as error:  # it ended meanwhile, or was stopped before
+        terminal.info(str(error))
+    if wait:
+        with terminal.spinner(f"Waiting for job {job_id} to end"):
+            stop.wait_for_end(ledger, job_id)
