@@ -73,7 +73,7 @@ class PruneTarget:
 
 def open_cache_target(settings: Settings) -> PruneTarget:
     """Return the weights of this machine."""
-    cache = _open_cache(settings)
+    cache = NodeCache(settings.weights_dir, settings.weights_bytes)
     try:
         mirror = StoreMirror(open_store(settings.store))
     except StoreError:  # the cache can be pruned without the store
@@ -99,7 +99,10 @@ def open_cache_target(settings: Settings) -> PruneTarget:
 
 def open_store_target(settings: Settings) -> PruneTarget:
     """Return the copies in the store. Raise StoreError."""
-    cache, store = _open_cache(settings), open_store(settings.store)
+    cache, store = (
+        NodeCache(settings.weights_dir, settings.weights_bytes),
+        open_store(settings.store),
+    )
     mirror, ledger = StoreMirror(store), Ledger(store)
     names, uses = mirror.list_names(), mirror.list_last_uses()
     manifests = [found for name in names if (found := mirror.find_manifest(name))]
@@ -133,10 +136,6 @@ def open_store_target(settings: Settings) -> PruneTarget:
         lambda age: sum(mirror.list_unreferenced(older_than=age).values()),
         lambda age: mirror.delete_unreferenced(older_than=age),
     )
-
-
-def _open_cache(settings: Settings) -> NodeCache:
-    return NodeCache(settings.weights_dir, settings.weights_bytes)
 
 
 def plan_prune(target: PruneTarget, policy: PrunePolicy) -> Document:

@@ -23,6 +23,16 @@ class JobSnapshot:
     mirrors: list[Progress] = field(default_factory=list[Progress])
     uploads: list[RankUpload] = field(default_factory=list[RankUpload])
 
+    def format_committed(self) -> str:
+        """Return `2 committed, newest checkpoint-20`, and the trouble of the store."""
+        statuses = [one.status for one in self.uploads]
+        names = list(dict.fromkeys(name for status in statuses for name in status.committed))
+        text = (
+            f"{len(names)} committed, newest {names[-1]}" if names else "none in this attempt yet"
+        )
+        trouble = next((status.trouble for status in statuses if status.trouble), "")
+        return f"{text}; the store has trouble, retrying: {trouble}" if trouble else text
+
 
 def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
     """Read the records of the job. Raise StoreError."""

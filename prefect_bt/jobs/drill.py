@@ -14,8 +14,8 @@ from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.definitions import TrainingProject
-from prefect_bt.errors import DrillError
-from prefect_bt.jobs.stop import open_job_context, reconcile_job
+from prefect_bt.errors import DrillError, StateError
+from prefect_bt.jobs.stop import open_job_context, reconcile_job, stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 
@@ -200,3 +200,15 @@ def _observe_resumption(watch: _DrillWatch, killed: int, result: DrillResult) ->
         f"started again with step {first}. Does the script look for its newest checkpoint in "
         "BT_CHECKPOINT_DIR?",
     )
+
+
+def stop_drill(ledger: Ledger, job_id: str, *, echo: Echo, wait: bool) -> None:
+    """Stop the job if it has not ended; `wait` until it has."""
+    if ledger.get_state(job_id).terminal:
+        return
+    try:
+        echo(stop_job(ledger, job_id, by="the drill"))
+    except StateError as error:  # it ended meanwhile, or was stopped before
+        echo(str(error))
+    if wait:
+        wait_for_end(ledger, job_id)

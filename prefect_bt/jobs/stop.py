@@ -18,7 +18,7 @@ from prefect_bt.attempts.lifecycle import (
     remove_nodes,
     terminal_state,
 )
-from prefect_bt.errors import ServerError, StateError
+from prefect_bt.errors import PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import (
     has_lock_file,
     host_id,
@@ -267,3 +267,27 @@ _STARTUP_GRACE_SECONDS = 60.0
 
 def _is_starting(record: JobRecord) -> bool:
     return time.time() - record.created_at < _STARTUP_GRACE_SECONDS
+
+
+def make_reconciler(
+    ledger: Ledger, job_id: str, *, warn: Callable[[str], object]
+) -> Callable[[], None]:
+    """Return a function that reconciles the job, at most every few seconds.
+
+    Call `warn` once if the nodes are unreachable; raise nothing for that.
+    """
+    checked, warned = time.monotonic(), False
+
+    def reconcile() -> None:
+        nonlocal checked, warned
+        if time.monotonic() - checked < _RECONCILE_INTERVAL:
+            return
+        checked = time.monotonic()
+        try:
+            reconcile_job(ledger, job_id)
+        except PrefectBtError as error:
+            if not warned:
+                warn(f"The nodes of job {job_id} are unreachable from here: {error}")
+            warned = True
+
+    return reconcile

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
+from datetime import datetime
 from typing import Final
 
 from prefect_bt.errors import DefinitionError
@@ -41,6 +43,16 @@ def parse_age(text: str, *, field: str) -> float:
             value=text,
         )
     return seconds
+
+
+def parse_since(text: str, *, now: float) -> int:
+    """Return epoch nanoseconds for an age such as `30m` or `1h30m`, or an ISO time. ValueError."""
+    with suppress(ValueError, OverflowError):
+        return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
+    try:
+        return max(0, int((now - parse_age(text, field="--since")) * 1e9))
+    except (DefinitionError, OverflowError):
+        raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
 
 def format_duration(seconds: float) -> str:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prefect_bt.workspace.ignore import IGNORE_FILE
 from prefect_bt.workspace.pack_entry import IgnoredEntry, PackEntry
 from prefect_bt.workspace.roots import WorkspaceLayout
 
 LARGE_BYTES: Final = 10**9
 """Size from which push lists the largest files: data of that size belongs in an object store."""
 LARGEST_SHOWN: Final = 10
+_MAX_NAMED: Final = 8
+"""Names in one warning."""
 _MAX_SCANNED: Final = 2_000
 """Entries of one ignored folder that are looked at for source files."""
 
@@ -59,16 +62,15 @@ def describe_contents(
     """Return what to say of an archive of `entries`; reads the ignored folders, writes nothing."""
     total = sum(entry.size for entry in entries)
     by_size = sorted(((e.name, e.size) for e in entries), key=lambda item: (-item[1], item[0]))
+    code = tuple(sorted(entry.display_name for entry in ignored if _looks_like_code(entry)))
     return WorkspaceContents(
         root=layout.root,
         externals=layout.externals,
         files=len(entries),
         size=total,
         largest=tuple(by_size[:LARGEST_SHOWN]) if total > LARGE_BYTES else (),
-        ignored_code=tuple(
-            sorted(entry.display_name for entry in ignored if _looks_like_code(entry))
-        ),
-        warnings=(*layout.warnings, *_link_warning(linked_folders)),
+        ignored_code=code,
+        warnings=(*layout.warnings, *_link_warning(linked_folders), *_ignored_warning(code)),
     )
 
 
@@ -87,6 +89,17 @@ def _document(contents: WorkspaceContents) -> dict[str, Any]:
         "ignored_code": list(contents.ignored_code),
         "warnings": list(contents.warnings),
     }
+
+
+def _ignored_warning(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    named, more = ", ".join(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    return (
+        f"Not packed, though it looks like code: {named}{rest}. The built-in ignore list has these "
+        f"names; a {IGNORE_FILE} (gitignore syntax) in the workspace root replaces that list.",
+    )
 
 
 def _link_warning(names: Sequence[str]) -> tuple[str, ...]:

@@ -6,15 +6,12 @@ from pathlib import Path
 
 from prefect_bt import codec
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
+from prefect_bt.cli.ui.terminal import FAILED, OK
 from prefect_bt.definitions import Overrides, apply_overrides, load_training_project
-from prefect_bt.errors import StateError
-from prefect_bt.jobs import stop
-from prefect_bt.jobs.drill import DrillOptions, check_drillable, run_drill
+from prefect_bt.jobs.drill import DrillOptions, check_drillable, run_drill, stop_drill
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import open_launcher
 from prefect_bt.jobs.submit import submit
-from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 
 
@@ -64,20 +61,8 @@ def drill(
         raise
     finally:
         if not keep_going:
-            _stop(terminal, ledger, record.id, wait=wait)
+            with terminal.spinner(f"Stopping job {record.id}"):
+                stop_drill(ledger, record.id, echo=terminal.info, wait=wait)
     style = "green" if result.resumed else "red"
     terminal.print_result(codec.encode(result), lambda: terminal.echo(result.why, style=style))
     return OK if result.resumed else FAILED
-
-
-def _stop(terminal: Terminal, ledger: Ledger, job_id: str, *, wait: bool) -> None:
-    """Stop the job if it has not ended; `wait` until it has."""
-    if ledger.get_state(job_id).terminal:
-        return
-    try:
-        terminal.info(stop.stop_job(ledger, job_id, by="the drill"))
-    except StateError as error:  # it ended meanwhile, or was stopped before
-        terminal.info(str(error))
-    if wait:
-        with terminal.spinner(f"Waiting for job {job_id} to end"):
-            stop.wait_for_end(ledger, job_id)

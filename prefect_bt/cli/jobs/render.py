@@ -19,7 +19,7 @@ from prefect_bt.jobs.provenance import format_client, format_git
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.durations import format_duration
 
-_STYLES = {
+STATE_STYLES = {
     JobState.COMPLETED: "green",
     JobState.RUNNING: "cyan",
     JobState.FAILED: "red",
@@ -29,7 +29,7 @@ _STYLES = {
 
 def format_status(status: str | None) -> Text:
     known = status in list(JobState)
-    return Text(status or "", style=_STYLES.get(JobState(status), "yellow") if known else "")
+    return Text(status or "", style=STATE_STYLES.get(JobState(status), "yellow") if known else "")
 
 
 def _format_capacity_type(model: str) -> str:

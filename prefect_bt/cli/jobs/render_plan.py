@@ -11,10 +11,8 @@ from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.planning.allocation import format_memory, format_resources
 from prefect_bt.planning.plan import GangPlan, NodePlan
 from prefect_bt.text.durations import format_duration
-from prefect_bt.workspace.ignore import IGNORE_FILE
 from prefect_bt.workspace.limits import format_bytes
 
-_MAX_NAMED_PATHS: Final = 8
 _MAX_VALUES: Final = 4
 """Values shown of a variable that differs between nodes."""
 
@@ -127,14 +125,3 @@ def show_workspace(terminal: Terminal, workspace: Document) -> None:
         terminal.echo(f"    {format_bytes(file['size_bytes']):>10}  {file['path']}")
     for sentence in workspace["warnings"]:
         terminal.warn(sentence)
-    if workspace["ignored_code"]:
-        terminal.warn(_format_ignored(workspace["ignored_code"]))
-
-
-def _format_ignored(names: list[str]) -> str:
-    named = ", ".join(names[:_MAX_NAMED_PATHS])
-    more = f" and {len(names) - _MAX_NAMED_PATHS} more" if len(names) > _MAX_NAMED_PATHS else ""
-    return (
-        f"Not packed, though it looks like code: {named}{more}. The built-in ignore list has these "
-        f"names; a {IGNORE_FILE} (gitignore syntax) in the workspace root replaces that list."
-    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError
@@ -16,8 +15,6 @@ from prefect_bt.ledger.states import JobState
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
-
-_RECONCILE_INTERVAL: Final = 5.0
 
 END_MESSAGES = {
     JobState.COMPLETED: ("Training job {id} completed successfully.", "green"),
@@ -83,10 +80,11 @@ def tail_logs(
     """
     from prefect_bt.cli.logs.lines import write_lines
     from prefect_bt.cli.logs.panel import live_panel
+    from prefect_bt.jobs.stop import make_reconciler
     from prefect_bt.logs.job_reader import follow_lines
 
     ledger, record = logs.ledger, logs.record
-    reconcile = _make_reconciler(terminal, ledger, record.id)
+    reconcile = make_reconciler(ledger, record.id, warn=terminal.warn)
     lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
         target = stream or sys.stdout
@@ -142,24 +140,3 @@ def detach_on_interrupt(terminal: Terminal, job_id: str) -> Generator[None]:
         terminal.info(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
         terminal.info(f"  Stop it:          prefect-bt stop --job-id {job_id}")
         raise
-
-
-def _make_reconciler(terminal: Terminal, ledger: Ledger, job_id: str) -> Callable[[], None]:
-    from prefect_bt.jobs import stop
-
-    checked, warned = time.monotonic(), False
-
-    def settle() -> None:
-        nonlocal checked, warned
-        if time.monotonic() - checked < _RECONCILE_INTERVAL:
-            return
-        checked = time.monotonic()
-        try:
-            stop.reconcile_job(ledger, job_id)
-        except PrefectBtError as error:
-            # Unreachable nodes do not end the command.
-            if not warned:
-                terminal.warn(f"The nodes of job {job_id} are unreachable from here: {error}")
-            warned = True
-
-    return settle

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, Token
@@ -25,23 +23,13 @@ from prefect_bt.cli.ui.terminal import OK, Terminal, format_count, write_stdout
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.logs.levels import LogLevel, parse_level
 from prefect_bt.text.control_characters import escape_controls
-from prefect_bt.text.durations import parse_age
+from prefect_bt.text.durations import parse_since
 from prefect_bt.text.number_ranges import NumberRanges, parse_number_ranges
 
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.ledger.records import JobRecord
     from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
-
-
-def parse_since(text: str, *, now: float) -> int:
-    """Return epoch nanoseconds for an age such as `30m` or `1h30m`, or an ISO time. ValueError."""
-    with suppress(ValueError, OverflowError):
-        return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
-    try:
-        return max(0, int((now - parse_age(text, field="--since")) * 1e9))
-    except (PrefectBtError, OverflowError):
-        raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
 
 def _convert_time(_: object, tokens: Sequence[Token]) -> int:

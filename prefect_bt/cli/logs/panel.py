@@ -5,7 +5,6 @@ The panel stays at the bottom of the terminal; log lines scroll above it.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -14,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from prefect_bt.cli.jobs.render import STATE_STYLES
 from prefect_bt.cli.ui.tables import make_link
-from prefect_bt.cli.ui.terminal import Terminal, format_count
+from prefect_bt.cli.ui.terminal import Terminal, can_draw, format_count
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.snapshot import JobSnapshot, read_snapshot
-from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import Progress, format_percent_done, format_progress
 from prefect_bt.text.quantities import format_duration
@@ -38,12 +37,6 @@ _WIDE_TERMINAL: Final = 100
 """Columns from which transfers are shown with their sizes."""
 _FLUSH_SIZE: Final = 1 << 16
 """Characters of log lines that are printed at once."""
-_STYLES: Final = {
-    JobState.RUNNING: "cyan",
-    JobState.COMPLETED: "green",
-    JobState.FAILED: "red",
-    JobState.DEPLOY_FAILED: "red",
-}
 
 
 class StatusPanel:
@@ -107,7 +100,7 @@ class StatusPanel:
         nodes = format_count(self._nodes, "node")
         attempt = "" if snapshot.attempt is None else f" · attempt {snapshot.attempt}"
         facts = f"{attempt} · {nodes} · {self._record.substrate} · {age}"
-        style = _STYLES.get(state, "yellow")
+        style = STATE_STYLES.get(state, "yellow")
         table.add_row("State", Text.assemble((state.short_name.upper(), style), facts))
         if snapshot.waiting and not snapshot.mirrors:
             table.add_row("Waiting", Text(escape_controls(snapshot.waiting)))
@@ -122,7 +115,7 @@ class StatusPanel:
             ],
         )
         if snapshot.attempt is not None:
-            table.add_row("Checkpoints", Text(escape_controls(_format_committed(snapshot))))
+            table.add_row("Checkpoints", Text(escape_controls(snapshot.format_committed())))
         if snapshot.url:
             table.add_row("UI", make_link(snapshot.url, text=snapshot.url))
         return table
@@ -149,14 +142,6 @@ class StatusPanel:
             label = ""
         if len(transfers) > _MAX_TRANSFERS:
             table.add_row("", f"and {len(transfers) - _MAX_TRANSFERS} more")
-
-
-def _format_committed(snapshot: JobSnapshot) -> str:
-    statuses = [one.status for one in snapshot.uploads]
-    names = list(dict.fromkeys(name for status in statuses for name in status.committed))
-    text = f"{len(names)} committed, newest {names[-1]}" if names else "none in this attempt yet"
-    trouble = next((status.trouble for status in statuses if status.trouble), "")
-    return f"{text}; the store has trouble, retrying: {trouble}" if trouble else text
 
 
 class _LogStream:
@@ -186,7 +171,7 @@ def live_panel(
 
     Yield None without a panel if standard output is not a terminal that can draw.
     """
-    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb"}:
+    if not can_draw(sys.stdout):
         yield None
         return
     logs = _LogStream(terminal.out)

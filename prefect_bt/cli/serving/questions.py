@@ -5,7 +5,6 @@ Prompts are on standard error, so that standard output has the result alone.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +13,13 @@ import questionary
 from cyclopts import CycloptsError
 from prompt_toolkit.output import create_output
 
-from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.cli.ui.terminal import Terminal, can_draw
 from prefect_bt.errors import PrefectBtError
 
 
 def can_ask(terminal: Terminal) -> bool:
-    """Return whether a user can answer prompts, on a terminal that can move its cursor."""
-    has_cursor = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in {"", "dumb"}
-    return terminal.interactive and has_cursor
+    """Return whether a user can answer prompts."""
+    return terminal.interactive and can_draw(sys.stderr)
 
 
 def ask(
@@ -33,7 +31,9 @@ def ask(
     """
     if not can_ask(terminal):
         option = usage.partition(" ")[0]
-        error = CycloptsError(msg=f"{option} is missing, and nobody can be asked. Give {usage}.")
+        error = CycloptsError(
+            msg=f"{option} is missing, and there is no terminal to ask on. Give {usage}."
+        )
         error.command_chain = ("deploy_checkpoints",)
         raise error
     question = prompt(text, output=create_output(stdout=sys.stderr), **settings)

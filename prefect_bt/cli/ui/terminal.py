@@ -8,13 +8,14 @@ lines start without it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.text.control_characters import escape_controls
@@ -144,6 +145,11 @@ class Terminal:
 
         with self.err.status(Text(escape_controls(text))) as status:
             yield lambda text: status.update(Text(escape_controls(text)))
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"", "dumb"}
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

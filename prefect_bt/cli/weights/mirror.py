@@ -16,7 +16,6 @@ from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal, format
 from prefect_bt.cli.weights.sources import (
     NO_SOURCES,
     SourceOptions,
-    open_cache,
     resolve_plans,
     resolve_secret,
 )
@@ -28,6 +27,7 @@ from prefect_bt.text.progress import ProgressCallback
 from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights import mirror_source
+from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.dry_run import plan_mirror
 from prefect_bt.weights.mirror import format_result
 from prefect_bt.weights.sources.protocol import SourceRequest
@@ -109,7 +109,7 @@ def _mirror(
     settings = Settings()
     result = mirror_source(
         plan,
-        cache=open_cache(settings),
+        cache=NodeCache(settings.weights_dir, settings.weights_bytes),
         secret=resolve_secret(plan),
         store=open_store(settings.store),
         upload_to_store=settings.mirror_to_store,
@@ -136,7 +136,11 @@ def _plan(plan: WeightsPlan) -> _Outcome:
     settings = Settings()
     store, secret = open_store(settings.store), resolve_secret(plan)
     request = SourceRequest(plan, secret, store, settings.stall_seconds)
-    found = plan_mirror(request, open_cache(settings), use_copy=settings.mirror_to_store)
+    found = plan_mirror(
+        request,
+        NodeCache(settings.weights_dir, settings.weights_bytes),
+        use_copy=settings.mirror_to_store,
+    )
     counts = {"here": found.here, "from_store": found.from_store, "from_source": found.from_source}
     here, stored, remote = (
         f"{format_count(files, 'file')} ({format_size(size)})" for files, size in counts.values()
@@ -149,7 +153,9 @@ def _plan(plan: WeightsPlan) -> _Outcome:
 
 
 def _format_unfinished() -> str:
-    kept = sum(one.bytes for one in open_cache(Settings()).list_leftovers())
+    settings = Settings()
+    cache = NodeCache(settings.weights_dir, settings.weights_bytes)
+    kept = sum(one.bytes for one in cache.list_leftovers())
     return f"{format_size(kept)} of unfinished files are kept: the same command continues there."
 
 

@@ -1,4 +1,4 @@
-"""Weights sources of a command, and the node cache that it opens."""
+"""Weights sources of a command."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from prefect_bt.errors import PrefectBtError, SecretError
 from prefect_bt.jobs.start import default_secret_sources
 from prefect_bt.planning.given_weights import plan_config_weights, plan_given_sources
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.settings import Settings
-from prefect_bt.weights.cache.node_cache import NodeCache
 
 
 @Parameter(name="*")
@@ -69,8 +67,3 @@ def resolve_secret(plan: WeightsPlan) -> str | None:
         return resolve_secrets([plan.secret], [EnvironmentSecrets()])[plan.secret]
     except SecretError:  # asking Prefect imports it, and starts a server where none runs
         return resolve_secrets([plan.secret], default_secret_sources())[plan.secret]
-
-
-def open_cache(settings: Settings) -> NodeCache:
-    """Open the weights cache of this machine."""
-    return NodeCache(settings.weights_dir, settings.weights_bytes)

@@ -6,10 +6,10 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.cli.weights.sources import open_cache
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
+from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.inventory import list_entries, select_entries
 from prefect_bt.weights.verification import (
     ExpectedBlobs,
@@ -45,7 +45,7 @@ def verify_weights(
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
     settings = Settings()
-    cache = open_cache(settings)
+    cache = NodeCache(settings.weights_dir, settings.weights_bytes)
     if names:
         entries = select_entries(list_entries(cache, None), names, "this machine")
         trees = [entry.tree for entry in entries if entry.tree]

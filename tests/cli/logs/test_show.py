@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from prefect_bt.cli.logs.logs import parse_since
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.text.durations import parse_since
 from tests.cli.conftest import Cli, Shop, Within
 
 
