@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.jobs.selection import (
     get_reconciled_state,
@@ -19,6 +19,7 @@ from prefect_bt.cli.ui.options import (
     PositiveCount,
     Watch,
 )
+from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.entries import open_catalog
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from prefect_bt.job_index.entries import JobCatalog
     from prefect_bt.ledger.ledger import Ledger
-
-Document = dict[str, Any]
 
 _LIMIT: Final = 50
 """Jobs of a project that are shown unless --limit or --all is given."""

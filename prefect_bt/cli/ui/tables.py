@@ -26,8 +26,9 @@ Cell = Any
 
 _MIN_WRAPPED_WIDTH: Final = 24
 """Columns of a terminal that a wrapped cell needs at least, if its text is that long."""
+_NARROWEST_WRAP: Final = 8
+"""Width of wrapped cells below which all other cells are wrapped as well."""
 _COLUMN_OVERHEAD: Final = 3
-_GAP: Final = "  "
 _MAX_BOXED_ROWS: Final = 2000
 """Rows up to which a table is fitted to the terminal; rich needs a second for more."""
 
@@ -85,7 +86,7 @@ def show_table(
         return
     shown = _choose_columns(columns, cells, terminal.out.width)
     table = _new_table(title)
-    fits = _needed_width(shown, cells) < terminal.out.width
+    fits = _needed_width(shown, cells, _NARROWEST_WRAP) < terminal.out.width
     for column in shown:
         header = _wrap_header(column.name, cells[column.name])
         table.add_column(header, no_wrap=fits and not column.wrap, overflow="fold")
@@ -162,19 +163,21 @@ def _choose_columns(
     """Hide columns until each of the others has the width that it needs."""
     shown = list(columns)
     for column in sorted((c for c in columns if c.hide), key=lambda c: c.hide):
-        if _needed_width(shown, cells) < width:
+        if _needed_width(shown, cells, _MIN_WRAPPED_WIDTH) < width:
             break
         shown.remove(column)
     return shown
 
 
-def _needed_width(columns: Sequence[Column], cells: Mapping[str, Sequence[str | Text]]) -> int:
-    """Return the width of a table in which only columns with `wrap` are wrapped."""
+def _needed_width(
+    columns: Sequence[Column], cells: Mapping[str, Sequence[str | Text]], wrapped: int
+) -> int:
+    """Return the width of a table in which only columns with `wrap` are wrapped, at `wrapped`."""
     width = 0
     for column in columns:
         header = _wrap_header(column.name, cells[column.name])
         longest = _max_width([*header.split("\n"), *cells[column.name]])
-        width += min(longest, _MIN_WRAPPED_WIDTH) if column.wrap else longest
+        width += min(longest, wrapped) if column.wrap else longest
     return width + _COLUMN_OVERHEAD * len(columns)
 
 
@@ -219,5 +222,5 @@ def _print_plain(
         cells = (
             cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
         )
-        lines.append(_GAP.join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
     terminal.out.out("\n".join(lines), highlight=False)
