@@ -67,7 +67,7 @@ def create(machine: Machine, *words: str) -> dict[str, str]:
 
 def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
     assert create(machine) == dict.fromkeys([*NOTIFYING, SERVING], "missing")
-    told = machine.run("automations").stderr
+    told = machine.run("automations").stdout
     assert "--notify slack-webhook/team" in told
     assert (
         "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints" in told
