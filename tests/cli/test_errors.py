@@ -254,7 +254,7 @@ def test_every_command_is_listed_in_its_group(cli: Cli, arguments: list[str]):
     assert "Exit codes: 0 success" in shown
 
 
-def test_help_of_a_command_says_more_than_the_list(cli: Cli):
+def test_help_of_a_command_has_details(cli: Cli):
     listed, own = cli("checkpoints", "--help").out, cli("checkpoints", "verify", "--help").out
     summary = "Hash every committed file again and report damage."
     assert summary in listed
