@@ -17,7 +17,6 @@ from docs._generate.fields import code, table
 
 _MARKER = re.compile(r"^<!-- generate: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 _EVENT = re.compile(r"`(prefect-bt\.[a-z]+\.[a-z<>]+)`")
-_CONTENTS = re.compile(r"^# prefect-bt\n|^## Table of Contents\n.*?(?=^\*\*|^#)", re.M | re.S)
 _GLOBAL_OPTIONS = re.compile(r"^\*\*Global options\*\*:\n\n(?:\* .*\n)+", re.MULTILINE)
 _TREE = re.compile(r"(?:^(?:<[a-z_ ]+>/.*|[ ├│└]+\S.*|)\n)+", re.MULTILINE)
 """Indented lines, branches of a tree, and the line of the folder that they are below."""
@@ -30,11 +29,9 @@ def fill_in(markdown: str) -> str:
 
 
 def commands() -> str:
-    """Return every command with its options and examples, in the order of `prefect-bt --help`.
-
-    The options of all commands are in the first section only.
-    """
-    from prefect_bt.cli.app import COMMANDS, describe_command, make_app
+    """Return the overview, and every command with its options and examples in the same order."""
+    from prefect_bt.cli.app import describe_command, make_app
+    from prefect_bt.cli.commands import COMMANDS, find_overview
 
     app = make_app()
     examples = dict[str, str]()
@@ -45,11 +42,11 @@ def commands() -> str:
     text = app.generate_docs(heading_level=1, flatten_commands=True).replace(
         "```console", "```text"
     )
-    first, *sections = re.split(r"^# prefect-bt (?=[a-z])", _CONTENTS.sub("", text), flags=re.M)
+    _, *sections = re.split(r"^# prefect-bt (?=[a-z])", text, flags=re.M)
     order = {name: index for index, name in reversed([*enumerate(_with_groups(COMMANDS))])}
     sections.sort(key=lambda section: order[section.partition("\n")[0]])
-    first += f"\n{app.help_epilogue}\n"
-    return "\n".join([first, *(_format_command(section, examples) for section in sections)])
+    overview = f"```text\n{find_overview([])}\n```\n"
+    return "\n".join([overview, *(_format_command(section, examples) for section in sections)])
 
 
 def _with_groups(names: Sequence[str]) -> Iterator[str]:

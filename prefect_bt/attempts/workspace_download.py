@@ -18,7 +18,6 @@ def download_workspace(ledger: Ledger, record: JobRecord, target: Path, *, unpac
 
     Raise StoreError for a corrupt archive, WorkspaceError for a job without files.
     """
-
     key = plan_workspace(record).key
     if not key:
         raise WorkspaceError(f"Job {record.id} was pushed without files.")

@@ -1,7 +1,7 @@
-"""Entry point of the `prefect-bt` script: what takes longest begins before the words are read.
+"""Entry point of the `prefect-bt` script: print the overview, or run a command.
 
-A job's process imports Prefect for seconds. A command that is going to start a job starts that
-process first (prefect_bt.jobs.start), and reads its own words, and the config file, meanwhile.
+The process of a job imports Prefect for seconds. A command that starts a job starts that process
+first (prefect_bt.jobs.start), and parses its options and the config file meanwhile.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from prefect_bt.cli import commands
+
 _JOB_COMMANDS: Final = frozenset({"push", "recreate", "retry"})
 _NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
 
 
 def main() -> int:
-    """Returns the exit code, as app.main."""
+    """Return the exit code of the command."""
     words = sys.argv[1:]
+    if overview := commands.find_overview(words):
+        plain = os.environ.get("NO_COLOR") or not sys.stdout.isatty()
+        print(overview if plain else commands.color_overview(overview))
+        return 0
     if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
         from prefect_bt.jobs.start import prestart_launcher
 
@@ -28,7 +34,7 @@ def main() -> int:
 
 
 def will_start_job(arguments: Sequence[str]) -> bool:
-    """A guess: a process that turns out not to be needed is sent away."""
+    """Guess whether the command starts a job; a process that is not needed is stopped."""
     return bool(arguments) and (
         arguments[0] in _JOB_COMMANDS
         and not any(word.startswith(_NO_JOB_OPTIONS) for word in arguments)

@@ -36,7 +36,6 @@ class LiveLog(Protocol):
 
     @property
     def attempt(self) -> int: ...
-
     def read_log(self, *, offset: int, limit: int) -> bytes: ...
 
 

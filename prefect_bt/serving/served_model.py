@@ -136,6 +136,12 @@ class ModelSelection:
         return name
 
     @property
+    def suggested_name(self) -> str:
+        """Return the last part of the base model's name for LoRA adapters, "" for other models."""
+        is_lora = self.format is ModelWeightsFormat.LORA
+        return self.base.name.rpartition("/")[2] if is_lora and self.base else ""
+
+    @property
     def required_checkpoints(self) -> tuple[LoadedCheckpoint, ...]:
         """What must stay while they are served, the base model included if a job made it."""
         base = self.base.required_checkpoint if self.base else None

@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from prefect_bt.cli.app import COMMANDS, make_app
+from prefect_bt.cli.app import make_app
+from prefect_bt.cli.commands import COMMANDS, color_overview, find_overview
 
 from .conftest import COMMAND, Cli, Shop, Within
 
@@ -244,14 +245,40 @@ def test_help(cli: Cli, verb: list[str]):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_every_command_is_listed_in_its_group(cli: Cli, arguments: list[str]):
-    shown = cli(*arguments).out
-    jobs = shown.split("\u256d\u2500 Jobs")[1].split("\u2570")[0]
-    for line in ("push", "Submit the job of a config file.", "logs", "stop", "view", "retry"):
-        assert line in jobs
-    for group in ("Checkpoints", "Weights and caches", "Serving", "Machine", "Global options"):
-        assert f"\u256d\u2500 {group} " in shown
+def test_the_overview_lists_every_command_below_its_heading(cli: Cli, arguments: list[str]):
+    shown = cli.process(*arguments).out
+    for name in COMMANDS:
+        assert re.search(rf"^  {name}  +[A-Z].*[.]$", shown, re.MULTILINE), name
+    jobs = shown.split("\nJobs\n")[1].split("\n\n")[0]
+    assert [line.split()[0] for line in jobs.splitlines()][:3] == ["init", "push", "view"]
+    for heading in ("Checkpoints", "Weights and caches", "Serving", "Machine", "Global options"):
+        assert f"\n{heading}\n" in shown
     assert "Exit codes: 0 success" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_group_lists_its_commands_only(cli: Cli):
+    shown = cli.process("checkpoints").out
+    assert shown == cli.process("checkpoints", "--help").out
+    assert "Usage: prefect-bt checkpoints COMMAND" in shown
+    assert "checkpoints list " in shown
+    assert "--log LEVEL " in shown
+    assert "\n  push" not in shown
+
+
+@pytest.mark.parametrize(
+    "words", [["view"], ["view", "-h"], ["checkpoints", "list"], ["--version"]]
+)
+def test_commands_and_options_have_no_overview(words: list[str]):
+    assert find_overview(words) is None
+
+
+def test_an_overview_on_a_terminal_has_colors_and_the_same_text():
+    plain = find_overview([])
+    assert plain
+    colored = color_overview(plain)
+    assert "\033[1mJobs\033[0m\n  \033[36minit " in colored
+    assert re.sub(r"\033\[\d+m", "", colored) == plain
 
 
 def test_help_of_a_command_has_details(cli: Cli):

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from prefect_bt import definitions
 from prefect_bt.blocks import BLOCKS
-from prefect_bt.cli.app import COMMANDS, make_app
+from prefect_bt.cli.app import make_app
+from prefect_bt.cli.commands import COMMANDS
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.settings import Settings, variable_name
 

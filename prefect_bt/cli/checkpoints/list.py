@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from operator import attrgetter
 from typing import Final, Literal
@@ -11,7 +10,7 @@ from prefect_bt.checkpoints.committed import catalog
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Order, TableOutput
 from prefect_bt.cli.ui.tables import Column, Document, format_local_time, print_csv, show_table
-from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.cli.ui.terminal import Terminal, can_draw
 from prefect_bt.file_server.checkpoint_urls import file_documents, unsigned_urls
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.object_keys import job_prefix
@@ -73,8 +72,8 @@ def list_checkpoints(
     asked = [checkpoint_name] if checkpoint_name else names
     wanted = catalog.resolve_names(record.id, names, asked)
     shown = [one for one in committed if one.checkpoint_id in wanted]
-    can_draw = sys.stdout.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
-    if committed and can_draw and terminal.interactive and not terminal.machine_readable:
+    interactive = terminal.interactive and not terminal.machine_readable
+    if committed and interactive and can_draw(sys.stdout):
         from prefect_bt.cli.checkpoints.browser_terminal import explore
 
         start = shown[0] if checkpoint_name else None

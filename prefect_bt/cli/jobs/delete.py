@@ -35,7 +35,6 @@ def delete(
 
     `prefect-bt delete --project my-project --yes`
     """
-
     ledger = open_ledger()
     if which.job_id is not None:
         document, done = _delete_job(terminal, ledger, which, yes)
@@ -51,7 +50,6 @@ def delete(
 def _delete_job(
     terminal: Terminal, ledger: Ledger, which: JobFilter, yes: bool
 ) -> tuple[dict[str, object], str]:
-
     job_id = which.job_id or ""
     project_id = get_project_id(ledger, job_id)
     if which.selected_project and ledger.get_project(which.selected_project).id != project_id:
@@ -67,7 +65,6 @@ def _delete_job(
 def _delete_project(
     terminal: Terminal, ledger: Ledger, name: str, yes: bool
 ) -> tuple[dict[str, object], str]:
-
     project = ledger.get_project(name)
     jobs = list_project_jobs(ledger, project.id)
     for job_id in jobs:

@@ -32,7 +32,6 @@ def download(
 
     `prefect-bt download --job-id abc1234`
     """
-
     ledger = open_ledger()
     record = ledger.get_job(job_id)
     name = folder_name(record)

@@ -46,7 +46,6 @@ def recreate(
 
     `prefect-bt recreate --job-id abc1234 --tail`
     """
-
     chosen = job_id or select_job(open_ledger(), JobFilter(), terminal).id
     terminal.confirm(f"Recreate training job {chosen}?", yes=yes or job_id is not None)
     with terminal.spinner(f"Recreating job {chosen}"):
@@ -82,7 +81,6 @@ def retry(
 
     `prefect-bt retry --job-id abc1234 --tail`
     """
-
     with terminal.spinner(f"Retrying job {job_id}"):
         document = resubmit.retry(job_id, max_run_time=max_run_time)
     return print_and_follow(terminal, document, tail=tail, wait=wait)

@@ -41,7 +41,6 @@ def stop(
 
     `prefect-bt stop --all --project my-project`
     """
-
     ledger = open_ledger()
     if abandoned and (which.job_id is None or all):
         raise PrefectBtError("--abandoned needs one job.", next_step="Name it with --job-id.")
@@ -80,7 +79,6 @@ def _stop_jobs(
     abandoned: bool = False,
 ) -> int:
     """Stop the jobs. `named`: the user gave the ID, so a job that has ended is an error."""
-
     watched: list[JobRecord] = []
     by = current_user() or "a user"
     code = OK
@@ -121,7 +119,6 @@ def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
 
 
 def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
-
     try:
         with terminal.spinner(f"Waiting for job {record.id} to end"):
             state = wait_for_end(ledger, record.id)

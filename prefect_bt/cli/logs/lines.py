@@ -24,7 +24,6 @@ class TextStream(Protocol):
     """Target of log lines: standard output, or the stream above a live panel."""
 
     def write(self, text: str, /) -> object: ...
-
     def flush(self) -> object: ...
 
 

@@ -35,7 +35,6 @@ def create_automations(
 
     `prefect-bt automations --notify slack-webhook/team`
     """
-
     with terminal.spinner("Creating automations"):
         rows = [asdict(one) for one in ensure_automations(notify)]
     return terminal.print_result(rows, lambda: show_table(terminal, "Automations", _COLUMNS, rows))

@@ -49,7 +49,6 @@ def gc(
 
     `prefect-bt gc --yes`
     """
-
     age = parse_age(older_than, field="--older-than")
     with terminal.spinner("Searching"):
         found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=age)
@@ -65,7 +64,6 @@ def gc(
 
 
 def _delete(terminal: Terminal, found: Findings) -> int:
-
     with terminal.spinner("Deleting"):
         tried = list(remove_all(found))
     failed = [one for one in tried if one.error]
@@ -92,7 +90,6 @@ def _summarize(found: Findings) -> str:
 
 
 def _document(one: Orphan) -> dict[str, Any]:
-
     return {
         "kind": one.kind.value,
         "where": one.location,

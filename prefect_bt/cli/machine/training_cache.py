@@ -56,7 +56,6 @@ def summarize(
 
     `prefect-bt cache summarize my-project --sort size --order desc`
     """
-
     ledger = open_ledger()
     known = ledger.get_project(project)
     with terminal.spinner("Listing the cache") as update:
@@ -75,7 +74,6 @@ def summarize(
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:
     """Return the newest snapshot of any machine, and print where it comes from."""
-
     found = find_newest_snapshot(store, project_id)
     if found is None:
         return None
@@ -138,13 +136,11 @@ def _report_uncounted(terminal: Terminal, summary: CacheSummary) -> int:
 
 
 def _format_paths(places: list[str]) -> str:
-    first = ", ".join(repr(_truncate_path(place)) for place in sorted(places)[:_MAX_LISTED_PATHS])
-    return first + (
-        f" and {len(places) - _MAX_LISTED_PATHS} more" if len(places) > _MAX_LISTED_PATHS else ""
-    )
+    first = [repr(_truncate_path(place)) for place in sorted(places)[:_MAX_LISTED_PATHS]]
+    more = len(places) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def _truncate_path(path: str) -> str:
-    return (
-        path if len(path) <= _MAX_PATH_LENGTH else f"{path[: _MAX_PATH_LENGTH // 2]} … {path[-20:]}"
-    )
+    short = f"{path[: _MAX_PATH_LENGTH // 2]} … {path[-20:]}"
+    return short if len(path) > _MAX_PATH_LENGTH else path

@@ -33,7 +33,6 @@ def up(
 
     `prefect-bt up`
     """
-
     started = server.up(port=port, worker=worker, echo=terminal.echo)
     settings = Settings()
     store_url = open_store(settings.store).url
@@ -59,7 +58,6 @@ def down(
 
     `prefect-bt down`
     """
-
     stopped = server.down(force=force, echo=terminal.echo)
     for known in process.stop_all_servers(Settings().state_dir):
         terminal.echo(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")

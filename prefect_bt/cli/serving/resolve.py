@@ -26,7 +26,6 @@ from prefect_bt.definitions import (
     Compute,
     DeployCheckpointsConfig,
     Image,
-    ModelWeightsFormat,
     SecretReference,
     parse_accelerator_option,
 )
@@ -88,7 +87,7 @@ class DeploymentResolver:
         substrate = given.substrate or Settings().substrate
         selection = self._select_models()
         if name is None:
-            usage, default = "--model-name NAME", suggest_model_name(selection)
+            usage, default = "--model-name NAME", selection.suggested_name
             name = ask_text(terminal, usage, "Model name?", check_model_name, default=default)
         return selection, DeployOptions(
             model_name=name,
@@ -202,12 +201,6 @@ def ask_checkpoints(terminal: Terminal, found: ServableCheckpoints) -> tuple[str
     usage = f"--checkpoint {LATEST} or --checkpoint NAME. {found.alternatives.rstrip('.')}"
     text, checkbox = f"Which checkpoints of job {found.job.id}?", questionary.checkbox
     return tuple(ask(terminal, usage, checkbox, text, choices=choices, validate=validate))
-
-
-def suggest_model_name(selection: ModelSelection) -> str:
-    """Return the last part of the base model's name for LoRA adapters, "" for other models."""
-    is_lora = selection.format is ModelWeightsFormat.LORA
-    return selection.base.name.rpartition("/")[2] if is_lora and selection.base else ""
 
 
 def ask_accelerator(terminal: Terminal, capacity: Capacity) -> AcceleratorSpec | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import PrefectBtError, StoreError
 from prefect_bt.text.control_characters import escape_controls
 
 if TYPE_CHECKING:
@@ -78,18 +78,27 @@ class Terminal:
     def watch(self, read: Callable[[], tuple[Any, Callable[[], object]]]) -> None:
         """Print the result that `read` returns again whenever its document changes, until Ctrl-C.
 
-        A terminal is cleared before each table; `-o json` prints one document per line.
+        A terminal is cleared before each table; `-o json` prints one document per line. Messages
+        of a read follow its result. After the first read, an unreachable store is such a message.
         """
-        previous: object = None
+        previous = found = None
         while True:
-            document, show = read()
-            if document != previous:
-                previous = document
-                if self.output == "json":
-                    write_stdout(f"{to_json(document)}\n", flush=True)
-                else:
+            with self.err.capture() as messages:
+                try:
+                    found = read()
+                except StoreError as error:
+                    if found is None:
+                        raise
+                    self.warn(f"This may be out of date: {error}")
+            document, show = found
+            if (current := (document, messages.get())) != previous:
+                if self.output != "json":
                     self.out.clear()
                     show()
+                elif previous is None or document != previous[0]:
+                    write_stdout(f"{to_json(document)}\n", flush=True)
+                sys.stderr.write(messages.get())
+                previous = current
             time.sleep(_WATCH_INTERVAL)
 
     @contextmanager

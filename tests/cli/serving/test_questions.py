@@ -9,7 +9,6 @@ from prefect_bt.cli.serving.resolve import (
     ask_accelerator,
     ask_checkpoints,
     list_accelerators,
-    suggest_model_name,
 )
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.ledger.ledger import Ledger
@@ -35,8 +34,8 @@ def test_a_single_checkpoint_needs_no_question(tmp_path):
 
 
 def test_adapters_suggest_the_name_of_their_base_model():
-    assert suggest_model_name(choice(lora())) == "base-7b"
-    assert suggest_model_name(choice(chosen())) == ""
+    assert choice(lora()).suggested_name == "base-7b"
+    assert choice(chosen()).suggested_name == ""
 
 
 def test_accelerators_are_those_a_config_can_name():
