@@ -58,7 +58,7 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
         end_lost_tasks()
     opened = _open(request, run_id)
     if opened is None:
-        return Cancelled(message="Stopped while another run of the same parent had the job.")
+        return Cancelled(message="Stopped while another flow run of the same parent ran the job.")
     job.site, waited = opened
     site = job.site
     for note in site.notes:
@@ -73,7 +73,7 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.delete_stop_request(site.job_id)
-        transition_job(site, JobState.CREATED, message="taken up by a Prefect run")
+        transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     if site.resumed or (state is JobState.CREATED and not is_first):
         report_recovery(site)

@@ -110,7 +110,7 @@ def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[A
 def _begin_attempt(site: JobContext) -> int:
     """Write down that the next attempt begins; return its number."""
     if site.ledger.get_state(site.job_id) is JobState.DEPLOYING:
-        transition_job(site, JobState.CREATED, message="the attempt before never ran")
+        transition_job(site, JobState.CREATED, message="the previous attempt never ran")
     attempt = site.ledger.begin_attempt(
         site.job_id,
         flow_run_id=str(flow_run.get_id()),
@@ -158,7 +158,7 @@ def _watch_to_end(
     attempt = gang.attempt
     if adopted:
         get_run_logger().warning(
-            "Attempt %d goes on: its %d nodes outlived the process that watched them.",
+            "Attempt %d continues: its %d nodes still run, although the process of the flow died.",
             attempt,
             len(gang.handles),
         )
@@ -230,8 +230,8 @@ def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]
         return Failed(message=f"Not committed: {'; '.join(failed)}")
     left = [name for status in gang.statuses for name in status.uncommitted]
     if left:
-        return Completed(message=f"Not whole, so not committed: {', '.join(left)}.")
-    return Completed(message="Every whole checkpoint is committed.")
+        return Completed(message=f"Incomplete, so not committed: {', '.join(left)}.")
+    return Completed(message="Every complete checkpoint is committed.")
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def stop_gang_on_error(site: JobContext, gang: Gang) -> Generator[list[PrefectFu
     try:
         yield followers
     except Exception as error:
-        why = f"it could not be watched any more: {describe_error(error)}"
+        why = f"it could no longer be monitored: {describe_error(error)}"
         gang.shut_down(why)
         wait(followers, timeout=LOG_FOLLOW_SECONDS)
         record_outcome(site, gang.interrupted_outcome(why))

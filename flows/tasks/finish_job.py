@@ -204,7 +204,7 @@ def _record_failure(site: JobContext, error: Exception) -> JobState:
 def _finish(site: JobContext, default: JobState, message: str) -> JobState:
     """The job's last state, after putting away what an unforeseen error left."""
     if not site.ledger.get_state(site.job_id).terminal:
-        finalize_unfinished_attempts(site, reason="its flow ended unforeseen")
+        finalize_unfinished_attempts(site, reason="its flow ended unexpectedly")
     for state in missing_states(site, terminal_state(site, default)):
         transition_job(site, state, message=message)
     with suppress(StoreError):  # whoever finds a hold of a job that is over removes it

@@ -47,7 +47,7 @@ class JobFlow(Flow[P, R]):
                 f"The flow {self.name} has no retries of Prefect's.",
                 next_step="Give `train` its parameters retries and retry_policy."
                 if self.takes_retries
-                else "Run it again: it goes on from what is there.",
+                else "Run it again: it continues with the data that is there.",
             )
         copy: Any = super().with_options(**options, retries=0)
         copy.__class__ = type(self)

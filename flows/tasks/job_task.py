@@ -122,5 +122,5 @@ def end_lost_tasks() -> None:
     with suppress(*API_ERRORS), get_client(sync_client=True) as client:
         for run in client.read_task_runs(flow_run_filter=ours):
             if str(run.id) != task_run.get_id() and run.state and not run.state.is_final():
-                message = "The process that ran it died; the job goes on in new tasks."
+                message = "The process of this task died; the job continues in new tasks."
                 set_task_state(run, Crashed(message=message))

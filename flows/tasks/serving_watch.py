@@ -52,7 +52,7 @@ def add_server_key(
     site: JobContext, plan: GangPlan, secrets: Mapping[str, str]
 ) -> tuple[GangPlan, dict[str, str]]:
     """Return the plan and secrets of a server, with the key that this attempt's server requires."""
-    assert site.record.serving is not None, "no training has a server"
+    assert site.record.serving is not None, "no training job has a server"
     place = RouterFolder.for_deployment(site.settings.state_dir, site.record.serving.deployment)
     key = derive_engine_key(place.ensure_engine_secret(), site.job_id, plan.attempt)
     return add_engine_key(plan), {**secrets, KEY_REFERENCE: key}
@@ -171,7 +171,7 @@ class RevisionController:
     def _explain(self, message: str) -> str:
         tail = read_log_tail(self._gang.handles[0])
         explained = explain_log_tail(tail)
-        said = explained or (f"its last words: {tail[-1]}" if tail else "it said nothing")
+        said = explained or (f"its last log line: {tail[-1]}" if tail else "it said nothing")
         return f"{message}: {said}"
 
     def _record_verdict(self, *, ready: bool, message: str) -> None:

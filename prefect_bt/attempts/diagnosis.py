@@ -37,12 +37,13 @@ class CauseInfo(NamedTuple):
 CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.COMMAND_FAILED: CauseInfo(_USER, "", "Its last log lines say why."),
     Cause.USAGE: CauseInfo(
-        _USER, "", "The shell or the program did not understand its arguments; see the log's end."
+        _USER, "", "The shell or the program rejected its arguments; see the end of the log."
     ),
     Cause.TIMED_OUT: CauseInfo(
         _USER,
         "",
-        "That is what `timeout` says when the time is up: allow it more, or look for what hangs.",
+        "This is the exit code of `timeout` when the time is up: allow more time, or find "
+        "out what hangs.",
     ),
     Cause.NOT_EXECUTABLE: CauseInfo(
         _USER,
@@ -50,7 +51,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
         "A command was found but cannot be executed: is it `chmod +x`, and has it a shebang?",
     ),
     Cause.NOT_FOUND: CauseInfo(_USER, "", "A command was not found: is it installed, and on PATH?"),
-    Cause.INTERRUPTED: CauseInfo(_USER, "", "Something interrupted it as Ctrl-C does."),
+    Cause.INTERRUPTED: CauseInfo(_USER, "", "It was interrupted, as by Ctrl-C."),
     Cause.SEGMENTATION_FAULT: CauseInfo(
         _USER,
         "",
@@ -60,19 +61,20 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.ABORTED: CauseInfo(
         _USER,
         "",
-        "It gave up by itself: a failed assertion in native code, or NCCL's watchdog "
+        "It aborted itself: a failed assertion in native code, or NCCL's watchdog "
         "after a collective that never ended; set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 to see which.",
     ),
     Cause.BUS_ERROR: CauseInfo(
         _USER,
         "",
-        "Mostly /dev/shm is too small for the data loader's workers: fewer num_workers, "
-        "or more shared memory; else a mapped file was cut off or its disk is full.",
+        "The usual cause is a /dev/shm that is too small for the data loader's workers: use "
+        "fewer num_workers, or more shared memory. Otherwise a mapped file was truncated, or "
+        "its disk is full.",
     ),
     Cause.ILLEGAL_INSTRUCTION: CauseInfo(
         _USER,
         "",
-        "The program needs CPU instructions that this machine lacks (AVX-512, say): "
+        "The program needs CPU instructions that this machine lacks (for example AVX-512): "
         "install a build for this CPU, or use another machine.",
     ),
     Cause.ARITHMETIC_ERROR: CauseInfo(
@@ -89,7 +91,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.CALL_FORBIDDEN: CauseInfo(
         _USER,
         "",
-        "A system call is forbidden where it ran (seccomp): use another image or allow the call.",
+        "Seccomp refused a system call: allow the call, or use another image.",
     ),
     Cause.CONTAINER_PROTOCOL: CauseInfo(
         _USER,
@@ -100,22 +102,24 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.OUT_OF_MEMORY: CauseInfo(
         FailureClass.OUT_OF_MEMORY,
         "it was killed for lack of memory",
-        "Make the batch smaller, or give it more memory: more compute.memory where that is a "
-        "limit, else a larger machine or fewer jobs beside it.",
+        "Make the batch smaller, or give it more memory: raise compute.memory where it is a "
+        "limit; otherwise use a larger machine, or run fewer jobs on it.",
     ),
     Cause.KILLED: CauseInfo(
         _INFRASTRUCTURE,
         "",
-        "We did not send it: an operator, a reclaimed machine, or the kernel "
-        "for lack of memory (`dmesg` of the machine tells).",
+        "prefect-bt did not send it: an operator did, the machine was reclaimed, or the "
+        "kernel was out of memory (see `dmesg` on the machine).",
     ),
     Cause.TERMINATED: CauseInfo(
-        _INFRASTRUCTURE, "", "We did not send it: an operator or a machine that shuts down."
+        _INFRASTRUCTURE,
+        "",
+        "prefect-bt did not send it: an operator did, or the machine is shutting down.",
     ),
     Cause.PREEMPTED: CauseInfo(
         _INFRASTRUCTURE,
-        "its machine was taken back (preempted)",
-        "Spot machines are; checkpoint often, or use dedicated ones.",
+        "its machine was preempted",
+        "This happens to spot machines: checkpoint often, or use on-demand machines.",
     ),
     Cause.EVICTED: CauseInfo(
         _INFRASTRUCTURE,
@@ -125,18 +129,18 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.NODE_LOST: CauseInfo(
         _INFRASTRUCTURE,
-        "its process is gone without a word (killed?)",
+        "its process disappeared without an exit code (killed?)",
         "If it happens again, look at the machine's own log.",
     ),
     Cause.ORPHANED: CauseInfo(
         _INFRASTRUCTURE,
-        "nothing watched over the job any more; it stopped",
+        "it was stopped, because no supervisor watched the job any more",
         "Keep the process that runs the flow alive, or run the job on a worker.",
     ),
     Cause.CUT_SHORT: CauseInfo(
         _INFRASTRUCTURE,
-        "it was stopped because nobody could watch it any more",
-        "What ran the flow died or lost its connection: see the flow's log.",
+        "it was stopped, because the flow could no longer monitor it",
+        "The process of the flow died or lost its connection: see the log of the flow.",
     ),
     Cause.STAGING_FAILED: CauseInfo(
         _INFRASTRUCTURE,
@@ -150,12 +154,12 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.GPUS_MISSING: CauseInfo(
         _INFRASTRUCTURE,
-        "the GPUs it was to have are not free",
+        "its GPUs are not free",
         "Wait for the jobs that hold them, or ask for fewer.",
     ),
     Cause.CAPACITY_MISSING: CauseInfo(
         _INFRASTRUCTURE,
-        "there was no room for it",
+        "there was no free capacity for it",
         "Wait for other jobs to end, or ask for less.",
     ),
     Cause.LAUNCH_FAILED: CauseInfo(
@@ -163,7 +167,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.UNSCHEDULABLE: CauseInfo(
         _INFRASTRUCTURE,
-        "no machine of the cluster takes it",
+        "no machine of the cluster can run it",
         "Ask for less, free or add machines, or correct the node selectors and the tolerations of "
         "the Kubernetes Substrate block; patience_seconds is how long a job waits.",
     ),
@@ -179,7 +183,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.FORBIDDEN: CauseInfo(
         _DEPLOY,
-        "the cluster does not let prefect-bt run it",
+        "prefect-bt has no permission to run it in the cluster",
         "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig.",
     ),
     Cause.POD_DELETED: CauseInfo(
@@ -191,12 +195,13 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.UPLOAD_FAILED: CauseInfo(
         _INFRASTRUCTURE,
         "its checkpoints could not all be uploaded",
-        "The local files are kept: make room in the store or open it again, then retry the job.",
+        "The local files are kept: free space in the store, or restore access to it, then "
+        "retry the job.",
     ),
     Cause.STORE_FAILED: CauseInfo(
         _INFRASTRUCTURE,
-        "the store did not answer as it should",
-        "See that the store can be reached and its credentials are valid.",
+        "the store did not answer correctly",
+        "Check that the store can be reached and that its credentials are valid.",
     ),
     Cause.IMAGE_PULL_FAILED: CauseInfo(
         _INFRASTRUCTURE,
@@ -206,11 +211,11 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.REGISTRY_UNREACHABLE: CauseInfo(
         _INFRASTRUCTURE,
         "the registry of its image does not answer",
-        "See that the machine can reach the registry.",
+        "Check that the machine can reach the registry.",
     ),
     Cause.REGISTRY_REFUSED: CauseInfo(
         _DEPLOY,
-        "the registry refused to hand out its image",
+        "the registry refused access to its image",
         "Give image.docker_auth credentials that may read it.",
     ),
     Cause.IMAGE_NOT_FOUND: CauseInfo(
@@ -223,16 +228,14 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.MAX_RUN_TIME: CauseInfo(
         _USER,
-        "the job's commands have run as long as they may",
-        "Retry the job with a larger --max-run-time: it goes on from its last checkpoint.",
+        "the commands have reached the maximum run time of the job",
+        "Retry the job with a larger --max-run-time: it continues from its last checkpoint.",
     ),
     Cause.CONFIGURATION: CauseInfo(_DEPLOY, "the job cannot run as it is defined", "Correct it."),
     Cause.SECRET_MISSING: CauseInfo(
-        _DEPLOY, "a secret that it names is nowhere", "Save it under that name, then retry the job."
+        _DEPLOY, "one of its secrets was not found", "Save it under that name, then retry the job."
     ),
-    Cause.UNKNOWN: CauseInfo(
-        _INFRASTRUCTURE, "it ended in a way that nothing here has a word for", "See its log."
-    ),
+    Cause.UNKNOWN: CauseInfo(_INFRASTRUCTURE, "it ended for an unknown reason", "See its log."),
 }
 """Class and remedy of every cause. SIGKILL, SIGTERM and SIGHUP that the supervisor did not send are
 *infrastructure*; other signals count as the program's own failure (docs/decisions/003)."""
@@ -261,10 +264,10 @@ CAUSES_BY_SIGNAL: Final[dict[int, Cause]] = {
 }
 
 REMEDIES_BY_EXIT_CODE: Final[dict[int, str]] = {
-    1: "Its last log lines say why; torchrun exits with 1 whatever its worker died of, so look for "
+    1: "Its last log lines say why; torchrun exits with 1 whatever ended its worker, so look for "
     "the first worker that failed.",
-    125: "So say `timeout`, `env` and `docker run` when they could not start what they were given.",
-    255: "So ends Python's sys.exit(-1), and ssh that lost its connection.",
+    125: "`timeout`, `env` and `docker run` exit with it if they cannot start their command.",
+    255: "Python's sys.exit(-1) ends with it, and ssh that lost its connection.",
 }
 """Where the number says more than its cause."""
 

@@ -150,7 +150,7 @@ class Gang:
     def interrupted_outcome(self, why: str) -> Outcome:
         """No rank failed by itself, yet nobody watched all of them to an end of their own."""
         found = diagnose_cause(Cause.CUT_SHORT)
-        what = f"The attempt was cut short: {why.rstrip('.')}. {found.remedy}"
+        what = f"The attempt was aborted: {why.rstrip('.')}. {found.remedy}"
         return replace(_with_diagnosis(self._base_outcome(), found), message=what)
 
     def _base_outcome(self) -> Outcome:
@@ -167,7 +167,7 @@ class Gang:
         if not left:
             return "All ranks exited with 0 and their checkpoints are committed."
         return (
-            "All ranks exited with 0. Left behind, because not whole, and kept where they are: "
+            "All ranks exited with 0. Not committed, because incomplete, and kept on the node: "
             f"{'; '.join(left)}."
         )
 

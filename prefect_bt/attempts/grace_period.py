@@ -53,13 +53,14 @@ class SaveEstimate:
         if self.notice is not None and self.total_seconds > self.notice:
             return (
                 f"{self.name} took {self.write:.0f} s to write and {self.upload or 0:.0f} s to "
-                f"upload; this machine gives {self.notice:.0f} s before it goes, so a last one "
-                "will not be saved. Save more often, or less at a time."
+                f"upload; this machine gives {self.notice:.0f} s before it stops, so a last "
+                "checkpoint will not be saved. Save more often, or smaller checkpoints."
             )
         if self.write > self.grace:
             return (
-                f"{self.name} took {self.write:.0f} s to write; a stop gives {self.grace:.0f} s, "
-                "so a last one would be cut off. Raise PREFECT_BT_GRACE."
+                f"{self.name} took {self.write:.0f} s to write; a stop gives "
+                f"{self.grace:.0f} s, so a last checkpoint would be incomplete. Raise "
+                "PREFECT_BT_GRACE."
             )
         return ""
 

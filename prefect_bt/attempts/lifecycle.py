@@ -122,7 +122,7 @@ def _resolve_and_hold(site: JobContext, attempt: int) -> tuple[LoadedCheckpoint,
             return load
         which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
     raise CheckpointError(
-        f"Job {site.job_id} is to load what is being deleted: {which}.",
+        f"Job {site.job_id} loads checkpoints that are being deleted: {which}.",
         next_step="Load another checkpoint; `prefect-bt checkpoints list` shows those of a job.",
     )
 

@@ -52,7 +52,7 @@ class RunTimeLimit:
     def next_step(self) -> str:
         more = format_duration(2 * self.limit)
         return (
-            "Go on from the last committed checkpoint with more: "
+            "Continue from the last committed checkpoint with a higher limit: "
             f"prefect-bt retry --job-id {self.job_id} --max-run-time {more}"
         )
 

@@ -130,9 +130,9 @@ def _no_progress_message(stuck: Sequence[Outcome]) -> str:
     last = parse_checkpoint_name(stuck[-1])
     than = f" than {last}" if last else ": there is none yet"
     if len(names) == 1:
-        return f"attempt {names[0]} died with no newer committed checkpoint{than}"
+        return f"attempt {names[0]} failed without a newer committed checkpoint{than}"
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"attempts {listed} died in a row with no newer committed checkpoint{than}"
+    return f"attempts {listed} failed in a row without a newer committed checkpoint{than}"
 
 
 def _deterministic_fraction(job_id: str, attempt: int) -> float:

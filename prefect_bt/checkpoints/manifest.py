@@ -172,7 +172,7 @@ def load_manifest(data: bytes, *, key: str) -> Manifest:
         raise CheckpointError(
             f"{key} {fault}.",
             path=key,
-            next_step="It was damaged or forged: restore it from a backup, or delete it.",
+            next_step="It is corrupt or forged: restore it from a backup, or delete it.",
         )
     if is_newer:
         raise CheckpointError(
@@ -188,13 +188,13 @@ def _validate_manifest(manifest: Manifest, key: str) -> str:
     if manifest.name != "." and _is_unsafe_path(manifest.name):
         return f"names a path outside its checkpoint: {manifest.name!r}"
     if manifest.key != key:
-        return f"is the manifest of something else: {manifest.key}"
+        return f"is the manifest of another checkpoint: {manifest.key}"
     if not 0 <= manifest.committed_at < _MAX_TIMESTAMP:
-        return f"was committed at no time that there is: {manifest.committed_at!r}"
+        return f"has an invalid commit time: {manifest.committed_at!r}"
     if not _is_count(manifest.size) or not _is_count(manifest.group_size):
-        return "names a size or a number of ranks that there is not"
+        return "has an invalid size or number of ranks"
     if not _has_valid_metadata(manifest.step, manifest.base_model):
-        return "names a step that is no number, or a base model that is no text"
+        return "has a step that is not a number, or a base model that is not text"
     objects = f"{job_objects_prefix(manifest.project_id, manifest.job_id)}/"
     return next(filter(None, (_validate_entry(entry, objects) for entry in manifest.entries)), "")
 

@@ -31,13 +31,13 @@ GOOGLE_ACCOUNTS_URL: Final = "https://iamcredentials.googleapis.com/v1/projects/
 _PLACEHOLDER_KEYS: Final = {"aws_access_key_id": "unused", "aws_secret_access_key": "unused"}
 """The token speaks for itself; without a key, boto3 would look for one, and fail on the token."""
 _NO_AWS_TOKEN: Final = (
-    "AWS_OIDC needs a web identity token, and AWS_WEB_IDENTITY_TOKEN_FILE names none here"
+    "AWS_OIDC needs a web identity token, and AWS_WEB_IDENTITY_TOKEN_FILE does not name one here"
 )
 _NO_GOOGLE_IDENTITY: Final = (
     "GCP_OIDC needs a workload identity, and GOOGLE_APPLICATION_CREDENTIALS names no file of type "
     "external_account with a token file here"
 )
-_NEXT_STEP: Final = "Run the flow where such an identity is given, or use a secret."
+_NEXT_STEP: Final = "Run the flow on a machine with such an identity, or use a secret."
 
 
 class IdentitySettings(BaseSettings):
@@ -195,7 +195,7 @@ def _post(account: str, url: str, body: bytes, headers: dict[str, str]) -> dict[
 
 def _google_token_error(account: str, why: str, *, refused: bool) -> IdentityError:
     return IdentityError(
-        f"Google gave no token of {account} ({why}).",
+        f"Google did not issue a token for {account} ({why}).",
         next_step="Check the workload identity provider, and that the identity may impersonate "
         "the service account.",
         refused=refused,

@@ -38,7 +38,7 @@ def ensure_server(place: FileServerFolder, *, environment: Mapping[str, str]) ->
             if known.foreground:
                 raise ServerError(
                     f"Process {known.pid} serves this store at {known.base}, but does not answer.",
-                    next_step="End it (prefect-bt down), and try again.",
+                    next_step="Stop it (prefect-bt down), and try again.",
                 )
             known.daemon.stop(timeout=_STOP_TIMEOUT)
         return _start(place, environment)
@@ -88,7 +88,7 @@ def become_server(
             if known.foreground:
                 raise ServerError(
                     f"Process {known.pid} serves this store already, at {known.base}.",
-                    next_step="Use that one, or end it first (prefect-bt down).",
+                    next_step="Use that one, or stop it first (prefect-bt down).",
                 )
             known.daemon.stop(timeout=_STOP_TIMEOUT)
         listening = create_listener(host, port, preferred=known.port if known else 0)
@@ -108,7 +108,7 @@ def create_listener(host: str, port: int | None, *, preferred: int) -> socket.so
             if not tried:
                 raise ServerError(
                     f"Cannot listen at {host}:{wanted}: {error.strerror or error}.",
-                    next_step="Take another --port, or a --host of this machine.",
+                    next_step="Choose another --port, or a --host of this machine.",
                 ) from error
 
 

@@ -81,7 +81,7 @@ def _find_problem(task: HashTask, on_bytes: ByteCallback) -> str:
         return f"cannot be read: {error.strerror}"
     if size < task.size:
         return f"has {size} bytes, not {task.size}"
-    return "" if digest.hexdigest() == task.sha256 else "has other bytes than expected"
+    return "" if digest.hexdigest() == task.sha256 else "has different content than expected"
 
 
 def read_file(path: Path) -> Iterator[bytes]:

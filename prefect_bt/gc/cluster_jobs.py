@@ -39,7 +39,7 @@ class ClusterJobScanner:
 
         def remove() -> None:
             if not self.stores.check_liveness(job_id, [self.stores.default_url]).ended:
-                raise OSError(f"job {job_id} was taken up again")
+                raise OSError(f"job {job_id} runs again")
             query = {"propagationPolicy": "Background"}
             self.client.delete(f"{jobs}/{name}", query=query, action=f"delete Job {name}")
 

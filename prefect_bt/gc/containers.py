@@ -62,7 +62,7 @@ class ContainerScanner:
         def make_orphan(remove: Callable[[], object]) -> Orphan:
             def remove_again() -> None:
                 if not self._orphan_reason(kind, handle):
-                    raise OSError(f"job {handle.job.job_id} was taken up again")
+                    raise OSError(f"job {handle.job.job_id} runs again")
                 remove()
 
             return Orphan(kind, name, why, remove_again, job=handle.job.job_id)

@@ -76,7 +76,7 @@ def run_scans(sources: Sequence[Scan]) -> Findings:
         try:
             items.extend(source.run())
         except (StoreError, SubstrateError, OSError, *DECODE_ERRORS) as error:
-            notes.append(f"{source.name} could not be looked through: {error}")
+            notes.append(f"{source.name} could not be searched: {error}")
     return Findings(tuple(items), tuple(dict.fromkeys(notes)))
 
 

@@ -106,9 +106,7 @@ class JobScanner:
             return
         with lock_job(self.state_dir, job.job_id, timeout=0) as lock:
             if not self._check_liveness(job).ended:
-                raise StateError(
-                    f"Job {job.job_id} was taken up again.", state="owned", next_step=""
-                )
+                raise StateError(f"Job {job.job_id} runs again.", state="owned", next_step="")
             remove()
             remove_job_lock(self.state_dir, job.job_id, lock)
 

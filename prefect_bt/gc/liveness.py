@@ -53,10 +53,10 @@ class JobStores:
                 verdicts.append(check_liveness(self.get_ledger(url), job_id))
             except EmptyStore as error:
                 if url in urls:
-                    self.notes.append(f"Job {job_id} was left alone: {error}")
+                    self.notes.append(f"Job {job_id} was skipped: {error}")
                     return ALIVE
             except (StoreError, *DECODE_ERRORS) as error:
-                self.notes.append(f"Job {job_id} was left alone: {error}")
+                self.notes.append(f"Job {job_id} was skipped: {error}")
                 return ALIVE
         known = [one for one in verdicts if one.since is not None or not one.ended]
         if any(not one.ended for one in verdicts) or not verdicts:
@@ -75,11 +75,11 @@ def check_liveness(ledger: Ledger, job_id: str) -> Liveness:
     except NotFoundError:
         if next(iter(ledger.store.list("index/jobs")), None) is None:
             raise EmptyStore(
-                f"the store {ledger.store.url} has no job at all, so it cannot know",
+                f"the store {ledger.store.url} has no jobs at all and may be the wrong one",
                 url=ledger.store.url,
-                next_step="See that it is the right one, and mounted.",
+                next_step="Check that it is the right store, and mounted.",
             ) from None
-        return Liveness(True, "its store does not know the job")
+        return Liveness(True, "the job is not in its store")
     if not events or not events[-1].state.terminal:
         return ALIVE
     last = events[-1]

@@ -89,7 +89,7 @@ class ProcessScanner:
                 yield Orphan(
                     OrphanKind.PROCESS,
                     _format_pids(found),
-                    f"{verdict.reason}, and what ran it is still there",
+                    f"{verdict.reason}, and its processes still run",
                     lambda job_id=job_id, urls=urls: self._kill_flow_processes(job_id, urls),
                     job=job_id,
                     since=verdict.since,
@@ -141,7 +141,7 @@ def _format_pids(found: list[ProcessIdentity]) -> str:
 
 
 def _recovered_error(job_id: str) -> OSError:
-    return OSError(f"job {job_id} was taken up again")
+    return OSError(f"job {job_id} runs again")
 
 
 def _kill_all(find_pids: Callable[[], list[ProcessIdentity]]) -> None:

@@ -44,7 +44,7 @@ class UploadScanner:
     def _abort_upload(self, store: Store, one: ObjectInfo) -> None:
         """Its job may have been taken up again since it was listed, and go on with it."""
         if not self._orphan_reason(one)[0]:
-            raise OSError(f"{one.key} was taken up again")
+            raise OSError(f"{one.key} is in use again")
         store.abort_upload(one)
 
     def _orphan_reason(self, one: ObjectInfo) -> tuple[str, str]:
@@ -60,7 +60,7 @@ class UploadScanner:
             if known and self.clock() - max(verdict.since or 0.0, one.modified) > _UPLOAD_GRACE:
                 return verdict.reason, job_id
         if self.clock() - one.modified > self.older_than:
-            return "nothing was written to it for a long time", job_id
+            return "it has not changed for a long time", job_id
         return "", job_id
 
 

@@ -48,7 +48,7 @@ class WeightsScanner:
                 yield Orphan(
                     OrphanKind.WEIGHTS,
                     str(left.path),
-                    "nobody works on it",
+                    "no download uses it",
                     lambda path=left.path: self._delete_leftover(path),
                     bytes=left.bytes,
                     since=left.modified_at,
@@ -78,7 +78,7 @@ def scan_shared_downloads(stores: JobStores, older_than: float) -> Iterator[Orph
             yield Orphan(
                 OrphanKind.SHARED_DOWNLOAD,
                 info.key,
-                "the download is over",
+                "the download has ended",
                 lambda key=info.key: store.delete(key),
                 bytes=info.size,
                 since=info.modified,

@@ -62,7 +62,7 @@ def _need_reason(ledger: Ledger, record: JobRecord, now: float) -> str:
         return f"job {record.id} needs it"
     last = events[-1]
     resumable = last.state is not JobState.COMPLETED and now - last.at < RESUMABLE_SECONDS
-    return f"job {record.id} ({last.state.short_name}) may be taken up again" if resumable else ""
+    return f"job {record.id} ({last.state.short_name}) may be retried" if resumable else ""
 
 
 def _iter_serving_jobs(ledger: Ledger) -> Iterator[tuple[str, str]]:

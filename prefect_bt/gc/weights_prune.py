@@ -176,7 +176,7 @@ def _select(target: PruneTarget, policy: PrunePolicy) -> tuple[set[str], str]:
         return {entry.name for entry in entries}, "not named"
     if policy.keep_bytes is not None:
         excess = target.size - policy.keep_bytes
-        return set(choose_evictions(target.candidates, excess=excess)), "there is room for it"
+        return set(choose_evictions(target.candidates, excess=excess)), "within the size limit"
     if policy.older_than is not None:
         before = time.time() - policy.older_than
         return {name for name, used in target.last_used.items() if used < before}, "used since"

@@ -89,10 +89,12 @@ def _read_id(path: Path) -> str:
     if found := path.read_text().strip():
         return found
     raise StateError(
-        f"{path} is empty; it tells this state folder from others.",
+        f"{path} is empty; it identifies this state folder.",
         state="damaged",
-        next_step="Remove it, and a new one is made. Jobs that this folder runs count as another "
-        "machine's then: prefect-bt stop --abandoned.",
+        next_step=(
+            "Remove it; a new one is created. Jobs of this folder then count as jobs "
+            "of another machine: prefect-bt stop --abandoned."
+        ),
     )
 
 
@@ -287,7 +289,7 @@ def _acquire(path: Path, job_id: str, timeout: float) -> int:
             raise StateError(
                 f"Job {job_id} is run by another process on this machine.",
                 state="owned",
-                next_step=f"Watch it instead: prefect-bt logs --tail --job-id {job_id}",
+                next_step=f"Follow it instead: prefect-bt logs --tail --job-id {job_id}",
             )
         time.sleep(0 if locked else 0.01)
 

@@ -121,7 +121,7 @@ class CatalogDatabase:
             self._disable(error)
         else:
             if why:
-                self._warn(f"The catalogue {self.path} {why}; it is built again from the store.")
+                self._warn(f"The catalogue {self.path} {why}; it is rebuilt from the store.")
 
     # -- the file -----------------------------------------------------------------------------
 

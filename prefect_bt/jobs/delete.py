@@ -104,7 +104,7 @@ def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord |
     state = ledger.get_state(job_id)
     if not state.terminal:
         raise StateError(
-            f"Job {job_id} is not over ({state.value}), so it cannot be deleted.",
+            f"Job {job_id} has not ended ({state.value}), so it cannot be deleted.",
             state=state.value,
             next_step=f"Stop it first: prefect-bt stop --job-id {job_id}",
         )
@@ -116,7 +116,7 @@ def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord |
         raise StateError(
             f"Checkpoints of job {job_id} are needed by {who}, so it cannot be deleted.",
             state=state.value,
-            next_step="Delete it when that is over, or stop that first.",
+            next_step="Wait until that has ended, or stop it first.",
         )
     return record
 
@@ -164,9 +164,9 @@ def _check_finished(ledger: Ledger, job_id: str) -> None:
     state = ledger.get_state(job_id)
     if not state.terminal:
         raise StateError(
-            f"Job {job_id} was taken up again ({state.value}).",
+            f"Job {job_id} runs again ({state.value}).",
             state=state.value,
-            next_step="Try again when it is over.",
+            next_step="Try again when it has ended.",
         )
 
 

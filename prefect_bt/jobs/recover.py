@@ -105,7 +105,7 @@ def recover_jobs(state_dir: Path, finished: set[str] | None = None) -> Iterator[
         if taken in finished:
             continue
         if not store:
-            yield job_id, "nobody noted its store; `prefect-bt view` takes it up again"
+            yield job_id, "its store is not recorded here; `prefect-bt view` recovers it"
             continue
         try:
             ledger = open_ledger(store)
@@ -119,7 +119,7 @@ def recover_jobs(state_dir: Path, finished: set[str] | None = None) -> Iterator[
             elif state.terminal or elsewhere:
                 finished.add(taken)
         except _JOB_ERRORS as error:
-            yield job_id, f"could not be taken up: {error}"
+            yield job_id, f"could not be recovered: {error}"
 
 
 def _store_noted_at(state_dir: Path, job_id: str) -> int:
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
     except NotFoundError:
         return 0
     except PrefectBtError as error:
-        sys.stderr.write(f"job {job_id} could not be taken up again: {error}\n")
+        sys.stderr.write(f"job {job_id} could not be recovered: {error}\n")
         return 1
     return 0
 

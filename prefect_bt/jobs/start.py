@@ -93,8 +93,8 @@ class JobLauncher:
             socket.send_fds(self._socket, [told], [self._lock.descriptor])
         except OSError as error:
             raise ServerError(
-                f"The process that was to run job {record.id} is gone ({error}).",
-                next_step="Try again; `prefect-bt push --log debug` says more.",
+                f"The process of job {record.id} has ended ({error}).",
+                next_step="Try again; `prefect-bt push --log debug` shows more.",
             ) from error
         # The supervisor, and until it looks the socket, holds the same open file.
         self._lock.release()

@@ -62,11 +62,11 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
             finalize_abandoned_job(
                 open_job_context(ledger, record), JobState.STOPPED, reason, abandoned=True
             )
-            return f"Job {job_id} is over, and no longer held by {held.machine}."
+            return f"Job {job_id} has ended, and is no longer held by {held.machine}."
         raise StateError(
-            f"Job {job_id} is already over ({state.value}).",
+            f"Job {job_id} has already ended ({state.value}).",
             state=state.value,
-            next_step=f"Nothing is left to stop; see: prefect-bt view --job-id {job_id}",
+            next_step=f"See: prefect-bt view --job-id {job_id}",
         )
     site = open_job_context(ledger, record)
     if abandoned:  # asked only as its owner: of a job that somebody here runs nothing is asked
@@ -76,9 +76,11 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         except StateError:
             if not ledger.get_state(job_id).terminal:
                 raise
-        stopped = f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
+        stopped = (
+            f"Job {job_id} is stopped. Its processes on the other machine end when they notice."
+        )
         return _describe_end(ledger, job_id, stopped)
-    nobodys = f"Job {job_id} was not run by anything any more; it is stopped."
+    nobodys = f"Job {job_id} had no running process; it is stopped."
     away = describe_owning_machine(site.settings.state_dir, ledger, job_id)
     if not ledger.request_stop(job_id, by=by):
         reconcile_job(ledger, job_id)
@@ -87,7 +89,7 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
-            next_step=away or f"Watch it end: prefect-bt logs --tail --job-id {job_id}",
+            next_step=away or f"Follow it: prefect-bt logs --tail --job-id {job_id}",
         )
     with suppress(StateError):  # taken up, or put away, by another process in this moment
         if state is JobState.PENDING:
@@ -96,7 +98,10 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         if _is_unowned(site) and not _is_starting(record):
             finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by}")
             return _describe_end(ledger, job_id, nobodys)
-    said = f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
+    said = (
+        f"Job {job_id} is being stopped: its ranks receive SIGTERM, then complete "
+        "checkpoints are uploaded."
+    )
     if state is JobState.PENDING:
         said = f"Job {job_id} has not begun; the process that prepares it stops it."
     return _describe_end(ledger, job_id, f"{said}\n{away}" if away else said)
@@ -235,7 +240,7 @@ def _final_message(site: JobContext, end: JobState, reason: str) -> str:
         sentence = f"{outcomes[-1].message} Then {reason}."
     if end is JobState.STOPPED:
         return sentence
-    return f"{sentence} Go on from its last checkpoint: prefect-bt retry --job-id {site.job_id}"
+    return f"{sentence} Continue from its last checkpoint: prefect-bt retry --job-id {site.job_id}"
 
 
 def _failed_by_itself(outcome: Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""End what this machine still runs of a job that another machine runs now, or that is over."""
+"""End what this machine still runs of a job that another machine runs now, or that has ended."""
 
 from __future__ import annotations
 

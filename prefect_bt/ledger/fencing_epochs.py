@@ -53,8 +53,7 @@ class Superseded(StateError):
             what = f"was taken over by {where} (epoch {holder.number})"
             next_step = f"Follow it there: prefect-bt logs --tail --job-id {job_id}"
         super().__init__(
-            f"Job {job_id} {what}; nothing more is launched, committed or written down for it "
-            "from here.",
+            f"Job {job_id} {what}; this process launches, commits and records nothing more for it.",
             state="superseded",
             next_step=next_step,
         )
@@ -233,7 +232,10 @@ class Epochs:
             what = f"is run by {where}"
         else:
             what = f"is being {_PAST_TENSE[held.purpose]} by {where}"
-            gone = f"Try again when that is done; what was cut short is begun again there. {gone}"
+            gone = (
+                "Try again when that is done. If it was interrupted, that machine repeats "
+                f"it. {gone}"
+            )
         return StateError(
             f"Job {self._job_id} {what} (epoch {held.number}).", state="held", next_step=gone
         )

@@ -32,11 +32,11 @@ def load_pin(data: bytes, *, key: str) -> PinnedWeights:
         pin = codec.loads(PinnedWeights, data)
         if _REVISION.fullmatch(pin.revision):
             return pin
-        why = f"pins weights to {pin.revision[:80]!r}, which is no revision"
+        why = f"pins weights to {pin.revision[:80]!r}, which is not a revision"
     except _DAMAGED:
-        why = "is no record of pinned weights"
+        why = "is not a record of pinned weights"
     raise StoreError(
         f"{key} {why}.",
         key=key,
-        next_step="It was damaged or forged: delete it, and the job mirrors them anew.",
+        next_step="It is corrupt or forged: delete it, and the job mirrors the weights again.",
     )

@@ -118,7 +118,7 @@ class Projects:
             else:
                 return made
         raise NotFoundError(
-            "project", made.name, next_step="It is being deleted: push again when that is over."
+            "project", made.name, next_step="It is being deleted: push again afterwards."
         )
 
     def _find_by_name(self, name: str) -> list[ProjectRecord]:

@@ -36,10 +36,14 @@ def _port_in_use_error(port: int) -> ServerError:
     if is_healthy(f"{url}/api"):
         return ServerError(
             f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
-            next_step=f"Take another port: prefect-bt up --port {port + 1}; or use it, if it is "
-            f"yours: export PREFECT_API_URL={url}/api",
+            next_step=(
+                f"Use another port: prefect-bt up --port {port + 1}; or use that "
+                f"server, if it is yours: export PREFECT_API_URL={url}/api"
+            ),
         )
     return ServerError(
         f"Port {port} is taken by another program.",
-        next_step=f"Take another: prefect-bt up --port {port + 1}, or set PREFECT_BT_SERVER_PORT.",
+        next_step=(
+            f"Use another port: prefect-bt up --port {port + 1}, or set PREFECT_BT_SERVER_PORT."
+        ),
     )

@@ -97,7 +97,7 @@ def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     if "server" in alive:
         echo(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
     else:
-        echo(f"The Prefect server was gone already; stopped its {' and its '.join(alive)}.")
+        echo(f"The Prefect server had already ended; stopped its {' and its '.join(alive)}.")
     return known
 
 
@@ -143,7 +143,7 @@ def _should_replace(document: dict[str, Any], *, log: Echo) -> bool:
             f"release started it without a password. {error} Afterwards: prefect-bt up"
         )
         return False
-    log("The server that runs asks for no password; replacing it")
+    log("The running server has no password; replacing it")
     return True
 
 
@@ -153,7 +153,7 @@ def _repair_auth_file(state_dir: Path, document: dict[str, Any], *, log: Echo) -
         return
     if not restore_auth(state_dir, document["server_pid"]):
         raise ServerError(
-            f"{auth_file(state_dir)} is not the password of the server that runs.",
+            f"{auth_file(state_dir)} is not the password of the running server.",
             next_step="Start the server with a new one: prefect-bt down --force; prefect-bt up.",
         )
     log(f"{auth_file(state_dir)} was missing or damaged; written again")
@@ -171,7 +171,7 @@ def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo
         if known is None:
             return False
         if not get_daemon(known, "server").is_alive:
-            echo("The server is gone; starting it again")
+            echo("The server has ended; starting it again")
             port = urlsplit(str(known["api_url"])).port or settings.server_port
             with listening.dup() if listening else open_listening_socket(port) as taken:
                 _start_server(state_dir, known, taken, variables=os.environ)
@@ -294,8 +294,10 @@ def _prepare(document: dict[str, Any]) -> None:
         prepare(document["api_url"])
     except httpx.HTTPError as error:
         raise ServerError(
-            f"The new Prefect server refused what it was told: {error}",
-            next_step="Is its database of another Prefect release? prefect server database upgrade",
+            f"The new Prefect server refused its setup: {error}",
+            next_step=(
+                "If its database is of another Prefect release: prefect server database upgrade"
+            ),
         ) from error
 
 
@@ -318,14 +320,14 @@ def _check_no_active_runs(document: dict[str, Any]) -> None:
         if error.response.status_code != HTTPStatus.UNAUTHORIZED:
             return
         raise ServerError(
-            "It cannot be told whether flow runs are going: the server has another password.",
+            "Active flow runs cannot be listed: the server has another password.",
             next_step="`prefect-bt up` may find it again; or prefect-bt down --force.",
         ) from error
     except (httpx.HTTPError, RuntimeError):
         return  # a server that does not answer is of no use to any run
     if going:
         raise ServerError(
-            f"{len(going)} flow run(s) are going on this server: {', '.join(going[:5])}.",
+            f"{len(going)} flow run(s) are active on this server: {', '.join(going[:5])}.",
             next_step="Let them end or stop them (prefect-bt stop); or prefect-bt down --force.",
         )
 

@@ -78,7 +78,7 @@ def _select_outcome(ledger: Ledger, record: JobRecord, attempt: int | None) -> O
         return failed[-1]
     outcome = next((one for one in outcomes if one.attempt == attempt), None)
     if outcome is None:
-        what = f"Job {record.id} has no attempt {attempt} that is over."
+        what = f"Job {record.id} has no attempt {attempt} that has ended."
         raise _not_found_error(what, record, failed)
     if outcome.failure is None:
         what = f"Attempt {attempt} of job {record.id} did not fail: {outcome.state.value}."

@@ -296,7 +296,9 @@ def _find_corruption(
             continue
         track = read.get(sealed.rank)
         what = (
-            track.find_corruption(sealed) if track else f"is gone: {sealed.bytes} bytes were sealed"
+            track.find_corruption(sealed)
+            if track
+            else f"is gone: {sealed.bytes} bytes were archived"
         )
         if what:
             yield f"The log of rank {sealed.rank} of attempt {outcome.attempt} {what}."

@@ -151,7 +151,7 @@ def parse_level(text: str) -> LogLevel:
     """Return the level named `text` in any case, `warn` and `critical` too. Raises ValueError."""
     level = LEVEL_NAMES.get(text.strip().upper()) if len(text.strip()) > 1 else None
     if level is None:
-        raise ValueError(f"{text!r} is no level: write debug, info, warning or error")
+        raise ValueError(f"{text!r} is not a level: write debug, info, warning or error")
     return level
 
 

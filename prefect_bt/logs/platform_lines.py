@@ -83,7 +83,7 @@ class JobHistory:
     def _format_event(self, event: JobEvent, shown: set[str]) -> str:
         match event.state:
             case JobState.PENDING:
-                return "Job accepted; a Prefect run is to start it."
+                return "Job submitted; a Prefect flow run will start it."
             case JobState.CREATED if event.attempt is not None and event.message:
                 return event.message
             case JobState.CREATED:

@@ -188,7 +188,7 @@ class Agent:
             return PodRunner(pipes, should_continue=self._should_continue)
         record = read_record(ContainerRecord, self.task.folder.container_record)
         if record is None:
-            raise ContainerStartError("its launcher did not say which container it is")
+            raise ContainerStartError("its launcher did not report its container")
         return ContainerRunner(record, pipes, should_continue=self._should_continue)
 
     def _wait_for_gang(self) -> None:
@@ -375,7 +375,7 @@ class Agent:
             names = ", ".join(said.committed) or "none"
             self.log.write_platform(f"checkpoints synced; committed by this node: {names}")
         for sentence in said.uncommitted if said is not None else ():
-            self.log.write_platform(f"checkpoint left behind: {sentence}")
+            self.log.write_platform(f"checkpoint not committed: {sentence}")
 
     def _finish(self, end: CommandsResult) -> None:
         if self.container is not None:

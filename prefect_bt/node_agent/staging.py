@@ -98,7 +98,7 @@ def _restore(
     for what, names in (
         ("kept in place", prepared.unchanged),
         ("restored", prepared.restored),
-        (f"not whole or not committed, moved to {folders.aside_dir}", prepared.moved_aside),
+        (f"incomplete or not committed, moved to {folders.aside_dir}", prepared.moved_aside),
     ):
         if names:
             log(f"checkpoints {what}: {', '.join(map(str, names))}")

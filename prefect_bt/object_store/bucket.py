@@ -49,7 +49,7 @@ _ERRORS: Final = {
     FaultKind.CHANGED: (CHANGED_SOURCE, ""),
     FaultKind.CHECKSUM: (
         "{url} received other bytes for {key} than were sent to it.",
-        "Something between here and the store changes or loses bytes: a proxy, a disk.",
+        "A proxy or a disk on the way to the store changes or loses bytes.",
     ),
 }
 _CLASSES: Final = {FaultKind.NOT_FOUND: ObjectNotFound, FaultKind.EXISTS: ObjectExists}

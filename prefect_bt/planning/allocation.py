@@ -99,23 +99,24 @@ def _explain(compute: Compute, capacity: Capacity, gpus: int) -> str:
     elif capacity.enforcement is Enforcement.REQUESTS:
         parts.append("they are requests of its pod, not limits")
     elif capacity.enforcement is Enforcement.LIMITS:
-        parts.append("what the node gets is a hard limit here (enforce_limits)")
+        parts.append("they are hard limits (enforce_limits)")
     return "; ".join(parts)
 
 
 def _format_basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
     if not (gpus and capacity.is_machine):
         free = capacity.enforcement is not Enforcement.LIMITS
-        return "what is asked, and more while the machine has it" if free else "what is asked"
+        more = ", and more while the machine has it free" if free else ""
+        return f"the requested amount{more}"
     cpus, memory = _gpu_share(capacity, gpus)
     share = f"the share of {gpus} of {capacity.gpus} GPU{'s' if capacity.gpus != 1 else ''}"
     more_cpus = compute.cpu_count > cpus
     more_memory = parse_memory(compute.memory) > memory
     if more_cpus and more_memory:
-        return f"what is asked, more than {share}"
+        return f"the requested amount, more than {share}"
     if more_cpus:
-        return f"CPUs as asked, memory {share}"
-    return f"memory as asked, CPUs {share}" if more_memory else share
+        return f"CPUs as requested, memory {share}"
+    return f"memory as requested, CPUs {share}" if more_memory else share
 
 
 def _format_minimums(compute: Compute) -> str:

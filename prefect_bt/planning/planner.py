@@ -90,7 +90,8 @@ def _validate_image(job: TrainingJob) -> Iterator[str]:
         parse_reference(job.image.base_image)
     except PullError as trouble:
         yield (
-            f"image.base_image is {job.image.base_image!r}, no name of an image: {trouble.message}."
+            f"image.base_image is {job.image.base_image!r}, which is not an image reference: "
+            f"{trouble.message}."
         )
 
 
@@ -247,7 +248,7 @@ def _iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     yield from _iter_crowding_notes(job, context.capacity)
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
-        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
+        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it on those."
     yield from iter_ineffective_fields(job, in_image=context.supports_images)
     if (safe := to_directory_name(context.job_name)) != context.job_name:
         yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."

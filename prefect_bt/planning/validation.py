@@ -192,12 +192,12 @@ def _validate_environment(job: TrainingJob) -> Iterator[str]:
                 "the platform's. Choose another name."
             )
         elif not name or "=" in name or "\0" in name:
-            yield f"runtime.environment_variables has {name!r}, which no shell can name."
+            yield f"runtime.environment_variables has {name!r}, which is not a valid name."
         elif not isinstance(value, str):
             if not value.name.strip():
-                yield f"runtime.environment_variables[{name!r}] names no secret; name one."
+                yield f"runtime.environment_variables[{name!r}] refers to a secret without a name."
         elif "\0" in value:
-            yield f"runtime.environment_variables[{name!r}] holds a zero byte, which none can."
+            yield f"runtime.environment_variables[{name!r}] contains a zero byte."
         elif _is_too_long(f"{name}={value}"):
             yield (
                 f"runtime.environment_variables[{name!r}] has {len(value)} characters, more than "
@@ -244,7 +244,7 @@ def _validate_source(source: WeightsSource, within: str) -> Iterator[str]:
     if why := _source_error(scheme, rest):
         yield f"{within}source {redact_url(source.source)!r} {why}"
     if source.allow_patterns == []:
-        yield f"{within}allow_patterns is [], which no file matches; leave it out for all."
+        yield f"{within}allow_patterns is [], which matches no file; leave it out to mirror all."
     yield from _validate_weights_auth(source, scheme, within)
 
 
@@ -253,7 +253,7 @@ def _source_error(scheme: str, rest: str) -> str:
     host, _, path = rest.partition("?")[0].partition("/")
     match scheme:
         case "hf" if not re.fullmatch("[^/@]+(/[^/@]+)?(@.*)?", rest):
-            why = "is no repository; write hf://owner/repo[@revision]."
+            why = "is not a repository; write hf://owner/repo[@revision]."
         case "hf" if rest.endswith("@"):
             why = "has no revision after the @; write a branch, a tag or a commit, or leave it out."
         case "https" if "@" in host:
@@ -265,7 +265,7 @@ def _source_error(scheme: str, rest: str) -> str:
         case "azure" if not path.partition("/")[0]:
             why = "names no container; write azure://account/container/path."
         case "bt" if host.startswith("loops:"):
-            why = "is a Loops checkpoint, and those are not kept here."
+            why = "is a Loops checkpoint, which is not supported."
         case "bt" if "@" in path or host.startswith("@") or host.endswith("@"):
             why = "is incomplete; write bt://project[@job][/checkpoint]."
         case _:
@@ -277,7 +277,7 @@ def _validate_weights_auth(source: WeightsSource, scheme: str, within: str) -> I
     possible = WEIGHTS_SCHEMES[scheme]
     if not possible:
         if source.auth or source.auth_secret_name:
-            what = "is a folder" if scheme == "file" else "lies in this store"
+            what = "is a folder" if scheme == "file" else "is in this store"
             yield f"{within}source {source.source!r} {what} and takes no auth; leave auth out."
         return
     method = source.auth.auth_method if source.auth else _SECRET
@@ -327,7 +327,7 @@ def _path_error(path: str) -> str:
     if any(_is_below(path, root) for root in FORBIDDEN_ROOTS):
         return "nothing can be mounted under /proc, /sys or /dev."
     if path in SYSTEM_ROOTS:
-        return f"it would hide what the commands run with; choose a folder such as /data{path}."
+        return f"it would hide files that the commands need; choose a folder such as /data{path}."
     return ""
 
 
@@ -344,7 +344,7 @@ def _find_conflicts(targets: Sequence[_Target]) -> Iterator[tuple[str, str]]:
             if inner.path == outer.path or not _is_below(inner.path, outer.path):
                 continue
             if outer.kind is VolumeKind.WEIGHTS:
-                over = f"is {outer.path!r}, which is read-only and would lie over {inner.field}, "
+                over = f"is {outer.path!r}, which is read-only and would cover {inner.field}, "
                 yield outer.field, f"{over}{inner.path!r}; choose paths beside each other."
             elif outer.kind is VolumeKind.CHECKPOINTS:
                 inside = f"is {inner.path!r}, inside {outer.field}, {outer.path!r}, and would be "

@@ -216,7 +216,7 @@ def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
         f"No deployment is called {name!r} at {client.api_url}.",
         next_step=f"There are: {listed}."
         if known
-        else "There is none yet: `prefect-bt up` makes train/train, `prefect deploy` your own.",
+        else "There is none yet: `prefect-bt up` creates train/train, `prefect deploy` your own.",
     )
 
 
@@ -293,7 +293,7 @@ def _api_error(response: httpx.Response) -> ServerError:
             "PREFECT_API_KEY for Prefect Cloud."
         )
     if response.status_code in {409, 422}:
-        next_step = "Does what was deployed fit this release? Deploy it again: prefect deploy."
+        next_step = "If the deployment is of another release, deploy it again: prefect deploy."
     return ServerError(
         f"The Prefect API refused a request ({words}{f': {detail}' if detail else ''}).",
         next_step=next_step,

@@ -126,7 +126,7 @@ def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> _Account
         hint = (
             "Amazon's are <account>.dkr.ecr.<region>.amazonaws.com; REGISTRY_SECRET is for others."
         )
-        raise IdentityError(f"{host} is no registry of Amazon.", next_step=hint)
+        raise IdentityError(f"{host} is not a registry of Amazon.", next_step=hint)
     region = ecr["region"]  # a password is valid only in the registry's own region
     if access_key := auth.aws_iam_docker_auth:
         keys, identity = _parse_aws_key(access_key, secrets)
@@ -155,7 +155,7 @@ def _parse_google_key(reference: SecretReference, secrets: Mapping[str, str]) ->
     complete = key.get("client_email") and key.get("private_key")
     if key.get("type") != "service_account" or not complete:
         expected = "a service account's JSON key, with type, client_email and private_key"
-        raise _secret_error(reference, "is no service account", expected)
+        raise _secret_error(reference, "is not a service account", expected)
     return "_json_key", text, f"the service account in the secret {reference.name!r}"
 
 

@@ -65,7 +65,8 @@ def parse_base_model(model: str) -> BaseModel:
     if HUB_ID.fullmatch(model):
         return BaseModel(model, f"hf://{model}", ignore_patterns=DUPLICATE_FORMATS)
     raise DefinitionError(
-        f"base_model_id is {model!r}, which is no id of the Hub, no URI and no absolute path.",
+        f"base_model_id is {model!r}, which is neither a Hugging Face ID, a URI nor an "
+        "absolute path.",
         next_step=_EXAMPLES,
         field="base_model_id",
         value=model,

@@ -52,8 +52,8 @@ def requests_from_config(details: CheckpointList | None) -> tuple[CheckpointRequ
         return ()
     if details.loops_checkpoint_ids:
         raise DefinitionError(
-            f"loops_checkpoint_ids names {', '.join(details.loops_checkpoint_ids)}; checkpoints of "
-            "Loops runs are not kept here.",
+            f"loops_checkpoint_ids names {', '.join(details.loops_checkpoint_ids)}; "
+            "checkpoints of Loops runs are not supported.",
             next_step="Name checkpoints of training jobs.",
             field="checkpoint_details.loops_checkpoint_ids",
         )
@@ -172,8 +172,8 @@ def _check_combination(models: Sequence[SelectedCheckpoint]) -> None:
         return
     what = "a Whisper model" if alone[0].format is ModelWeightsFormat.WHISPER else "a full model"
     raise DefinitionError(
-        f"{len(models)} checkpoints were chosen, and {_describe(alone[0])} is {what}, of which a "
-        "server holds one and nothing else.",
+        f"{len(models)} checkpoints were chosen, and {_describe(alone[0])} is {what}, which a "
+        "server serves alone.",
         next_step="Choose a single checkpoint; only LoRA adapters are served together.",
         field="checkpoint_details.checkpoints",
     )
@@ -190,20 +190,21 @@ def _assign_served_names(
         name = left.pop(_qualified_name(one), short) or short or _default_served_name(one)
         if not name.strip() or any(sign < " " or sign == "\x7f" for sign in name):
             raise DefinitionError(
-                f"A server would call {_describe(one)} {name!r}.",
-                next_step=f"Name it otherwise: --served-name {_qualified_name(one)}=NAME.",
+                f"{name!r} cannot be the name of {_describe(one)} in requests.",
+                next_step=f"Give it another name: --served-name {_qualified_name(one)}=NAME.",
             )
         if name in named:
             raise DefinitionError(
                 f"The {_describe(named[name])} and {_describe(one)} would both answer as {name}.",
-                next_step=f"Name one of them otherwise: --served-name {_qualified_name(one)}=NAME "
-                "(served_names in Python), or deploy them under two model names.",
+                next_step="Give one of them another name: --served-name "
+                f"{_qualified_name(one)}=NAME (served_names in Python), or deploy them under two "
+                "model names.",
             )
         named[name] = replace(one, name=name)
     if left:
         there = ", ".join(_qualified_name(one) for one in models)
         raise DefinitionError(
-            f"served_names has {', '.join(left)}, which is not among what is served.",
+            f"served_names has {', '.join(left)}, which is not served.",
             next_step=f"Served are: {there}.",
         )
     return list(named.values())
@@ -263,8 +264,7 @@ def _resolve_base(
     )
     if found is None:
         raise DefinitionError(
-            f"The {_describe(models[0])} was saved without its tokenizer: "
-            "nothing can be asked of it.",
+            f"The {_describe(models[0])} was saved without its tokenizer, which requests need.",
             next_step="Give base_model_id (--base-model): the model whose tokenizer it used.",
             field="checkpoint_details.base_model_id",
         )
@@ -298,12 +298,12 @@ def _resolve_adapter_base(
     found, model = _find_trained_base(ledger, one, shelves), one.contents.base_model
     if found is not None:
         return found
-    step = "Give base_model_id (--base-model), an id of the Hub or a weights URI"
+    step = "Give base_model_id (--base-model), a Hugging Face ID or a weights URI"
     if not model:
-        what = "does not say which base model it stands on"
+        what = "does not name its base model"
     else:
-        what = f"was trained on {model!r}, a folder that is no part of its job"
-        step += f", or file://{model} if it lies on this machine" if model[0] == "/" else ""
+        what = f"was trained on {model!r}, a folder outside its job"
+        step += f", or file://{model} if it is on this machine" if model[0] == "/" else ""
     raise DefinitionError(
         f"The {_describe(one)} {what}.",
         next_step=f"{step}.",

@@ -130,16 +130,19 @@ def why_not_servable(
     """
     held = item.contents
     if "@" in item.name:
-        return "has an @ in its name, which no weights source can spell", "Save it under another."
+        return (
+            "has an @ in its name, which a weights source cannot contain",
+            "Save it under another.",
+        )
     if held.sharding:
         return (
-            f"is spread over processes by {held.sharding}, and servers read whole models",
+            f"is sharded by {held.sharding}, and servers need a complete model",
             _GATHER.get(held.sharding, ""),
         )
     if held.other_ranks:
         ranks = ", ".join(map(str, held.other_ranks))
         return (
-            f"has its weights in the part of rank {ranks}, and servers get that of rank "
+            f"has its weights in the files of rank {ranks}, and servers get the files of rank "
             f"{item.checkpoint.manifests[0].rank}",
             "Save the model from rank 0.",
         )
@@ -153,8 +156,8 @@ def _why_format_not_servable(
 ) -> tuple[str, str] | None:
     if found is None and stated is None:
         return (
-            "does not tell its weights' format: no config.json or adapter_config.json lies beside "
-            "them",
+            "does not show the format of its weights: no config.json or adapter_config.json "
+            "is beside them",
             "Save the model's configuration too, or name the format in a config: "
             "FullCheckpoint(...), LoRACheckpoint(...) or WhisperCheckpoint(...).",
         )

@@ -63,11 +63,12 @@ class SupervisedJob:
         self.ledger = open_ledger(str(told["store"]))
 
     def is_owned(self, code: int) -> bool:
-        """Whether the job is still this supervisor's, after its flow ended with `code` (as
-        Popen's).
+        """Return whether this supervisor still owns the job after its flow ended with `code`.
 
-        A flow lets go of a job that is over. From then on somebody may take it up again, and it is
-        theirs. One whose flow was killed after that is taken back, for what the flow left.
+        `code` is that of Popen: negative for a signal.
+
+        A flow releases a job that has ended. From then on another process may own it. The job of a
+        flow that was killed after that is claimed again, to finish the work of the flow.
         """
         if is_current_lock(self.state_dir, self.job_id, self._lock):
             return True

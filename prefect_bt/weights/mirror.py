@@ -49,7 +49,7 @@ _NO_LINKS: Final = (
     "Set PREFECT_BT_STATE_DIR to a disk that has them",
 )
 _WRITE_ERRORS: Final = {
-    errno.ENOSPC: ("the disk is full", "Make room, or set PREFECT_BT_STATE_DIR to another disk"),
+    errno.ENOSPC: ("the disk is full", "Free space, or set PREFECT_BT_STATE_DIR to another disk"),
     errno.ENAMETOOLONG: ("a path is too long", "Set PREFECT_BT_STATE_DIR to a shorter path"),
     **dict.fromkeys((errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV), _NO_LINKS),
 }
@@ -307,12 +307,12 @@ class _MirrorRun:
 
 
 def _stopped_error(source: str) -> WeightsError:
-    hint = "What is here already is kept for the next time."
+    hint = "Downloaded files are kept for the next time."
     return source_error(source, "is not complete: the mirror was stopped", hint)
 
 
 def _write_error(source: str, error: OSError) -> WeightsError:
     default = "the disk refused it", "Check the disk of PREFECT_BT_STATE_DIR"
     what, cure = _WRITE_ERRORS.get(error.errno or 0, default)
-    hint = f"{cure}; what is here already is kept."
+    hint = f"{cure}; downloaded files are kept."
     return source_error(source, f"could not be written: {what} ({error})", hint)

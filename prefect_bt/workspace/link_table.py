@@ -65,7 +65,9 @@ class LinkTable:
     def _count(self, member: str, *kept: str) -> None:
         self._bytes += sum(_ENTRY_OVERHEAD_BYTES + len(text) for text in kept)
         if self._bytes > MAX_LINK_BYTES:
-            raise refused(member, f"is a link too many: all together take {MAX_LINK_BYTES} bytes")
+            raise refused(
+                member, f"is one link too many: all links together take {MAX_LINK_BYTES} bytes"
+            )
 
 
 def check_target(folder: str, member: str, target: str) -> None:

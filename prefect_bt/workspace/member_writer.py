@@ -85,7 +85,7 @@ class ExtractionRoot:
         """The path for a new file or link: parents exist, nothing is in its place."""
         parts = parse_member_name(name)
         if not parts:
-            raise refused(name, "is the workspace itself, yet no folder")
+            raise refused(name, "is the workspace itself, but not a folder")
         path = f"{self._ensure_folder(parts[:-1], name)}/{parts[-1]}"
         if stat.S_ISDIR(_read_mode(path)):
             raise refused(name, "takes the name of a folder")

@@ -135,7 +135,7 @@ def open_decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
 
 def corrupt_archive_error(name: str, why: str) -> WorkspaceError:
     return WorkspaceError(
-        f"The workspace archive {name!r} is damaged or not a tar: {why}.",
+        f"The workspace archive {name!r} is corrupt or not a tar: {why}.",
         next_step="Push the job again to pack and upload it anew.",
         path=name,
     )

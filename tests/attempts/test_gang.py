@@ -139,14 +139,14 @@ def test_a_rank_that_was_sent_a_signal_by_somebody_else_is() -> None:
 
 
 def test_ranks_that_were_all_stopped_for_another_reason_are_no_success() -> None:
-    why = "it could not be watched any more: OSError."
+    why = "it could no longer be monitored: OSError."
     for code in (143, 0, None):
         gang = over(ended(0, 143, 1001.0, why), ended(1, code, 1001.0, why))
         outcome = gang.make_outcome()
         assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, None)
         assert (outcome.failure, outcome.cause) == (FailureClass.INFRASTRUCTURE, Cause.CUT_SHORT)
         assert outcome.message == (
-            f"The attempt was cut short: it could not be watched any more: OSError. {CURE}"
+            f"The attempt was aborted: it could no longer be monitored: OSError. {CURE}"
         )
 
 
@@ -193,7 +193,7 @@ def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
     outcome = gang.interrupted_outcome("the process that ran it died")
     assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.CUT_SHORT)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
-    assert outcome.message == f"The attempt was cut short: the process that ran it died. {CURE}"
+    assert outcome.message == f"The attempt was aborted: the process that ran it died. {CURE}"
     assert outcome.cure == CURE
     assert (outcome.nodes, outcome.started_at, outcome.ended_at) == (
         tuple(gang.statuses),
@@ -230,7 +230,7 @@ def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:
     ]
     gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
     clock.sleep(6)
-    gang.shut_down("its flow ended unforeseen")
+    gang.shut_down("its flow ended unexpectedly")
     assert (gang.make_outcome().failed_rank, gang.make_outcome().exit_code) == (1, 7)
 
 

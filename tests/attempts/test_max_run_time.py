@@ -78,7 +78,8 @@ def test_a_gang_is_stopped_politely_once_all_attempts_together_are_at_the_limit(
     )
     assert outcome.message == (
         "The commands have run for 1h, the job's maximum run time. They were stopped. "
-        "Their checkpoints are committed. Go on from the last committed checkpoint with more: "
+        "Their checkpoints are committed. Continue from the last committed checkpoint with a "
+        "higher limit: "
         "prefect-bt retry --job-id abc1234 --max-run-time 2h"
     )
     ten = RetryBudget(user=10)
@@ -116,7 +117,7 @@ def test_a_gang_that_is_adopted_has_what_is_left() -> None:
     )
     assert watch(third).cause is Cause.MAX_RUN_TIME
     unknown = Gang(0, first.handles, timing=first.timing)
-    assert "as long as they may" in watch(unknown).message
+    assert "have reached the maximum run time" in watch(unknown).message
 
 
 def test_only_the_time_of_commands_counts() -> None:
@@ -168,7 +169,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 
 def ended(ledger: Ledger, record: JobRecord, *, ran: float, cause: Cause) -> None:
-    """An attempt of the job that is over."""
+    """An attempt of the job that has ended."""
     attempt = ledger.begin_attempt(record.id)
     node = NodeStatus(0, NodePhase.DONE, started_at=50.0, ended_at=50.0 + ran)
     failed = Outcome(attempt, JobState.FAILED, nodes=(node,), failure=FailureClass.USER)

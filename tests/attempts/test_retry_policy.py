@@ -85,16 +85,17 @@ def key(name: str, attempt: int = 0, version: int = 1) -> str:
 def test_the_sentence_that_ends_a_stuck_job() -> None:
     decision = decide_retry(history((INFRA, ""), (INFRA, "")), DEFAULT, checkpointing=True)
     assert decision.reason == (
-        "attempts 0 and 1 died in a row with no newer committed checkpoint: there is none yet"
+        "attempts 0 and 1 failed in a row without a newer committed checkpoint: there is none yet"
     )
     ends = [(INFRA, key("v0%2Fcheckpoint-40"))] * 4
     three = decide_retry(history(*ends), RetryBudget(without_progress=3), checkpointing=True)
     assert three.reason == (
-        "attempts 1, 2 and 3 died in a row with no newer committed checkpoint than v0/checkpoint-40"
+        "attempts 1, 2 and 3 failed in a row without a newer committed checkpoint than "
+        "v0/checkpoint-40"
     )
     once = RetryBudget(without_progress=1)
     one = decide_retry(history((USER, key("c")), (INFRA, key("c"))), once, checkpointing=True)
-    assert one.reason == "attempt 1 died with no newer committed checkpoint than c"
+    assert one.reason == "attempt 1 failed without a newer committed checkpoint than c"
 
 
 def test_a_policy_that_says_no_says_how_much_it_allowed() -> None:

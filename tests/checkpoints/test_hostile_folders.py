@@ -82,7 +82,7 @@ def test_a_link_to_this_machine_is_a_fault_and_no_bytes(store, ckpts, host, node
     assert set(listed(store)) == {"checkpoint-2"}
     (said,) = status.uncommitted
     assert said.startswith("checkpoint-1: steal is a link to /")
-    assert "/mnt/bt-scratch" in said and "copy what it leads to" in said
+    assert "/mnt/bt-scratch" in said and "copy its target" in said
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_volume_that_is_a_link_is_refused(
     folder = volume_folder(volume, plan=plan, state_dir=rig.state, node=handle.folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.symlink_to(host_folder)
-    with pytest.raises(SubstrateError, match="is a link or no folder") as refused:
+    with pytest.raises(SubstrateError, match="is a link, or is not a folder") as refused:
         rig.launch_plan(plan)
     assert refused.value.cause == Cause.STAGING_FAILED
     assert is_untouched(host_folder)

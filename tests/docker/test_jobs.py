@@ -88,7 +88,9 @@ def test_the_flow_is_killed_and_the_container_goes_on(site: Site) -> None:
     for process in site.machine.processes("prefect_bt.supervisor.run_flow", job_id):
         process.kill()
     until(
-        lambda: "goes on" in (site.machine.state_dir / "jobs" / job_id / "flow.log").read_text(),
+        lambda: (
+            "continues: its" in (site.machine.state_dir / "jobs" / job_id / "flow.log").read_text()
+        ),
         seconds=60,
         what="another flow",
     )

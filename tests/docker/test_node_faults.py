@@ -234,7 +234,7 @@ def test_a_folder_that_the_engine_does_not_see(rig: DockerRig) -> None:
     with pytest.raises(SubstrateError, match="bind source path does not exist") as caught:
         rig.launch("true")
     assert caught.value.cause == Cause.LAUNCH_FAILED
-    assert "on the Engine's own machine" in caught.value.next_step
+    assert "on the machine of the Engine" in caught.value.next_step
     assert rig.traces() == []
 
 

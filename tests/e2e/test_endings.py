@@ -24,7 +24,7 @@ FAILS_ONCE = """
 mkdir -p $BT_CHECKPOINT_DIR/c; echo 1 > $BT_CHECKPOINT_DIR/c/a
 exit $((3 - 3 * BT_RETRY_COUNT))
 """
-WHOLE = "Every whole checkpoint is committed."
+WHOLE = "Every complete checkpoint is committed."
 COMMITTED = "All ranks exited with 0 and their checkpoints are committed."
 
 

@@ -104,7 +104,9 @@ def test_two_attempts_without_progress_end_the_job_and_a_hand_goes_on(machine: M
     policy = RetryPolicy(user=0, first_delay_seconds=0)
     code, job = machine.finish(machine.folder(STUCK), retry_policy=policy)
     assert code == 1
-    why = "attempts 1 and 2 died in a row with no newer committed checkpoint than checkpoint-10."
+    why = (
+        "attempts 1 and 2 failed in a row without a newer committed checkpoint than checkpoint-10."
+    )
     assert job["error_message"].endswith(f"No further attempt: {why}")
     assert "ended from outside by SIGKILL" in job["error_message"]
     assert [(a["failure"], a["cause"]) for a in job["attempts"]] == [

@@ -300,7 +300,7 @@ class Race:
         assert self.job_id in said, said
         # One that came late may find it over again; another lost its own supervisor to a kill.
         named = os.uname().nodename in said or "on this machine" in said
-        known = ("only a job that failed", "The process that was to run job")
+        known = ("only a job that failed", "The process of job")
         assert named or any(words in said for words in known), said
 
     def _check_records(self) -> None:

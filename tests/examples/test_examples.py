@@ -37,7 +37,7 @@ soak = pytest.mark.soak
 
 @dataclass(frozen=True)
 class Trained:
-    """A job of an example that is over."""
+    """A job of an example that has ended."""
 
     document: dict[str, Any]
 

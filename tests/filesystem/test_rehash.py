@@ -33,7 +33,7 @@ def test_every_problem_is_found_and_every_byte_is_counted(tmp_path: Path) -> Non
     }
     counted: list[int] = []
     assert rehash(tasks, workers=3, on_bytes=counted.append) == {
-        "changed": "has other bytes than expected",
+        "changed": "has different content than expected",
         "short": f"has {len(DATA) - 5} bytes, not {len(DATA)}",
         "long": f"has more than {len(DATA)} bytes",
         "absent": "is missing",

@@ -30,7 +30,7 @@ def test_a_place_that_fails_hides_no_other() -> None:
 
     found = run_scans([Scan("The store", broken), Scan("B", lambda: [left("b")])])
     assert [one.location for one in found.orphans] == ["a", "b"]
-    assert found.notes == ("The store could not be looked through: no answer",)
+    assert found.notes == ("The store could not be searched: no answer",)
 
 
 def test_what_cannot_be_removed_says_why_and_the_rest_goes() -> None:

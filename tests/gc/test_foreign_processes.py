@@ -203,7 +203,7 @@ def test_processes_of_an_owned_job_are_kept(site: Site, start: Start) -> None:
     assert found.kind is OrphanKind.PROCESS
     with lock_job(site.state, job_id):
         (tried,) = remove_all(Findings((found,)))
-    assert "taken up again" in tried.error
+    assert "runs again" in tried.error
 
 
 def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: Start) -> None:
@@ -215,7 +215,7 @@ def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: 
     assert found.kind is OrphanKind.PROCESS
     site.ledger.append_event(job_id, JobState.CREATED)
     (tried,) = remove_all(Findings((found,)))
-    assert "taken up again" in tried.error
+    assert "runs again" in tried.error
     assert flow.poll() is None
 
 

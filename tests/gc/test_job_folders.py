@@ -65,7 +65,7 @@ def test_what_was_taken_up_since_it_was_found_stays(site: Site) -> None:
     wait_over(handle)
     found = site.look()
     site.ledger.append_event(job_id, JobState.CREATED)
-    assert all("taken up again" in one.error for one in remove_all(found))
+    assert all("runs again" in one.error for one in remove_all(found))
     with lock_job(site.state, job_id):
         assert all("another process" in one.error for one in remove_all(found))
     assert handle.folder.path.exists()
@@ -115,7 +115,7 @@ def test_a_job_that_its_store_forgot_is_garbage(site: Site) -> None:
     wait_over(site.node("nobodys"))
     found = site.look().orphans
     assert [one.kind for one in found] == [OrphanKind.NODE, OrphanKind.FOLDER]
-    assert "does not know" in found[0].reason
+    assert "not in its store" in found[0].reason
     assert site.clear() == []
 
 

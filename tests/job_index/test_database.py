@@ -85,7 +85,7 @@ def test_garbage_is_replaced(
     assert database().read("jobs") == {}
     assert len(told) == 1
     assert "is damaged" in told[0]
-    assert told[0].endswith("it is built again from the store.")
+    assert told[0].endswith("it is rebuilt from the store.")
     repairs_itself(database)
     assert len(told) == 1
 

@@ -167,11 +167,11 @@ def test_a_forged_revision_of_a_source_is_no_part_of_a_path(ledger: Ledger, revi
     job = make_job(ledger)
     ledger.pin_weights(job.id, "k1", revision)
     for read in (ledger.read_pinned_weights, lambda one: ledger.pin_weights(one, "k1", "rev-b")):
-        with pytest.raises(StoreError, match=r"is no revision\. It was damaged or forged"):
+        with pytest.raises(StoreError, match=r"is not a revision\. It is corrupt or forged"):
             read(job.id)
 
 
 @pytest.mark.parametrize("data", [b"{", b"null", b"[]", b"\xff", b'{"a": 7}', b"[" * 200_000])
 def test_a_damaged_pin_is_one_error(data: bytes) -> None:
-    with pytest.raises(StoreError, match=r"pins/k1\.json (is no record|pins weights)"):
+    with pytest.raises(StoreError, match=r"pins/k1\.json (is not a record|pins weights)"):
         load_pin(data, key="pins/k1.json")

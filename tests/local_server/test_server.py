@@ -209,7 +209,7 @@ def test_what_runs_beside_a_server_that_is_gone_is_stopped_and_told(state_dir: P
     write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **roles})
     told: list[str] = []
     assert server.down(echo=told.append)["caretaker_pid"] == caretaker.pid
-    assert told == ["The Prefect server was gone already; stopped its caretaker."]
+    assert told == ["The Prefect server had already ended; stopped its caretaker."]
     assert process.wait(200) == -signal.SIGTERM
     assert not server_file(state_dir).exists()
 

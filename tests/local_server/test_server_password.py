@@ -325,7 +325,7 @@ def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(h
             assert any(line.startswith("WARNING") and "still-going" in line for line in told)
         known = server.up(echo=told.append)
     try:
-        assert any("asks for no password; replacing it" in line for line in told)
+        assert any("has no password; replacing it" in line for line in told)
         assert known["api_url"] == api_url
         assert not old.is_alive
         auth = read_auth(state)

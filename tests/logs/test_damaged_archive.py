@@ -98,7 +98,7 @@ def test_what_is_gone_is_named(world: SealedWorld):
     world.ledger.store.delete(world.key())
     lines, damage = read(world)
     assert lines == ["of the other"]
-    assert damage == ["The log of rank 0 of attempt 0 is gone: 12 bytes were sealed."]
+    assert damage == ["The log of rank 0 of attempt 0 is gone: 12 bytes were archived."]
 
 
 def test_followed_it_is_named_once(world: SealedWorld):

@@ -87,7 +87,7 @@ def test_of_the_newest_attempt_that_failed(job: Job):
     assert [line.message for line in job.why().lines] == ["of 1"]
     assert [line.message for line in job.why(0).lines] == ["of 0"]
     assert {line.replica for line in job.why().lines} == {"rank-1"}
-    with pytest.raises(PrefectBtError, match="no attempt 2 that is over"):
+    with pytest.raises(PrefectBtError, match="no attempt 2 that has ended"):
         job.why(2)
 
 

@@ -69,7 +69,7 @@ def told(lines: list[JobLine]) -> list[str]:
 
 def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job: TrainingJob):
     assert waits_for(ledger, record) == "Waiting for a Prefect worker to start the job's run."
-    ledger.append_event(record.id, JobState.CREATED, message="taken up by a Prefect run")
+    ledger.append_event(record.id, JobState.CREATED, message="started by a Prefect flow run")
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE}."
     (plan,) = plan_weights(job)
     progress = f"{mirroring_prefix(record.project_id, record.id)}/{plan.key}"
@@ -107,8 +107,8 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
 
     lines = JobHistory(ledger, record).read_lines()
     assert told(lines) == [
-        "Job accepted; a Prefect run is to start it.",
-        "Job taken up by a Prefect run.",
+        "Job submitted; a Prefect flow run will start it.",
+        "Job started by a Prefect flow run.",
         f"Weights {SOURCE} are mirrored: 2 files, 100 B, revision abc.",
         "Attempt 0 begins: 2 nodes.",
         "Attempt 0 runs.",
@@ -139,7 +139,7 @@ def test_following_a_job_that_never_prints(ledger: Ledger, record: JobRecord):
     logs = JobLogs(ledger, record, platform=JobHistory(ledger, record))
     found = [one for one in follow_lines(logs, timing=FollowTiming(sleep=sleep)) if one]
     assert told(found) == [
-        "Job accepted; a Prefect run is to start it.",
+        "Job submitted; a Prefect flow run will start it.",
         "Waiting for a Prefect worker to start the job's run.",
         "Job created.",
         f"Mirroring weights: {SOURCE}.",

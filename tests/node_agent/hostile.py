@@ -72,7 +72,7 @@ def steal_by_links(rig: Launches, make: MakePlan, ckpts: str, scratch: str) -> N
         "three: steal is a link to /etc/hostname",
         f"two: steal is a link to {host}/deep/secret",
     ]
-    assert any("checkpoint left behind: three: steal is a link" in line for line in lines)
+    assert any("checkpoint not committed: three: steal is a link" in line for line in lines)
 
 
 def name_badly(rig: Launches, make: MakePlan, ckpts: str) -> None:
@@ -85,7 +85,7 @@ def name_badly(rig: Launches, make: MakePlan, ckpts: str) -> None:
     status, lines = run(rig, plan)
     assert (status.exit_code, status.upload_error) == (0, "")
     assert status.uncommitted[-1] == "\\udcff: its name is not UTF-8"
-    assert any("checkpoint left behind: \\udcff: its name" in line for line in lines)
+    assert any("checkpoint not committed: \\udcff: its name" in line for line in lines)
     assert bytes_of(rig, plan, "c") == {"c/\udc9b": b"1\n"}
 
 

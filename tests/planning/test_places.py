@@ -33,8 +33,8 @@ def checkpoints(path: str) -> dict[str, object]:
         ({"runtime": runtime(cache_config={"enabled": True, "mount_base_path": "/var"})}, "/var"),
         ({"weights": weights("/w", "//w/./")}, "is '/w', which weights[0].mount_location uses"),
         ({"weights": weights("/w/a", "/w")}, "weights[1].mount_location is '/w', which is read-"),
-        ({"weights": weights("/b10")}, "read-only and would lie over the workspace"),
-        ({"weights": weights("/mnt")}, "read-only and would lie over the scratch folder"),
+        ({"weights": weights("/b10")}, "read-only and would cover the workspace"),
+        ({"weights": weights("/mnt")}, "read-only and would cover the scratch folder"),
         (
             {
                 "weights": weights("/root/.cache"),
@@ -44,7 +44,7 @@ def checkpoints(path: str) -> dict[str, object]:
         ),
         (
             {"weights": weights("/root"), "runtime": runtime(cache_config={"enabled": True})},
-            "would lie over cache_config.mount_base_path, '/root/.cache'",
+            "would cover cache_config.mount_base_path, '/root/.cache'",
         ),
         (
             {"runtime": runtime(**checkpoints("/mnt"))},

@@ -136,19 +136,19 @@ RESERVED, LIMITS, NONE = Enforcement.RESERVED, Enforcement.LIMITS, Enforcement.N
         (
             RESERVED,
             {"accelerator": "H100", "cpu_count": 64},
-            "64 CPUs, 228 GiB, shared memory 114 GiB: CPUs as asked, memory the share of 1 of 4 "
+            "64 CPUs, 228 GiB, shared memory 114 GiB: CPUs as requested, memory the share of 1 of 4 "
             "GPUs; cpu_count 64 and memory (default) are minimums",
         ),
         (
             RESERVED,
             {"accelerator": "H100", "memory": "500Gi"},
-            "26 CPUs, 500 GiB, shared memory 250 GiB: memory as asked, CPUs the share of 1 of 4 "
+            "26 CPUs, 500 GiB, shared memory 250 GiB: memory as requested, CPUs the share of 1 of 4 "
             "GPUs; cpu_count (default) and memory 500Gi are minimums",
         ),
         (
             RESERVED,
             {"accelerator": "H100", "cpu_count": 64, "memory": "960Gi"},
-            "64 CPUs, 960 GiB, shared memory 480 GiB: what is asked, more than the share of 1 of 4 "
+            "64 CPUs, 960 GiB, shared memory 480 GiB: the requested amount, more than the share of 1 of 4 "
             "GPUs; cpu_count 64 and memory 960Gi are minimums",
         ),
         (
@@ -160,27 +160,24 @@ RESERVED, LIMITS, NONE = Enforcement.RESERVED, Enforcement.LIMITS, Enforcement.N
         (
             RESERVED,
             {},
-            "1 CPU, 2 GiB, shared memory 456 GiB: what is asked, and more while the machine has "
-            "it; cpu_count and memory (defaults) are minimums",
+            "1 CPU, 2 GiB, shared memory 456 GiB: the requested amount, and more while the machine has it free; cpu_count and memory (defaults) are minimums",
         ),
         (
             RESERVED,
             {"node_count": 3, "memory": "1.5Gi"},
-            "1 CPU, 1.5 GiB, shared memory 152 GiB: what is asked, and more while the machine has "
-            "it; cpu_count (default) and memory 1.5Gi are minimums",
+            "1 CPU, 1.5 GiB, shared memory 152 GiB: the requested amount, and more while the machine has it free; cpu_count (default) and memory 1.5Gi are minimums",
         ),
         (
             LIMITS,
             {"memory": "128Mi"},
-            "1 CPU, 128 MiB, shared memory 64 MiB: what is asked; cpu_count (default) and memory "
-            "128Mi are minimums; what the node gets is a hard limit here (enforce_limits)",
+            "1 CPU, 128 MiB, shared memory 64 MiB: the requested amount; cpu_count (default) and memory "
+            "128Mi are minimums; they are hard limits (enforce_limits)",
         ),
         (
             LIMITS,
             {"accelerator": "H100:2"},
             "52 CPUs, 456 GiB, shared memory 228 GiB: the share of 2 of 4 GPUs; cpu_count and "
-            "memory (defaults) are minimums; what the node gets is a hard limit here "
-            "(enforce_limits)",
+            "memory (defaults) are minimums; they are hard limits (enforce_limits)",
         ),
         (
             NONE,

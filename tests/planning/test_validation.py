@@ -59,7 +59,10 @@ from tests.planning.laptop import CONTEXT, problems, project, runtime
         ({"runtime": runtime(start_commands=["x" * 200_000])}, ["200000 characters", "script"]),
         ({"runtime": runtime(environment_variables={"A": "x\0"})}, ["'A'", "zero byte"]),
         ({"runtime": runtime(environment_variables={"A": "x" * 200_000})}, ["200000", "file"]),
-        ({"runtime": runtime(environment_variables={"A": {"name": ""}})}, ["'A'", "no secret"]),
+        (
+            {"runtime": runtime(environment_variables={"A": {"name": ""}})},
+            ["'A'", "without a name"],
+        ),
         (
             {"runtime": runtime(checkpointing_config={"enabled": True, "volume_size_gib": 0})},
             ["volume_size_gib is 0", "at least 1"],
@@ -70,7 +73,7 @@ from tests.planning.laptop import CONTEXT, problems, project, runtime
         ),
         (
             {"weights": [{"source": "hf://a/b", "mount_location": "/w", "allow_patterns": []}]},
-            ["weights[0].allow_patterns", "no file matches"],
+            ["weights[0].allow_patterns", "matches no file"],
         ),
         (
             {

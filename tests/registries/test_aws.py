@@ -184,7 +184,7 @@ def test_a_service_that_is_away_may_come_back(monkeypatch: pytest.MonkeyPatch) -
 def test_a_web_identity(amazon: Amazon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    assert "AWS_WEB_IDENTITY_TOKEN_FILE names none here" in refused(auth("AWS_OIDC")).message
+    assert "AWS_WEB_IDENTITY_TOKEN_FILE does not name one here" in refused(auth("AWS_OIDC")).message
     (tmp_path / "token").write_text("a.jwt.of-ours\n")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     assert_logged_in(opened(auth("AWS_OIDC")))

@@ -135,7 +135,7 @@ def test_what_is_no_amazon_key() -> None:
     trouble = refused(host, AMAZON, **{"key-id": "AKIA", "key": f"{PLANTED}\n{PLANTED}"})
     assert trouble.message == "the secret 'key' is not a secret access key"
     trouble = refused("ghcr.io/team/train", AMAZON, **{"key-id": "AKIA", "key": PLANTED})
-    assert "ghcr.io is no registry of Amazon" in trouble.message
+    assert "ghcr.io is not a registry of Amazon" in trouble.message
     assert "<account>.dkr.ecr.<region>.amazonaws.com" in trouble.next_step
 
 

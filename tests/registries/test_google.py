@@ -68,7 +68,7 @@ def test_a_refusal_lasts_and_a_breakdown_may_not(
     google.status = status
     trouble = refused()
     assert trouble.kind is fault
-    assert f"Google gave no token of pull@b ({status})" in trouble.message
+    assert f"Google did not issue a token for pull@b ({status})" in trouble.message
 
 
 @pytest.mark.parametrize("token", [{}, [], {"accessToken": ""}, {"accessToken": 5}, None])

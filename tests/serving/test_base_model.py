@@ -31,7 +31,7 @@ def test_an_adapter_that_does_not_tell_its_base(shop):
     files = lora() | {"adapter_config.json": folders.text({"peft_type": "LORA", "r": 8})}
     shop.commit(job, {"a": files})
     message = refused(shop, CheckpointRequest(job.id, "a"))
-    assert "does not say which base model it stands on" in message
+    assert "does not name its base model" in message
     assert "Give base_model_id" in message
 
 
@@ -40,7 +40,7 @@ def test_a_base_in_a_folder_of_some_machine(shop, told):
     job = shop.job()
     shop.commit(job, {"a": lora(told)})
     message = refused(shop, CheckpointRequest(job.id, "a"))
-    assert f"was trained on {told!r}, a folder that is no part of its job" in message
+    assert f"was trained on {told!r}, a folder outside its job" in message
     assert ("or file:///data/llama" in message) == (told == "/data/llama")
 
 
@@ -108,7 +108,7 @@ def test_a_base_that_the_job_made_itself(shop):
     choice = select_models(shop.ledger, [CheckpointRequest(job.id, "a")])
     assert choice.base and choice.base.source == f"bt://{job.project_id}@{job.id}/base"
     assert [one.name for one in choice.required_checkpoints] == ["a", "base"]
-    assert "'/out/gone', a folder that is no part" in refused(shop, CheckpointRequest(job.id, "b"))
+    assert "'/out/gone', a folder outside its job" in refused(shop, CheckpointRequest(job.id, "b"))
 
 
 def test_a_checkpoint_that_is_given_as_the_base_is_held(shop):

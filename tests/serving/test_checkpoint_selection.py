@@ -139,10 +139,10 @@ def test_one_that_its_uploader_holds_back(shop):
     ("files", "words"),
     [
         ({"notes.txt": b"x"}, ("holds no weights", "can serve: good")),
-        (folders.fsdp(), ("spread over processes by FSDP", "FULL_STATE_DICT")),
-        (folders.verl(), ("spread over processes by FSDP", "merge-weights")),
+        (folders.fsdp(), ("sharded by FSDP", "FULL_STATE_DICT")),
+        (folders.verl(), ("sharded by FSDP", "merge-weights")),
         (folders.megatron(), ("by Megatron", "Hugging Face")),
-        ({"model.safetensors": folders.safetensors()}, ("does not tell", "FullCheckpoint(...)")),
+        ({"model.safetensors": folders.safetensors()}, ("does not show", "FullCheckpoint(...)")),
     ],
 )
 def test_what_no_server_can_read(shop, files, words):
@@ -157,7 +157,7 @@ def test_weights_in_another_ranks_part(shop):
     job = shop.job()
     shop.commit(job, {"checkpoint-10": {"notes.txt": b"x"}})
     shop.commit(job, {"checkpoint-10": full()}, rank=1)
-    assert "in the part of rank 1, and servers get that of rank 0" in refused(
+    assert "in the files of rank 1, and servers get the files of rank 0" in refused(
         shop, CheckpointRequest(job.id, "checkpoint-10")
     )
 
@@ -222,7 +222,7 @@ def test_two_of_one_name(shop):
         "checkpoint-10",
         "second",
     )
-    assert "not among what is served" in refused(shop, *both, served_names=names | {"x": "y"})
+    assert "which is not served" in refused(shop, *both, served_names=names | {"x": "y"})
 
 
 def test_names_of_ones_own(shop):

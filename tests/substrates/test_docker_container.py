@@ -225,7 +225,7 @@ def test_an_order_is_one_line_that_ends_with_its_only_dot(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A=1", "A;id", "Ä", "A\n"])
 def test_only_names_of_variables_are_set(name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a variable"):
+    with pytest.raises(ValueError, match="not a valid name of a shell variable"):
         format_set_variable(name, "x")
 
 

@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_in_mid_file(
         for _ in range(2):  # nor does a first failure keep a second one waiting
             with pytest.raises(WeightsError, match="the disk is full") as caught:
                 mirrored(disk)
-            assert "Make room" in caught.value.next_step
+            assert "Free space" in caught.value.next_step
             assert not list(disk.glob("weights/trees/*"))
         subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
         done = mirrored(disk)

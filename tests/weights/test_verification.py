@@ -70,7 +70,7 @@ def test_one_bit(shelf: Shelf, source: str, at: int) -> None:
     [fault] = report.failures
     assert (fault.tree, fault.path) == (done.name, "large.bin")
     assert fault.location == str(done.folder / "large.bin")
-    assert "other bytes than expected" in fault.message
+    assert "different content than expected" in fault.message
     assert report.corrupt_blobs == {blob_of(shelf, done, "large.bin")}
 
     # The store lies on the same disk: its file is the same one, and is replaced by the mirror.

@@ -197,7 +197,7 @@ CUTS = (0, 1, 100, 511, 512, 513, 2000, 3584, 3585, 4096, 4608, 5119, 5120)
 
 @pytest.mark.parametrize("end", CUTS)
 def test_an_archive_cut_short_is_refused(tmp_path: Path, good: bytes, end: int) -> None:
-    with pytest.raises(WorkspaceError, match="damaged"):
+    with pytest.raises(WorkspaceError, match="corrupt"):
         unpack_workspace(io.BytesIO(good[:end]), tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
 
@@ -207,7 +207,7 @@ def test_a_compressed_archive_with_a_wrong_checksum_is_refused(
 ) -> None:
     data = bytearray(make_tar(("a", b"1"), mode="w:gz").getvalue())
     data[-6] ^= 1
-    with pytest.raises(WorkspaceError, match=r"damaged.*CRC"):
+    with pytest.raises(WorkspaceError, match=r"corrupt.*CRC"):
         unpack_workspace(io.BytesIO(bytes(data)), tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
 
@@ -217,7 +217,7 @@ def test_a_broken_header_in_the_middle_is_not_taken_for_the_end(
 ) -> None:
     data = bytearray(good)
     data[3584 + 512 - 300] ^= 0xFF
-    with pytest.raises(WorkspaceError, match="damaged"):
+    with pytest.raises(WorkspaceError, match="corrupt"):
         unpack_workspace(io.BytesIO(bytes(data)), tmp_path / "t")
 
 

@@ -117,7 +117,7 @@ def check_lengths(root: Path, paths: Collection[str]) -> None:
         else:
             continue
         raise CheckpointError(
-            f"Nothing was fetched: {shorten(path)} would have {what}.",
+            f"Nothing was downloaded: {shorten(path)} would have {what}.",
             next_step="Give a shorter --target-directory, or take single checkpoints with "
             "--checkpoint-name.",
             path=path,
@@ -208,8 +208,10 @@ def _download_one(
     if not _download_verified(site, entry, staged, tick):
         raise CheckpointError(
             f"{entry.key} does not hold the bytes that were committed for {entry.logical}.",
-            next_step="Restore the object from a backup, or let go of this checkpoint "
-            "(prefect-bt checkpoints prune) and go on from an earlier one.",
+            next_step=(
+                "Restore the object from a backup, or delete this checkpoint "
+                "(prefect-bt checkpoints prune) and continue from an earlier one."
+            ),
             path=entry.logical,
             cause="digest mismatch",
         )
@@ -287,11 +289,13 @@ def shorten(path: str) -> str:
 
 
 def _write_error(root: Path, error: OSError) -> CheckpointError:
-    why, step = (error.strerror or str(error)).lower(), "Take a folder that can be written to."
+    why, step = (error.strerror or str(error)).lower(), "Choose a writable folder."
     if error.errno in _DISK_FULL_ERRNOS:
-        why, step = "the disk is full", "Free space there; what has arrived is not fetched again."
+        why, step = "the disk is full", "Free space there; downloaded files are kept."
     elif error.errno == errno.ENAMETOOLONG:
-        step = "Take a folder with a shorter path, on a disk that takes names of 255 bytes."
+        step = (
+            "Choose a folder with a shorter path, on a file system that allows names of 255 bytes."
+        )
     return CheckpointError(
         f"Checkpoint files cannot be written to {shorten(str(root))}: {why}.",
         next_step=step,

@@ -58,7 +58,9 @@ def _resolve_reference(
             return _resolve_latest(ledger, jobs, where)
         case _:
             raise NotFoundError(
-                "checkpoint", repr(reference), next_step="Loops checkpoints are not kept here."
+                "checkpoint",
+                repr(reference),
+                next_step="Checkpoints of Loops runs are not supported.",
             )
 
 

@@ -58,19 +58,19 @@ def read_tensors(store: Store, key: str, *, path: str, size: int) -> TensorTable
     StoreError.
     """
     if size < 8:
-        raise CheckpointError(f"{path} is shorter than a header of safetensors.", path=path)
+        raise CheckpointError(f"{path} is too short for a safetensors file.", path=path)
     length = int.from_bytes(store.get_range(key, start=0, length=8), "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{path} has a header of {length} bytes; up to {MAX_HEADER_BYTES} are read.",
             path=path,
-            next_step="Is it a safetensors file? Download it to look into it.",
+            next_step="It may not be a safetensors file. Download it to inspect it.",
         )
     header = b""
     if length and 8 + length <= size:
         header = store.get_range(key, start=8, length=length)
     if len(header) < length:
-        raise CheckpointError(f"{path} is cut off inside its header.", path=path)
+        raise CheckpointError(f"{path} is truncated inside its header.", path=path)
     try:
         return _parse(header)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -78,7 +78,7 @@ def read_tensors(store: Store, key: str, *, path: str, size: int) -> TensorTable
             f"The header of {path} is none of safetensors.",
             path=path,
             cause=str(error),
-            next_step="Download it to look into it.",
+            next_step="Download it to inspect it.",
         ) from error
 
 

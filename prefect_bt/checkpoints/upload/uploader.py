@@ -287,7 +287,7 @@ class Uploader:
             raise
         except Exception as error:
             traceback.print_exc()
-            what = f"it cannot be taken: {type(error).__name__}: {error}"
+            what = f"it cannot be uploaded: {type(error).__name__}: {error}"
             raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
 
     def _commit(self, found: LocalCheckpoint) -> Uncommitted | None:

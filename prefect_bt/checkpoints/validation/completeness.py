@@ -149,7 +149,7 @@ def _validate_payload(found: LocalCheckpoint, reports: Mapping[str, FileReport])
     if parse_step(found.name) is None:
         return ""
     if found.files.keys() == {"README.md"}:
-        return "nothing but README.md is there"
+        return "it has only README.md"
     for path in ("config.json", "adapter_config.json"):
         report = reports.get(path)
         if report and report.describes_model and not has_payload(found.files):

@@ -65,16 +65,16 @@ def inspect_file(path: str, size: int, *, read: Reader) -> FileReport:
 
 def _validate_safetensors(path: str, size: int, read: Reader) -> str:
     if size < 8:
-        return "is cut off: shorter than its header's length"
+        return "is truncated: shorter than the length of its header"
     length = int.from_bytes(read(path, start=0, length=8), "little")
     if length > _MAX_HEADER or 8 + length > size:
-        return "is cut off inside its header"
+        return "is truncated inside its header"
     if length > _MAX_PARSED_HEADER:
         return ""
     try:
         end = _compute_tensors_end(json.loads(read(path, start=8, length=length)))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        return "has a header that does not parse"
+        return "has an invalid header"
     expected = 8 + length + end
     return "" if size == expected else f"has {size} bytes where its header says {expected}"
 
@@ -104,7 +104,7 @@ def _validate_zip(path: str, size: int, read: Reader) -> str:
         if _is_end_record(tail, at, size - length + at):
             return ""
         at = tail.rfind(_ZIP_END, 0, at)
-    return "is cut off: no end of its zip directory"
+    return "is truncated: its zip directory has no end"
 
 
 def _is_end_record(tail: bytes, at: int, position: int) -> bool:

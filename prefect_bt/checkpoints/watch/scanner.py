@@ -291,13 +291,13 @@ def _outside_error(volumes: Volumes, place: str) -> str:
     known = ", ".join(sorted(volumes.sources))
     return (
         f"is a link to {place}, which is in none of the job's volumes ({known}); "
-        "copy what it leads to into the checkpoint, or into a volume"
+        "copy its target into the checkpoint, or into a volume"
     )
 
 
 def _depth_error(path: str) -> str:
     if path.count("/") >= MAX_DEPTH:
-        return f"is more than {MAX_DEPTH} folders deep; keep checkpoints flatter"
+        return f"is more than {MAX_DEPTH} folders deep; use fewer levels"
     if len(path) > MAX_PATH_BYTES // 4 and len(os.fsencode(path)) > MAX_PATH_BYTES:
         return f"has a path of more than {MAX_PATH_BYTES} bytes; use shorter names"
     return ""
@@ -309,8 +309,8 @@ def _sparse_error(seen: os.stat_result) -> str:
     if on_disk * _MAX_SPARSE_RATIO >= seen.st_size:
         return ""
     return (
-        f"has {seen.st_size} bytes, of which {on_disk} are on the disk; "
-        "write it out, or delete what is not part of the checkpoint"
+        f"has {seen.st_size} bytes, of which {on_disk} are on the disk (a sparse file); "
+        "write all of it, or delete it"
     )
 
 

@@ -54,7 +54,7 @@ def _explain(error: BaseException) -> tuple[str, str]:
     if isinstance(error, SystemExit):
         return (
             f"the config file called sys.exit({error.code!r}).",
-            "A config file only defines; take the call out.",
+            "A config file only contains definitions; remove the call.",
         )
     text = f"{type(error).__name__}: {error}".rstrip(": ") + "."
     if isinstance(error, ModuleNotFoundError):

@@ -30,7 +30,7 @@ def to_training_project(value: object) -> TrainingProject:
     """
     if not isinstance(value, TrainingProject) and not _is_truss_project(value):
         raise DefinitionError(
-            f"push was given a {type(value).__name__}, which is no training project.",
+            f"push was given a {type(value).__name__}, which is not a training project.",
             next_step="Give the path of a config file, or a TrainingProject.",
         )
     document = json.dumps(_to_json_value(value, ""))

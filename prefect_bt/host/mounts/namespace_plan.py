@@ -26,12 +26,12 @@ class VolumeFolderError(ViewError):
 
     def __init__(self, folder: Path, error: OSError) -> None:
         linked = error.errno in {errno.ELOOP, errno.ENOTDIR}
-        why = "it, or one above it, is a link or no folder" if linked else error.strerror
+        why = "it or a parent folder is a link, or is not a folder" if linked else error.strerror
         step = (
             "Links below the state folder are never followed, since a job may have left them. "
             "Remove it, or mount the folder that it leads to in its place (mount --bind)."
             if linked
-            else "See that it can be entered and written."
+            else "Check that it can be read and written."
         )
         super().__init__(f"{str(folder)!r} cannot be given to the job: {why}. {step}")
 

@@ -181,7 +181,7 @@ def format_order(verb: str, text: str = "") -> bytes:
 def format_set_variable(name: str, value: str) -> bytes:
     """Return the order to export a variable. ValueError for a name that a shell does not allow."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{name!r} is no name of a variable in a shell")
+        raise ValueError(f"{name!r} is not a valid name of a shell variable")
     quoted = value.replace("'", "'\\''")
     return format_order("set", f"export {name}='{quoted}'")
 

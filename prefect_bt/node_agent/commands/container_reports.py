@@ -64,7 +64,7 @@ class ReportReader:
         elif not is_code or not self._began:
             self._fail("what is no report", line)
         elif not self._owed:
-            self._fail("a report that no order asked for", line)
+            self._fail("a report without an order", line)
         else:
             self._owed -= 1
         if not self.broken:

@@ -152,7 +152,7 @@ class CommandLoop:
         while not watch.force and self._runner.list_processes():
             self.run_once()
         if self._runner.list_processes():
-            self._around.log.write_platform("the commands did not leave in time and are killed")
+            self._around.log.write_platform("the commands did not exit in time and are killed")
         self._kill_processes()
 
     def _end_background_processes(self) -> None:

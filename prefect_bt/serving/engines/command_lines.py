@@ -127,7 +127,9 @@ def served_model_names(
             raise DefinitionError(
                 f"The engine {engine.name} cannot serve checkpoint {one.checkpoint} of job "
                 f"{one.job_id} as {one.name!r}.",
-                next_step=f"Name it otherwise: --served-name {one.job_id}/{one.checkpoint}=NAME.",
+                next_step=(
+                    f"Give it another name: --served-name {one.job_id}/{one.checkpoint}=NAME."
+                ),
             )
         answered[name] = one
     return tuple(answered)

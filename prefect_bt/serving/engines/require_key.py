@@ -23,7 +23,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 UNAUTHORIZED_BODY = {
     "error": {
-        "message": "This is the server behind a deployment. Ask at the deployment's address.",
+        "message": "Send requests to the address of the deployment, not to its server.",
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",

@@ -129,7 +129,7 @@ def read_served(path: Path) -> ServingConfig:
     except OSError as error:
         raise UnservableError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnservableError(f"{path} is no list of models to serve ({error!r}).") from error
+        raise UnservableError(f"{path} is not a list of models to serve ({error!r}).") from error
     if not models:
         raise UnservableError(f"{path} names no model.")
     if base is not None and not base.is_dir():
@@ -151,7 +151,9 @@ def check_model(model: Model, base: Path | None) -> None:
     elif model.kind == "full":
         check_weights(model.name, model.path)
     else:
-        raise UnservableError(f"{model.name}: {model.kind!r} is no kind of model: full or lora.")
+        raise UnservableError(
+            f"{model.name}: {model.kind!r} is not a kind of model; write full or lora."
+        )
     if not tokenizer_files(model.path, base):
         nor = f" or {base}." if base else ", and no base model is given."
         raise UnservableError(f"{model.name}: there is no tokenizer in {model.path}{nor}")
@@ -160,7 +162,7 @@ def check_model(model: Model, base: Path | None) -> None:
 def check_adapter(model: Model, base: Path | None) -> None:
     if not (model.path / ADAPTER_CONFIG).is_file():
         raise UnservableError(
-            f"{model.name}: {model.path} has no {ADAPTER_CONFIG}, so it is no adapter."
+            f"{model.name}: {model.path} has no {ADAPTER_CONFIG}, so it is not an adapter."
         )
     read_json_object(model.name, model.path / ADAPTER_CONFIG)
     if not any((model.path / name).is_file() for name in ADAPTER_WEIGHTS):

@@ -131,7 +131,7 @@ def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str
 def _validate_variable_name(name: str) -> str:
     if not _IDENTIFIER.fullmatch(name):
         raise DefinitionError(
-            f"runtime.environment_variables has {name!r}, which no shell can name.",
+            f"runtime.environment_variables has {name!r}, which is not a valid name of a variable.",
             next_step="Use letters, digits and _ only.",
             field="runtime.environment_variables",
         )

@@ -273,7 +273,7 @@ def _acquire_holds(ledger: Ledger, choice: ModelSelection, job_id: str) -> None:
     if gone:
         which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
         raise CheckpointError(
-            f"What is to be served is being deleted: {which}.", next_step="Choose another."
+            f"Checkpoints to serve are being deleted: {which}.", next_step="Choose another."
         )
 
 

@@ -109,14 +109,16 @@ def parse_gate(document: Mapping[str, Any] | Sequence[Any]) -> Gate:
     _reject_unknown_keys(document, {"prompts", "command", "tokens", "seconds"}, "A gate")
     prompts, command = document.get("prompts"), document.get("command")
     if bool(prompts) == bool(command):
-        raise _gate_error("A gate has prompts or a command, one of them.", "gate", document)
+        raise _gate_error("A gate needs either prompts or a command.", "gate", document)
     given = document.get("seconds")
     if command:
         if not isinstance(command, str):
-            raise _gate_error("A gate's command is a line for the shell.", "command", command)
+            raise _gate_error(
+                "The command of a gate must be a line for the shell.", "command", command
+            )
         return Gate(command=command, timeout=_positive(given, "seconds", COMMAND_TIMEOUT))
     if not isinstance(prompts, list | tuple):
-        raise _gate_error("A gate's prompts are a list.", "prompts", prompts)
+        raise _gate_error("The prompts of a gate must be a list.", "prompts", prompts)
     return Gate(
         expectations=tuple(_expectation(one) for one in cast("list[Any]", prompts)),
         max_tokens=int(_positive(document.get("tokens"), "tokens", DEFAULT_MAX_TOKENS)),
@@ -148,20 +150,22 @@ def load_gate_file(path: Path) -> dict[str, Any]:
 
 def _expectation(found: Any) -> Expectation:
     if not isinstance(found, Mapping):
-        raise _gate_error("A gate's prompt is an object.", "prompts", found)
+        raise _gate_error("A prompt of a gate must be an object.", "prompts", found)
     one = cast("Mapping[str, Any]", found)
     _reject_unknown_keys(one, {"prompt", "messages", "model", *_CHECKS}, "A gate's prompt")
     checks = [check for check in _CHECKS if check in one]
     if len(checks) != 1 or not isinstance(one[checks[0]], str) or not one[checks[0]]:
-        raise _gate_error(f"A gate's prompt expects one of {', '.join(_CHECKS)}.", "prompts", one)
+        raise _gate_error(
+            f"A prompt of a gate must expect one of {', '.join(_CHECKS)}.", "prompts", one
+        )
     if ("prompt" in one) == ("messages" in one):
-        raise _gate_error("A gate's prompt has a prompt or messages, one of them.", "prompts", one)
+        raise _gate_error("A prompt of a gate needs either a prompt or messages.", "prompts", one)
     if checks[0] == "matches":
         try:
             re.compile(one["matches"])
         except re.error as error:
             raise _gate_error(
-                f"No regular expression: {error}.", "matches", one["matches"]
+                f"Not a regular expression: {error}.", "matches", one["matches"]
             ) from None
     return Expectation(
         check=checks[0],
@@ -177,7 +181,7 @@ def _messages(found: Any) -> tuple[dict[str, Any], ...]:
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= {*message}:
             raise _gate_error(
-                "A message has a role and a content.", "messages", cast("Any", message)
+                "A message must have a role and a content.", "messages", cast("Any", message)
             )
     return tuple(dict(message) for message in messages)
 
@@ -214,7 +218,9 @@ def run_gate(gate: Gate, address: str, models: Sequence[str], *, key: str = "") 
         return _run_command(gate, base, models, key)
     strangers = sorted({e.model for e in gate.expectations if e.model} - {*models})
     if strangers:
-        return GateResult(False, f"Its gate asks {', '.join(strangers)}, which is not served.")
+        return GateResult(
+            False, f"Its gate sends requests to {', '.join(strangers)}, which is not served."
+        )
     with open_client(key, gate.timeout) as client:
         rows = tuple(
             _run_prompt(client, base, gate, expectation, model)
@@ -300,11 +306,11 @@ def _run_command(gate: Gate, base: str, models: Sequence[str], key: str) -> Gate
         try:
             status = process.wait(gate.timeout)
         except subprocess.TimeoutExpired:
-            return _command_failure(f"was not done in {gate.timeout:g} s", output)
+            return _command_failure(f"did not end within {gate.timeout:g} s", output)
         finally:
             _terminate_group(process)
         if status == 0:
-            return GateResult(True, "The command of its gate says yes.")
+            return GateResult(True, "The command of its gate succeeded.")
         return _command_failure(f"ended with {status}", output)
 
 

@@ -91,7 +91,7 @@ class _ServerProbe:
                     break
             else:
                 if not completed:
-                    raise _NotReady(f"{name} answers with what is no completion.")
+                    raise _NotReady(f"{name} does not answer with a completion.")
                 return way
         told = next((refused for refused in refusals if refused.has_message), refusals[0])
         raise _NotReady(f"{name} does not answer: {told}.")
@@ -205,11 +205,11 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     (
         r"(?:[Hh]ead[ _]size:? \(?(\d+)\)? is not supported|Unsupported head size:? (\d+)"
         r"|head_size:? \(?(\d+)\)?,? not supported|attention configuration: head_dim=(\d+))",
-        "The server has no attention for heads of {1}{2}{3}{4}: use the engine transformers.",
+        "The server does not support attention heads of {1}{2}{3}{4}: use the engine transformers.",
     ),
     (
         r"To serve at least one request with the models's max seq len \((\d+)\)",
-        "Beside the weights there is no memory for one request of {1} tokens: give it more "
+        "The weights leave no memory for one request of {1} tokens: give it more "
         "memory, or a shorter --max-model-len.",
     ),
     (
@@ -218,7 +218,7 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"Free memory on device [^()]*\(([\d.]+/[\d.]+ GiB)\) on startup is less than",
-        "Somebody else holds the GPU's memory ({1} are free): stop that, or take another GPU.",
+        "Another process uses the GPU's memory ({1} are free): stop it, or use another GPU.",
     ),
     (
         r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|HIP out of memory",
@@ -230,10 +230,10 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
         r"|bad_alloc|oom-kill|Out of memory: Killed",
         "This machine's memory is too small: ask for more, or serve less at once.",
     ),
-    (r"No space left on device", "The disk is full: make room on it, and deploy again."),
+    (r"No space left on device", "The disk is full: free space on it, and deploy again."),
     (
         r"[Ww]orld size \((\d+)\) is larger than the number of available GPUs \((\d+)\)",
-        "It was to run on {1} GPUs, and there are {2}: change the accelerator's count.",
+        "It needs {1} GPUs, and there are {2}: change the accelerator's count.",
     ),
     (
         r"attention heads \((\d+)\) must be divisible by tensor parallel size \((\d+)\)",
@@ -241,12 +241,12 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"Bfloat16 is only supported on GPUs with compute capability",
-        "This GPU has no bfloat16: state the accelerator in compute, or take a newer one.",
+        "This GPU has no bfloat16: state the accelerator in compute, or use a newer GPU.",
     ),
     (
         r"Failed to infer device type|Found no NVIDIA driver|No CUDA GPUs are available"
         r"|Torch not compiled with CUDA enabled|libcuda\.so\.\d+: cannot open",
-        "There is no GPU that it could use: ask for an accelerator, or use the engine "
+        "There is no GPU for it: ask for an accelerator, or use the engine "
         "transformers on the CPU.",
     ),
     (
@@ -273,7 +273,7 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"No adapter found for (\S+)|Can't find 'adapter_config\.json' at '([^']*)'",
-        "There is no adapter in {1}{2}: serve the checkpoint as what it is (full).",
+        "There is no adapter in {1}{2}: serve the checkpoint as a full model.",
     ),
     (
         r"SafetensorError|deserializing header|MetadataIncompleteBuffer|InvalidHeader",
@@ -290,19 +290,20 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"GatedRepoError|gated repo|401 Client Error|RepositoryNotFoundError",
-        "The Hub does not give away the base model: give it a token (HF_TOKEN) that may read it.",
+        "The Hub refuses access to the base model: give a token (HF_TOKEN) that may read it.",
     ),
     (
         r"We couldn't connect to '|LocalEntryNotFoundError|OfflineModeIsEnabled"
         r"|is not a valid model identifier",
-        "It asks the Hub for what is not mounted: name the base model (base_model_id).",
+        "It asks the Hub for files that are not mounted: name the base model (base_model_id).",
     ),
     (
         r"has no ([\w, -]+): pip install|(vllm): (?:command )?not found"
         # Servers also tell of modules that they do well without.
         r"|(?m:^|\) |cannot be served: )(?:ModuleNotFoundError: )?No module named '?([\w.]+)"
         r"|Missing dependencies for serving",
-        "What the server needs is not installed ({1}{2}{3}): install it, or name an image with it.",
+        "Packages that the server needs are not installed ({1}{2}{3}): install it, or name "
+        "an image with it.",
     ),
     (
         r"The model [`'](.+?)[`'] does not exist",

@@ -159,7 +159,7 @@ def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by
 def rollback(ledger: Ledger, name: str, *, by: str = "") -> tuple[int, str]:
     """Back to the revision that served before this one: its number and its job's id.
 
-    StateError when there is none that ever answered.
+    StateError when there is none that was ever ready.
     """
     deployments = DeploymentLedger(ledger)
     deployments.get_deployment(name)
@@ -173,11 +173,11 @@ def rollback(ledger: Ledger, name: str, *, by: str = "") -> tuple[int, str]:
         if number != now and deployments.was_ready(name, number):
             return number, promote(ledger, name, number, why=f"rolled back from {now}", by=by)
     raise StateError(
-        f"{name} has no revision before {now} that ever answered."
+        f"{name} has no revision before {now} that was ever ready."
         if now
         else f"{name} has served nothing yet.",
         state="",
-        next_step=f"See what there is: prefect-bt deployments view {name}",
+        next_step=f"See: prefect-bt deployments view {name}",
     )
 
 

@@ -81,7 +81,7 @@ def wait_for_revision(
 def _find_verdict(
     deployments: DeploymentLedger, awaited: AwaitedRevision, state: JobState
 ) -> ReadinessVerdict | None:
-    """Return the verdict of the running attempt, or of the last attempt of a job that is over."""
+    """Return the verdict of the running attempt, or of the last attempt of a job that has ended."""
     if not (state is JobState.RUNNING or state.terminal):
         return None
     verdicts = deployments.list_verdicts(awaited.name, awaited.number)

@@ -128,10 +128,10 @@ class Router:
         if key is not None and not verify_key(key, given):
             return error_responses.invalid_api_key(self._place.name, has_key=bool(given))
         if not request.rel_url.raw_path.startswith("/"):
-            return error_responses.not_supported(400, f"{request.path!r} is no path. Send one.")
+            return error_responses.not_supported(400, f"{request.path!r} is not a path.")
         if request.path.rstrip("/") in _DENIED_PATHS:
             return error_responses.not_supported(
-                403, f"{request.path} changes the server. Deploy anew."
+                403, f"{request.path} would change the server. Deploy a new revision instead."
             )
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return error_responses.not_supported(
@@ -142,7 +142,7 @@ class Router:
     def _handle_admin(self, request: web.BaseRequest) -> web.Response:
         if not _is_loopback(request.remote):
             return error_responses.not_supported(
-                403, "Only this machine itself is told. Ask from there."
+                403, "The status is shown to requests from this machine only."
             )
         if request.path != STATUS_PATH or request.method != "GET":
             return error_responses.not_supported(404, f"There is nothing here. GET {STATUS_PATH}.")

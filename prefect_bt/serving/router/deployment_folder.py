@@ -261,21 +261,21 @@ def parse_route(text: bytes) -> Route:
     """
     told: Any = json.loads(text)
     if not isinstance(told, dict):
-        raise ValueError("it is no object")  # noqa: TRY004 (whoever reads it knows one error)
+        raise ValueError("it is not an object")  # noqa: TRY004 (whoever reads it knows one error)
     found = cast("dict[str, Any]", told)
     revision, target, models = found.get("revision"), found.get("target"), found.get("models", [])
     if type(revision) is not int:
-        raise ValueError(f"its revision is {revision!r}, no whole number")
+        raise ValueError(f"its revision is {revision!r}, which is not a whole number")
     if not isinstance(target, str) or not _is_target(target):
-        raise ValueError(f"its target is {target!r}, nothing like http://127.0.0.1:20011")
+        raise ValueError(f"its target is {target!r}, which is not like http://127.0.0.1:20011")
     if not isinstance(models, list) or not all(
         isinstance(m, str) for m in cast("list[Any]", models)
     ):
-        raise ValueError(f"its models are {models!r}, no list of names")
+        raise ValueError(f"its models are {models!r}, which is not a list of names")
     names = tuple(cast("list[str]", models))
     key = found.get("key", "")
     if not isinstance(key, str) or not (key.isascii() and key.isprintable()):
-        raise ValueError("its key is no text for a header")
+        raise ValueError("its key cannot be sent in a header")
     aliases, process = (
         _parse_aliases(found.get("aliases", {}), names),
         _parse_process(found.get("process")),
@@ -285,7 +285,7 @@ def parse_route(text: bytes) -> Route:
 
 def _parse_aliases(document: Any, models: tuple[str, ...]) -> dict[str, str]:
     if not isinstance(document, dict):
-        raise ValueError(f"its aliases are {document!r}, no names of models")  # noqa: TRY004 (as above)
+        raise ValueError(f"its aliases are {document!r}, which are not names of models")  # noqa: TRY004 (as above)
     aliases = cast("dict[str, Any]", document)
     if strangers := [name for name in aliases.values() if name not in models]:
         raise ValueError(f"its aliases mean {strangers}, which it does not serve")
@@ -296,7 +296,7 @@ def _parse_process(document: Any) -> ProcessIdentity | None:
     try:
         return None if document is None else codec.decode(ProcessIdentity, document)
     except (TypeError, KeyError) as error:
-        raise ValueError(f"its process is {document!r}, no pid and when it began") from error
+        raise ValueError(f"its process is {document!r}, not a pid and a start time") from error
 
 
 def _is_target(target: str) -> bool:

@@ -21,7 +21,7 @@ def error_response(
 
 
 def invalid_api_key(name: str, *, has_key: bool) -> web.Response:
-    what = "That is not the API key" if has_key else "No API key was sent"
+    what = "This is not the API key" if has_key else "No API key was sent"
     return error_response(
         401,
         f"{what} of deployment {name!r}. Send it as `Authorization: Bearer KEY`.",
@@ -34,8 +34,8 @@ def invalid_api_key(name: str, *, has_key: bool) -> web.Response:
 def key_unreadable() -> web.Response:
     return error_response(
         503,
-        "The file with this deployment's API key cannot be read, so nobody is answered. "
-        "Set the key again.",
+        "The file with this deployment's API key cannot be read, so all requests are "
+        "refused. Set the key again.",
         kind="server_error",
         code="key_unreadable",
     )
@@ -72,13 +72,14 @@ def body_rejected(reason: RejectionReason, *, max_bytes: int) -> web.Response:
 def _body_rejection(reason: RejectionReason, max_bytes: int) -> web.Response:
     if reason is RejectionReason.MEMORY:
         return _unavailable(
-            "The router holds as many large requests as it may. Try again later.", code="busy"
+            "The router already holds the maximum number of large requests. Try again later.",
+            code="busy",
         )
     status, what, code = {
         RejectionReason.TOO_LARGE: (
             413,
-            f"The body of the request is larger than {max_bytes} bytes. Send less, or have the "
-            "deployment take more (PREFECT_BT_REQUEST_BYTES).",
+            f"The body of the request is larger than {max_bytes} bytes. Send less, or raise "
+            "the limit of the deployment (PREFECT_BT_REQUEST_BYTES).",
             "request_too_large",
         ),
         RejectionReason.TOO_SLOW: (
@@ -86,16 +87,16 @@ def _body_rejection(reason: RejectionReason, max_bytes: int) -> web.Response:
             "The body of the request did not come in time.",
             "request_timeout",
         ),
-    }.get(reason, (400, "The body of the request is not as HTTP has it.", "malformed_body"))
+    }.get(reason, (400, "The body of the request is not valid HTTP.", "malformed_body"))
     return error_response(status, what, kind="invalid_request_error", code=code)
 
 
 def upstream_lost(target: str) -> web.Response:
     return error_response(
         502,
-        f"The server at {target} ended the connection before its answer was whole. The "
-        "request may have reached the model, so it was not sent again. Send it again if that does "
-        "no harm.",
+        f"The server at {target} closed the connection before its answer was complete. The "
+        "request may have reached the model, so it was not sent again. Send it again if "
+        "repeating it is harmless.",
         kind="server_error",
         code="upstream_lost",
     )
@@ -104,7 +105,7 @@ def upstream_lost(target: str) -> web.Response:
 def upstream_invalid(target: str) -> web.Response:
     return error_response(
         502,
-        f"What the server at {target} answered is no HTTP. Look at its log.",
+        f"The answer of the server at {target} is not HTTP. See its log.",
         kind="server_error",
         code="upstream_invalid",
     )

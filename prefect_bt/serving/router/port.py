@@ -29,7 +29,7 @@ def open_listening_socket(place: RouterFolder, host: str) -> socket.socket:
     if place.has_listen_file:
         raise ServerError(
             f"The address of deployment {place.name!r} cannot be read from listen.json.",
-            next_step="Say which host and port it has.",
+            next_step="Give its host and port.",
         )
     for port in _candidates(place):
         try:
@@ -59,7 +59,7 @@ def _bind_error(place: RouterFolder, address: ListenAddress, error: Exception) -
     reason = os.strerror(number) if number is not None and number > 0 else error
     return ServerError(
         f"Deployment {place.name!r} cannot listen at {address.host}:{address.port}: {reason}.",
-        next_step="End what listens there, or choose another port (or host) for it.",
+        next_step="Stop the program that listens there, or choose another port (or host).",
     )
 
 

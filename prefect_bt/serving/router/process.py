@@ -133,7 +133,7 @@ def _resolve_listen_address(
     if port is None:
         return ListenAddress(host, before.port) if host and before is not None else None
     if not 0 < port < 65536:
-        raise ServerError(f"{port} is no port.", next_step="Choose one from 1 to 65535.")
+        raise ServerError(f"{port} is not a port.", next_step="Choose one from 1 to 65535.")
     return ListenAddress(host or (before.host if before else HOST), port)
 
 
@@ -156,7 +156,7 @@ def _kill_unresponsive(place: RouterFolder) -> None:
     if place.is_running():
         raise ServerError(
             f"A process routes deployment {place.name!r}, but does not answer.",
-            next_step=f"End it, and try again. See {place.log_file}.",
+            next_step=f"Stop it, and try again. See {place.log_file}.",
         )
 
 

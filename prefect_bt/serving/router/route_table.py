@@ -54,13 +54,13 @@ class ReloadedFile(Generic[T]):
         try:
             self._value = self._parse(text)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            self._log_error(f"makes no sense: {error}")
+            self._log_error(f"is not valid: {error}")
             return
         self._fault = ""
 
     def _log_error(self, error: str) -> None:
         if error != self._fault:
-            kept = "; the last one stays" if self._value is not None else ""
+            kept = "; the previous one stays in use" if self._value is not None else ""
             self._log(f"{self._path.name} {error}{kept}")
         self._fault = error
 
@@ -88,7 +88,7 @@ def reloaded_key_file(place: RouterFolder, log: LogFunction) -> ReloadedFile[Key
 def _parse_key(text: bytes) -> KeyHash:
     key = codec.decode(KeyHash, json.loads(text))
     if not (_is_hex(key.salt) and _is_hex(key.hash)):
-        raise ValueError("it is no salt and hash")
+        raise ValueError("it is not a salt and a hash")
     return key
 
 

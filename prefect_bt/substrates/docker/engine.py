@@ -25,7 +25,7 @@ REQUEST_TIMEOUT: Final = 60.0
 """What a call may take; a disk that is busy makes containers slowly."""
 
 _LOCAL_HOSTS: Final = {"", "localhost", "127.0.0.1", "::1"}
-_START_HINT: Final = "Start it (`systemctl start docker`), or let DOCKER_HOST name its socket."
+_START_HINT: Final = "Start it (`systemctl start docker`), or set DOCKER_HOST to its socket."
 
 _GROUP_HINT: Final = "Join the group `docker` (usermod -aG docker $USER, then log in again)."
 
@@ -36,18 +36,23 @@ MESSAGE_PATTERNS: Final[tuple[tuple[str, Cause, str], ...]] = (
         Cause.GPUS_MISSING,
         "Install the NVIDIA Container Toolkit on this machine and restart the Engine.",
     ),
-    ("nvidia-container-cli", Cause.GPUS_MISSING, "See that `nvidia-smi` works on this machine."),
+    ("nvidia-container-cli", Cause.GPUS_MISSING, "Check that `nvidia-smi` works on this machine."),
     ("exec format error", Cause.IMAGE_UNUSABLE, "Use an image for this machine's processor."),
     ("executable file not found", Cause.IMAGE_UNUSABLE, "Use an image that has /bin/sh."),
     ("no such file or directory", Cause.IMAGE_UNUSABLE, "Use an image that has /bin/sh."),
     (
         "bind source path does not exist",
         Cause.LAUNCH_FAILED,
-        "The Engine sees other folders than we do: run prefect-bt on the Engine's own machine.",
+        "The Engine has other folders than this machine: run prefect-bt on the machine of "
+        "the Engine.",
     ),
-    ("no space left on device", Cause.CAPACITY_MISSING, "Make room: docker system prune."),
+    ("no space left on device", Cause.CAPACITY_MISSING, "Free space: docker system prune."),
     ("non-overlapping ipv4", Cause.CAPACITY_MISSING, "Remove networks: docker network prune."),
-    ("port is already allocated", Cause.CAPACITY_MISSING, "End what listens on that port."),
+    (
+        "port is already allocated",
+        Cause.CAPACITY_MISSING,
+        "Stop the program that listens on that port.",
+    ),
     ("range of cpus", Cause.CONFIGURATION, "Ask for fewer CPUs in compute.cpu_count."),
     ("minimum memory limit", Cause.CONFIGURATION, "Ask for more memory in compute.memory."),
     ("is already in use by container", Cause.LAUNCH_FAILED, "Remove that container."),
@@ -189,7 +194,7 @@ def engine_error(message: str, *, action: str, rank: int | None = None) -> Subst
     """What the Engine's sentence means."""
     text = message.lower()
     found = next(((cause, cure) for piece, cause, cure in MESSAGE_PATTERNS if piece in text), None)
-    cause, cure = found or (Cause.LAUNCH_FAILED, "The Engine's own log says more.")
+    cause, cure = found or (Cause.LAUNCH_FAILED, "See the log of the Engine.")
     who = "The container" if rank is None else f"The container of rank {rank}"
     return SubstrateError(
         f"{who} could not be {action}: {message.strip().rstrip('.')}.",

@@ -351,7 +351,7 @@ def _validate_mounts(node: NodePlan, found: Bind | None) -> None:
             f"{str(found.source)!r}: something replaced it while the container was started.",
             substrate=SUBSTRATE_NAME,
             rank=node.rank,
-            next_step="See which process writes there; the container was removed.",
+            next_step="Find the process that writes there; the container was removed.",
             cause=Cause.STAGING_FAILED,
         )
 
@@ -372,7 +372,7 @@ def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
             str(error), substrate=SUBSTRATE_NAME, rank=node.rank, cause=Cause.STAGING_FAILED
         )
     step = "The next attempt fetches them again." if isinstance(error, ViewError) else ""
-    step = step or ("" if missing else "See that PREFECT_BT_STATE_DIR is writable.")
+    step = step or ("" if missing else "Check that PREFECT_BT_STATE_DIR is writable.")
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, could not be launched: "
         f"{error}",

@@ -218,7 +218,7 @@ class ClusterClient:
         except Exception as error:  # the package has no common error for a malformed kubeconfig
             raise ClusterError(
                 f"No Kubernetes cluster is configured: {error}.",
-                next_step="Let KUBECONFIG name a kubeconfig, or set kubeconfig and context in the "
+                next_step="Set KUBECONFIG to a kubeconfig, or set kubeconfig and context in the "
                 "Kubernetes Substrate block. `kubectl cluster-info` should answer.",
                 cause=Cause.CONFIGURATION,
             ) from error
@@ -255,7 +255,7 @@ class ClusterClient:
         host = self._configuration.host if self._configuration else "the API server"
         return ClusterError(
             f"The Kubernetes API at {host} does not answer: {trouble}.",
-            next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
+            next_step="Check that `kubectl cluster-info` answers with the same kubeconfig.",
             cause=Cause.LAUNCH_FAILED,
         )
 
@@ -271,7 +271,7 @@ def _parse_object(action: str, data: bytes) -> Json:
     text = data[:200].decode(errors="replace")
     raise ClusterError(
         f"{action}: the answer does not come from a Kubernetes API server: {text}",
-        next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
+        next_step="Check that `kubectl cluster-info` answers with the same kubeconfig.",
         cause=Cause.CONFIGURATION,
     )
 

@@ -129,9 +129,15 @@ def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
     if isinstance(error, FileExistsError):
         what, step = "was launched before", "Give the next attempt a new number."
     elif isinstance(error, NoFreePort):
-        what, step = f"could not be launched: {error}", "End what listens there, or other gangs."
+        what, step = (
+            f"could not be launched: {error}",
+            "Stop the program that listens there, or other jobs.",
+        )
     else:
-        what, step = f"could not be launched: {error}", "See that PREFECT_BT_STATE_DIR is writable."
+        what, step = (
+            f"could not be launched: {error}",
+            "Check that PREFECT_BT_STATE_DIR is writable.",
+        )
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, {what}.",
         substrate=SUBSTRATE_NAME,

@@ -88,7 +88,10 @@ def ensure_disk_space(
     if needed > free:
         place, room = str(cache.root), f"{free / 1e9:.1f} GB are free there"
         what = f"needs {needed / 1e9:.1f} GB more in {place!r}, and {room}"
-        hint = "Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk."
+        hint = (
+            "Free space, select fewer files with patterns, or set PREFECT_BT_STATE_DIR to "
+            "another disk."
+        )
         raise source_error(staging.source, what, hint)
 
 

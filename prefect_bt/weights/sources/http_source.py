@@ -219,7 +219,7 @@ class HttpSource(protocol.RemoteSource):
         if fault.kind is FaultKind.NO_RANGES or "Could not parse path" in text:  # httpx can
             return HttpFault("the server sends whole files only", FaultKind.NO_RANGES)
         if re.match("InvalidURL|UnsupportedProtocol|ValueError", text):
-            return HttpFault("that is no URL", FaultKind.INVALID_NAME)
+            return HttpFault("it is not a URL", FaultKind.INVALID_NAME)
         return HttpFault(fault.reason or self._no_answer, fault.kind)
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
@@ -227,7 +227,9 @@ class HttpSource(protocol.RemoteSource):
         kind, step = WeightsError, f"Check {self._setting}."
         if fault.is_transient:
             kind = protocol.TransientError
-            step = f"Check the network and {self._setting}, and push again: what is here is kept."
+            step = (
+                f"Check the network and {self._setting}, and push again: downloaded files are kept."
+            )
         elif fault.status in (401, 403):
             step = self._access_step
         elif fault.kind is FaultKind.CERTIFICATE:

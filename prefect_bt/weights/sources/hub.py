@@ -103,7 +103,7 @@ class HubSource(HttpSource):
             found = _NEXT_LINK.search(link)
             url = urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
             if url in requested:
-                raise MalformedResponse("names a page as the next one that it sent before")
+                raise MalformedResponse("repeats a page of the listing")
 
     def _get_page(self, url: str) -> tuple[Any, str]:
         """Return the JSON of an answer, and its header about the next page."""
@@ -120,7 +120,7 @@ class HubSource(HttpSource):
         except RecursionError:
             raise MalformedResponse("is nested too deeply") from None
         except ValueError:  # most often an error page of a proxy
-            raise HttpFault("the answer is no JSON") from None
+            raise HttpFault("the answer is not JSON") from None
 
     def _locate(self, file: ListedFile) -> tuple[str, str]:
         return self._repo_url(), f"resolve/{self._commit}/{file.path}"

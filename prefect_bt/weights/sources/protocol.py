@@ -130,5 +130,5 @@ def open_source(request: SourceRequest) -> Source:
     target = SOURCES.get(source.partition("://")[0])
     if target is None:
         hint = f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}."
-        raise source_error(source, "is no known kind of source", hint)
+        raise source_error(source, "is not a known kind of source", hint)
     return resolve_name(target)(request)

@@ -158,7 +158,7 @@ def test_verify_finds_every_kind_of_damage(store, tmp_path):
     assert {
         (fault.path, fault.problem) for fault in verify_committed.verify(store, PROJECT, JOB)
     } == {
-        ("x", "has other bytes than expected"),
+        ("x", "has different content than expected"),
         ("y", "is missing"),
         ("z", "has 2 bytes, not 3"),
     }

@@ -94,10 +94,10 @@ FITS = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is shorter than a header"),
-        (b"1234567", "is shorter than a header"),
-        (packed(b"{}")[:9], "is cut off inside its header"),
-        ((50).to_bytes(8, "little") + b"{}", "is cut off inside its header"),
+        (b"", "is too short"),
+        (b"1234567", "is too short"),
+        (packed(b"{}")[:9], "is truncated inside its header"),
+        ((50).to_bytes(8, "little") + b"{}", "is truncated inside its header"),
         (b"\xff" * 8 + b"{}", "has a header of 18446744073709551615 bytes"),
         ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "has a header of 10000001 bytes"),
         (packed(b"[]"), "is none of safetensors"),

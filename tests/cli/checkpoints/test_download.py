@@ -124,7 +124,7 @@ def test_a_target_that_cannot_be_made(cli: Cli, job: JobRecord):
     (cli.folder / "file").write_text("")
     done = cli("checkpoints", "download", "--target-directory", "file/here")
     assert (done.code, done.out) == (1, "")
-    assert f"cannot be written to {cli.folder}/file/here: not a directory. Take a" in done.err
+    assert f"cannot be written to {cli.folder}/file/here: not a directory. Choose a" in done.err
 
 
 @pytest.mark.parametrize("above", [3_900, 5_000])
@@ -135,7 +135,7 @@ def test_a_path_that_is_too_long(cli: Cli, shop: Shop, job: JobRecord, above: in
     done = cli("checkpoints", "download", "--target-directory", target)
     assert (done.code, done.out) == (1, "")
     assert re.search(
-        r"Nothing was fetched: .* would have a path of \d{4} bytes, .* 4095\.", done.err
+        r"Nothing was downloaded: .* would have a path of \d{4} bytes, .* 4095\.", done.err
     )
     assert "Give a shorter --target-directory" in done.err
     assert len(done.err) < 600
@@ -175,7 +175,9 @@ def test_a_disk_that_takes_shorter_names_only(job: JobRecord, shop: Shop, tmp_pa
     commit(shop, job, "checkpoint-3", {"x" * 256: b"1"})
     [found] = list_checkpoints(shop.ledger.store, job.project_id, job.id)[-1:]
     wanted = {entry.path: entry for entry in found.manifests[0].entries}
-    with pytest.raises(CheckpointError, match=r"name too long\. Take a folder with a shorter path"):
+    with pytest.raises(
+        CheckpointError, match=r"name too long\. Choose a folder with a shorter path"
+    ):
         download.download_files(shop.ledger.store, wanted, root=tmp_path / "here")
 
 

@@ -48,7 +48,7 @@ def test_one_flipped_byte(cli: Cli, shop: Shop, job):
     done = cli("checkpoints", "verify", "--job-id", job.id)
     assert done.code == 1
     assert done.err == (
-        f"error: {file.key} has other bytes than expected: "
+        f"error: {file.key} has different content than expected: "
         "checkpoint-20/weights.dat (checkpoint 'checkpoint-20', rank 0)\n"
     )
     done = cli("checkpoints", "verify", "--job-id", job.id, "-o", "json")
@@ -60,7 +60,7 @@ def test_one_flipped_byte(cli: Cli, shop: Shop, job):
             "rank": 0,
             "path": "weights.dat",
             "key": file.key,
-            "what": "has other bytes than expected",
+            "what": "has different content than expected",
         }
     ]
     assert cli("checkpoints", "verify", "--checkpoint-name", "checkpoint-10").code == 0

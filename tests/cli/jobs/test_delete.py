@@ -72,7 +72,7 @@ def test_a_running_job_is_refused(cli: Cli, shop: Shop, running, tmp_path):
         done = cli("delete", *arguments)
         assert done.code == 1
         assert done.err == (
-            f"error: Job {job.id} is not over (TRAINING_JOB_RUNNING), so it cannot be deleted. "
+            f"error: Job {job.id} has not ended (TRAINING_JOB_RUNNING), so it cannot be deleted. "
             f"Stop it first: prefect-bt stop --job-id {job.id}\n"
         )
     assert keys(shop) == before

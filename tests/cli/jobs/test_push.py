@@ -32,7 +32,8 @@ def test_a_dry_run_writes_nothing(cli: Cli, config):
     assert lines[:2] == ["Dry run of job job-<n> of project tiny", "  Substrate: local"]
     assert "  Command 1: true" in lines
     each_node = (
-        "1 CPU, 2 GiB: what is asked, and more while the machine has it; cpu_count and memory "
+        "1 CPU, 2 GiB: the requested amount, and more while the machine has it free; "
+        "cpu_count and memory "
         "(defaults) are minimums; they are checked, not enforced: the node shares this machine"
     )
     assert f"  Each node: {each_node}" in lines
@@ -58,7 +59,7 @@ def test_options_win_over_the_config(cli: Cli, config):
     assert plan["nodes"][0]["commands"] == ["sleep 1"]
     got = plan["nodes"][0]["resources"]
     assert (got["cpus"], got["memory"], got["limits"]) == (1, 2 * 1024**3, False)
-    assert got["why"].startswith("what is asked, and more")
+    assert got["why"].startswith("the requested amount, and more")
     assert "start_commands" in done.err
 
 
@@ -121,7 +122,7 @@ def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     assert again.json["id"] != job_id
     for one in (job_id, again.json["id"]):
         seen = cli("view", "--job-id", one, "-o", "json").json
-        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: what is asked")
+        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: the requested amount")
         [attempt] = Path(shop.url.removeprefix("file://")).glob(f"*/*/jobs/{one}/attempts/0000")
         assert json.loads((attempt / "resources.json").read_text())["cpus"] == 1
     assert cli("logs", "--job-id", again.json["id"], "--grep", "^hello").out.count("\n") == 1

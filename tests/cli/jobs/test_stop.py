@@ -39,7 +39,7 @@ def test_a_second_stop(cli: Cli, shop: Shop, running):
     assert cli("stop", "--job-id", job.id).code == 0
     done = cli("stop", "--job-id", job.id)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: Job {job.id} is already over (TRAINING_JOB_STOPPED).")
+    assert done.err.startswith(f"error: Job {job.id} has already ended (TRAINING_JOB_STOPPED).")
 
 
 def test_several_active_jobs_are_listed(cli: Cli, shop: Shop, running):

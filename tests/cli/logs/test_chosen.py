@@ -84,7 +84,7 @@ def test_first_failure(cli: Cli, job):
     ("arguments", "said"),
     [
         (["--attempt", "-1"], "did not fail: TRAINING_JOB_STOPPED. Attempts that failed: 0."),
-        (["--attempt", "7"], "has no attempt 7 that is over. Attempts that failed: 0."),
+        (["--attempt", "7"], "has no attempt 7 that has ended. Attempts that failed: 0."),
         (["--attempt", "-5"], "has no attempt -5; it has 2 attempts. All lines: prefect-bt logs"),
         (["--attempt", "0,1"], "--first-failure shows one attempt."),
         (["--tail", "--rank", "1"], "cannot be combined with --tail and --rank."),

@@ -331,7 +331,7 @@ def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
     screen.wait_for_line("Which checkpoints", "checkpoint-20", "checkpoint-10")
     screen.press("enter")  # with nothing chosen, which goes nowhere
     screen.press(" ", "down", " ", "enter")
-    screen.wait_for_line("a folder that is no part of its job", "Which base model")
+    screen.wait_for_line("a folder outside its job of its job", "Which base model")
     screen.press("org/ba", "se", "enter")
     screen.wait_for_line("Model name?", "base")
     screen.press(" v1", "enter")

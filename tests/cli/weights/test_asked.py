@@ -59,7 +59,7 @@ def test_the_sources_of_a_config_file(
             "'https://h/f' has",
         ),
         (["--source", "hf://o/base@"], "error: source 'hf://o/base@' has no revision"),
-        (["--source", "hf://a/b/c"], "'hf://a/b/c' is no repository; write hf://owner/repo"),
+        (["--source", "hf://a/b/c"], "'hf://a/b/c' is not a repository; write hf://owner/repo"),
     ],
 )
 def test_asked_in_a_wrong_way(

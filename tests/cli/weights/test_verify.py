@@ -34,7 +34,9 @@ def test_one_changed_byte(cli: Cli, model: str) -> None:
     spoil(damaged)
     dry = cli("weights", "verify", "--dry-run")
     assert dry.code == 1
-    assert dry.err == (f"error: {damaged} has other bytes than expected: weights.bin of {model}\n")
+    assert dry.err == (
+        f"error: {damaged} has different content than expected: weights.bin of {model}\n"
+    )
     assert "Nothing was changed." in dry.out
     assert damaged.exists()
 

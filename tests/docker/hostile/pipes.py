@@ -115,7 +115,7 @@ PIPES = (
         """
         echo '[prefect-bt] node is done: exit code 0'
         echo '[prefect-bt] checkpoints synced; committed by this node: forged'
-        echo '[2026-11-20 14:00:00]: (prefect-bt) Job accepted; a Prefect run is to start it.'
+        echo '[2026-11-20 14:00:00]: (prefect-bt) Job submitted; a Prefect flow run will start it.'
         printf 'x\\r[2026-11-20 14:00:00]: (rank-7) forged\\n'
         printf 'x\\342\\200\\250[2026-11-20 14:00:00]: (rank-7) forged\\302\\205(rank-8) forged\\013y\\n'
         printf '1732100000000000000 {"timestamp": "1", "message": "forged", "replica": "rank-7"}\\n'

@@ -56,7 +56,7 @@ def test_a_volume_that_is_a_link_is_refused(rig: Rig, host_folder: Path) -> None
     handle = rig.launch("touch /mnt/c/user_artifacts/x", volumes=volumes(PROJECT))
     status = wait_over(handle)
     assert status.started_at is None
-    assert "is a link or no folder" in status.reason
+    assert "is a link, or is not a folder" in status.reason
     assert listing(host_folder) == ["precious"]
 
 

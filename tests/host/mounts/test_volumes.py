@@ -100,7 +100,7 @@ def test_a_link_on_the_way_is_refused(state: Path, tmp_path: Path, where: str) -
     outside.mkdir()
     (state / where).parent.mkdir(parents=True)
     (state / where).symlink_to(outside)
-    with pytest.raises(VolumeFolderError, match=r"is a link or no folder.*mount --bind"):
+    with pytest.raises(VolumeFolderError, match=r"is a link, or is not a folder.*mount --bind"):
         ensure(state, NESTED)
     assert listing(outside) == []
 

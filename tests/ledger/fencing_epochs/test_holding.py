@@ -70,7 +70,7 @@ def test_a_prune_leaves_the_epoch_of_a_gang_that_lives(
     job_id = job_of(ledger, here, FAILED[:3])
     leave_lock(ledger, state_dir, job_id)  # flow and supervisor were killed
     owning = claim_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE)
-    with pytest.raises(StateError, match="taken up again"), owning:
+    with pytest.raises(StateError, match="runs again"), owning:
         pass
     ledger.get_epochs(job_id).check(1)
     with pytest.raises(StateError, match="is run by"):
@@ -105,7 +105,7 @@ def test_what_a_killed_prune_held_is_free_once_its_machine_looks(
     job_id = job_of(ledger, here)
     ledger.claim(job_id, here, purpose=PRUNE)
     leave_lock(ledger, state_dir, job_id)
-    with pytest.raises(StateError, match=r"is being pruned by .* is begun again there"):
+    with pytest.raises(StateError, match=r"is being pruned by .* that machine repeats it"):
         ledger.claim(job_id, ELSEWHERE)
     if look == "settle":
         reconcile_job(ledger, job_id)

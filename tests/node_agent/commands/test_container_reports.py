@@ -50,7 +50,7 @@ def test_ready_then_a_code_for_each_order(pipe: tuple[int, int]) -> None:
         (b"ready\n256\n", "what is no report"),
         (b"ready\n-1\n", "what is no report"),
         (b"ready\n\xd9\xa3\n", "what is no report"),
-        (b"ready\n0\n0\n", "a report that no order asked for"),
+        (b"ready\n0\n0\n", "a report without an order"),
         (b"x" * (MAX_REPORT_BYTES + 1), "a line without an end"),
     ],
 )

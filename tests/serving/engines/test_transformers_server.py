@@ -152,10 +152,10 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
             "and no base model is given",
         ),
         (ADAPTER, "lora", None, "c is an adapter, and no base model is given"),
-        (FULL, "lora", base, "has no adapter_config.json, so it is no adapter"),
+        (FULL, "lora", base, "has no adapter_config.json, so it is not an adapter"),
         ({"adapter_config.json": "{}"}, "lora", base, "has no adapter_model.safetensors"),
         (ADAPTER, "lora", tmp_path / "gone", "base model's folder .*gone is not there"),
-        (FULL, "gguf", None, "'gguf' is no kind of model: full or lora"),
+        (FULL, "gguf", None, "'gguf' is not a kind of model"),
     ]
     for number, (files, kind, stands_on, sentence) in enumerate(cases):
         path = folder(tmp_path / str(number), files)
@@ -171,7 +171,7 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
         read_served(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('{"models": [{"name": "a"}]}')
     with pytest.raises(
-        UnservableError, match=r"is no list of models to serve \(KeyError\('path'\)\)"
+        UnservableError, match=r"is not a list of models to serve \(KeyError\('path'\)\)"
     ):
         read_served(tmp_path / "bad.json")
 

@@ -102,7 +102,7 @@ def test_the_shell_reads_the_secrets_from_their_files(tmp_path):
 
 
 def test_a_variable_that_no_shell_can_name():
-    with pytest.raises(DefinitionError, match="which no shell can name"):
+    with pytest.raises(DefinitionError, match="not a valid name of a variable"):
         truss_config(choice(lora()), "m", gpus(), {"a;b": SecretReference(name="x")})
 
 

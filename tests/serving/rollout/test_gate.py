@@ -103,28 +103,31 @@ def test_a_fault_never_passes(address: str) -> None:
 
 def test_a_model_that_is_not_served_is_no_pass(address: str) -> None:
     result = put(address, {"prompt": "x", "model": "c", "contains": "x"})
-    assert result == GateResult(False, "Its gate asks c, which is not served.")
+    assert result == GateResult(False, "Its gate sends requests to c, which is not served.")
 
 
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({}, "prompts or a command, one of them"),
-        ([], "prompts or a command, one of them"),
-        ({"command": "x", "prompts": [{"prompt": "a", "contains": "b"}]}, "one of them"),
+        ({}, "either prompts or a command"),
+        ([], "either prompts or a command"),
+        (
+            {"command": "x", "prompts": [{"prompt": "a", "contains": "b"}]},
+            "either prompts or a command",
+        ),
         ({"command": ["x"]}, "a line for the shell"),
         ({"command": "x", "second": 3}, "has no second"),
         ({"command": "x", "seconds": 0}, "seconds is a number above 0"),
         ({"command": "x", "seconds": True}, "seconds is a number above 0"),
-        ({"prompts": "x"}, "prompts are a list"),
-        (["x"], "prompt is an object"),
-        ([{"prompt": "x"}], "expects one of contains, matches, equals"),
-        ([{"prompt": "x", "contains": ""}], "expects one of contains, matches, equals"),
-        ([{"prompt": "x", "contains": "a", "equals": "b"}], "expects one of"),
-        ([{"contains": "a"}], "a prompt or messages, one of them"),
+        ({"prompts": "x"}, "prompts of a gate must be a list"),
+        (["x"], "prompt of a gate must be an object"),
+        ([{"prompt": "x"}], "must expect one of contains, matches, equals"),
+        ([{"prompt": "x", "contains": ""}], "must expect one of contains, matches, equals"),
+        ([{"prompt": "x", "contains": "a", "equals": "b"}], "must expect one of"),
+        ([{"contains": "a"}], "either a prompt or messages"),
         ([{"prompt": "x", "contain": "a"}], "has no contain"),
-        ([{"prompt": "x", "matches": "("}], "No regular expression"),
-        ([{"messages": ["x"], "contains": "a"}], "A message has a role and a content"),
+        ([{"prompt": "x", "matches": "("}], "Not a regular expression"),
+        ([{"messages": ["x"], "contains": "a"}], "A message must have a role and a content"),
     ],
 )
 def test_what_is_no_gate_is_refused(document, sentence: str) -> None:
@@ -141,7 +144,7 @@ def test_what_is_left_out_has_a_default() -> None:
 
 
 def test_a_command_decides_by_its_exit_code() -> None:
-    assert decide("exit 0") == GateResult(True, "The command of its gate says yes.")
+    assert decide("exit 0") == GateResult(True, "The command of its gate succeeded.")
     no = decide("echo no good; echo really >&2; exit 3")
     assert no == GateResult(False, "The command of its gate ended with 3: no good\nreally")
     assert decide("no-such-program").message.startswith("The command of its gate ended with 127: ")
@@ -171,7 +174,9 @@ def test_a_command_has_a_limit_and_leaves_nothing_behind(tmp_path: Path) -> None
     # On a busy machine the shell may need longer to begin.
     while "begun" not in (late := decide(command, seconds=seconds)).message and seconds < 100:
         seconds *= 5
-    assert late == GateResult(False, f"The command of its gate was not done in {seconds} s: begun")
+    assert late == GateResult(
+        False, f"The command of its gate did not end within {seconds} s: begun"
+    )
     gone(pids)
     assert decide(f"sleep 300 & echo $! >{pids}").passed
     gone(pids)

@@ -114,7 +114,7 @@ def test_a_refused_completion_is_told_in_the_servers_words(faults, sentence: str
 
 def test_an_answer_without_a_completion_is_none() -> None:
     with serving(["a"], {CHAT: (200, {"choices": []})}) as address:
-        assert find_readiness_problem(address, ["a"]) == "a answers with what is no completion."
+        assert find_readiness_problem(address, ["a"]) == "a does not answer with a completion."
 
 
 def test_the_key_is_shown_and_asked_for() -> None:
@@ -155,12 +155,12 @@ def test_silence_is_a_second_of_sound() -> None:
         (
             "ValueError: Free memory on device cuda:0 (7.34/15.49 GiB) on startup is less than "
             "desired GPU memory utilization (0.8, 12.39 GiB).",
-            "Somebody else holds the GPU's memory (7.34/15.49 GiB are free)",
+            "Another process uses the GPU's memory (7.34/15.49 GiB are free)",
         ),
         (
             "ValueError: To serve at least one request with the models's max seq len (32768), "
             "(8.00 GiB KV cache is needed, which is larger than the available KV cache memory",
-            "Beside the weights there is no memory for one request of 32768 tokens",
+            "The weights leave no memory for one request of 32768 tokens",
         ),
         (
             "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
@@ -179,17 +179,20 @@ def test_silence_is_a_second_of_sound() -> None:
         (
             "ValueError: Head size 40 is not supported by MLACommon. Supported head sizes are: "
             "[576].",
-            "The server has no attention for heads of 40",
+            "The server does not support attention heads of 40",
         ),
-        ("RuntimeError: Unsupported head size: 32", "The server has no attention for heads of 32"),
+        (
+            "RuntimeError: Unsupported head size: 32",
+            "The server does not support attention heads of 32",
+        ),
         (
             "RuntimeError: Unsupported CPU attention configuration: head_dim=512 isa=1",
-            "The server has no attention for heads of 512",
+            "The server does not support attention heads of 512",
         ),
         (
             "Value error, World size (2) is larger than the number of available GPUs (1) in this "
             "node.",
-            "It was to run on 2 GPUs, and there are 1",
+            "It needs 2 GPUs, and there are 1",
         ),
         (
             "ValueError: Total number of attention heads (9) must be divisible by tensor parallel "
@@ -201,7 +204,7 @@ def test_silence_is_a_second_of_sound() -> None:
             "8.0. Your Tesla T4 GPU has compute capability 7.5.",
             "This GPU has no bfloat16",
         ),
-        ("RuntimeError: Failed to infer device type", "There is no GPU that it could use"),
+        ("RuntimeError: Failed to infer device type", "There is no GPU for it"),
         (
             "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): "
             "address already in use",
@@ -245,9 +248,9 @@ def test_silence_is_a_second_of_sound() -> None:
         (
             "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and "
             "couldn't find them in the cached files.",
-            "It asks the Hub for what is not mounted",
+            "It asks the Hub for files that are not mounted",
         ),
-        ("sh: 1: vllm: not found", "What the server needs is not installed (vllm)"),
+        ("sh: 1: vllm: not found", "Packages that the server needs are not installed (vllm)"),
         ("ModuleNotFoundError: No module named 'peft'", "not installed (peft): install it"),
         (
             "(APIServer pid=7) ModuleNotFoundError: No module named 'soundfile'",
@@ -260,7 +263,7 @@ def test_silence_is_a_second_of_sound() -> None:
         (
             "The job's Python (/usr/bin/python) has no peft, openai: pip install "
             "'transformers[serving]' peft openai",
-            "What the server needs is not installed (peft, openai): install it",
+            "Packages that the server needs are not installed (peft, openai): install it",
         ),
         ("OSError: [Errno 28] No space left on device", "The disk is full"),
         ("NotFoundError: The model `foo` does not exist.", "It does not know the model foo."),

@@ -143,7 +143,7 @@ def test_the_last_route_that_made_sense_holds_and_changes_are_told_once(tmp_path
     place.delete_route()
     assert route.read() is None
     assert len(said) == 4
-    assert "makes no sense" in said[1] and "the last one stays" in said[1]
+    assert "is not valid" in said[1] and "the previous one stays in use" in said[1]
     assert said[3] == "no route"
 
 

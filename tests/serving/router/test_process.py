@@ -73,7 +73,7 @@ def test_a_port_in_use_is_said_in_a_sentence(deployment: Deployment, one: Upstre
         deployment.ensure(port=one.port)  # somebody answers there, but no router
     assert str(caught.value) == (
         f"Deployment '-my/model' cannot listen at 127.0.0.1:{one.port}: Address already in use. "
-        "End what listens there, or choose another port (or host) for it."
+        "Stop the program that listens there, or choose another port (or host)."
     )
     # The address that it had is its own still.
     assert deployment.ensure() == address

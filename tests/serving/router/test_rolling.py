@@ -212,7 +212,7 @@ def test_a_route_that_makes_no_sense_changes_nothing(
         assert client.ask("/v1/models").json["revision"] == "1"
     place.write_route(two.route)
     assert client.ask("/v1/models").json["revision"] == "2"
-    assert "the last one stays" in place.log_file.read_text()
+    assert "the previous one stays in use" in place.log_file.read_text()
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def test_a_web_identity_has_a_role(
 ) -> None:
     role = "arn:aws:iam::123456789012:role/reader"
     asked = plan(made, auth=WeightsAuthPlan("AWS_OIDC", role_arn=role, region="us-east-1"))
-    assert "AWS_WEB_IDENTITY_TOKEN_FILE names none here" in refused(asked, tmp_path)
+    assert "AWS_WEB_IDENTITY_TOKEN_FILE does not name one here" in refused(asked, tmp_path)
     (tmp_path / "token").write_text("a.jwt.of-ours\n")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

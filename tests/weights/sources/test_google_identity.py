@@ -52,7 +52,7 @@ def test_a_refusal_is_a_sentence(google: Google, status: int) -> None:
     google.status = status
     with pytest.raises(IdentityError) as caught:
         exchange()
-    assert f"Google gave no token of a@b ({status})" in str(caught.value)
+    assert f"Google did not issue a token for a@b ({status})" in str(caught.value)
     assert "planted" not in str(caught.value)
 
 

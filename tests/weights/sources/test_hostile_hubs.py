@@ -217,7 +217,7 @@ def test_pages_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("cursor", ["?recursive=true", "?cursor=1"])
 def test_pages_that_come_round_again(listing: Hub, cursor: str) -> None:
     listing.bad.link = f'<{_tree_path(listing)}{cursor}>; rel="next"'
-    listed(listing, "that it sent before")
+    listed(listing, "repeats a page")
     assert listing.pages <= 2
 
 

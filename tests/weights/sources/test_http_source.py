@@ -116,7 +116,7 @@ def test_reasons(host: EchoHost, read: Read) -> None:
     with closing(silent), pytest.raises(TransientError, match=r"no byte for 0\.5 s\)"):
         read(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
     for bad in ("ftp://host/x", "http:///x", "file:///etc/passwd"):
-        with pytest.raises(WeightsError, match="that is no URL"):
+        with pytest.raises(WeightsError, match="it is not a URL"):
             read(bad)
 
 

@@ -109,7 +109,7 @@ def test_the_longest_unused_go_first(
     assert len(kept.mirror.list_names()) == 5
     why = {row["name"]: row["why"] for row in dry["kept"]}
     assert why[names[0]] == f"job {record.id} needs it"
-    assert why[names[1]] == "there is room for it"
+    assert why[names[1]] == "within the size limit"
 
     monkeypatch.setenv("PREFECT_BT_STORE_WEIGHTS_BYTES", "3MB")
     done = prune(capsys)
@@ -131,7 +131,7 @@ def test_what_is_needed(kept: StoreOfWeights):
     assert kept.needs() == {name: f"job {job.id} needs it"}
     kept.ledger.append_event(job.id, JobState.FAILED)
     now = time.time()
-    assert kept.needs(now=now) == {name: f"job {job.id} (failed) may be taken up again"}
+    assert kept.needs(now=now) == {name: f"job {job.id} (failed) may be retried"}
     assert kept.needs(now=now + RESUMABLE_SECONDS + 60) == {}
     done = kept.job("hf://o/m", JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED)
     other = kept.job("hf://o/other", JobState.DEPLOYING)
