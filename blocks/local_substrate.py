@@ -35,7 +35,7 @@ class HostSubstrate(FormBlock):
         default=60.0,
         gt=0,
         title="Orphan deadline (seconds)",
-        description="Seconds that a node continues after its supervisor died.",
+        description="Seconds that a node continues while no process owns its job.",
     )
 
     @property

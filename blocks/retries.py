@@ -36,7 +36,7 @@ class RetryPolicy(FormBlock):
         default=0,
         ge=0,
         title="User code",
-        description="Attempts allowed after the commands failed by themselves.",
+        description="Further attempts allowed after a start command failed by itself.",
     )
     infrastructure: int = Field(
         default=3,

@@ -134,12 +134,16 @@ class ServingDeployment(FormBlock):
     host: str = Field(
         default="",
         title="Host",
-        description="Address on which it listens. Empty: 127.0.0.1, only for this machine.",
+        description=(
+            "Address on which the deployment listens. Empty: 127.0.0.1, only for this machine."
+        ),
     )
     port: FreePort | Annotated[int, Field(ge=1, le=65535, title="Port")] = Field(
         default=None,
         title="Port",
-        description="TCP port on which it listens. A free port is chosen once and kept.",
+        description=(
+            "TCP port on which the deployment listens. Empty: a free port, chosen once and kept."
+        ),
     )
     api_key_secret: str = Field(
         default="",

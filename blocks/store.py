@@ -19,7 +19,7 @@ class TrainingStore(FormBlock):
     _block_type_slug: ClassVar[str | None] = "prefect-bt-store"
     _description: ClassVar[str | None] = (
         "Store of the records, logs and checkpoints of training jobs. All machines that run, watch "
-        "or resume a job need the same store. The credentials are those of the machine."
+        "or resume a job need the same store. Each machine uses its own credentials."
     )
     _logo_url: ClassVar[HttpUrl | None] = FOLDER_LOGO
     _code_example: ClassVar[str | None] = """

@@ -158,7 +158,9 @@ def _plans(
             raise PlanError(problems)
         plans = plan_weights(job)
     if not plans:
-        raise DefinitionError("There is no weights source.", next_step="Name one to mirror.")
+        raise DefinitionError(
+            "No weights source was given.", next_step="Add one to the config, or give `sources`."
+        )
     return list({plan.key: plan for plan in plans}.values())
 
 

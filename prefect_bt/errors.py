@@ -1,6 +1,7 @@
 """Errors of prefect_bt, in one tree.
 
 PrefectBtError
+├── UsageError               options of a command or call that contradict or miss something
 ├── DefinitionError          a config file, JSON document or object is not a valid definition
 ├── WorkspaceError           the workspace cannot be gathered, packed or unpacked
 ├── PlanError                a valid definition that cannot run here; all problems in one message
@@ -45,6 +46,10 @@ class PrefectBtError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without another call of `__init__`, which takes other arguments."""
         return cast("Any", copyreg).__newobj__, (type(self), *self.args), self.__dict__
+
+
+class UsageError(PrefectBtError):
+    """Options that exclude each other, or an option that is missing."""
 
 
 class DefinitionError(PrefectBtError):

@@ -44,10 +44,10 @@ class JobFlow(Flow[P, R]):
         retries = options.pop("retries", None)
         if options.get("retry_delay_seconds") or (retries and not self.takes_retries):
             raise DefinitionError(
-                f"The flow {self.name} has no retries of Prefect's.",
-                next_step="Give `train` its parameters retries and retry_policy."
+                f"The flow {self.name} does not support Prefect's own retries.",
+                next_step="Use the parameters retries and retry_policy of `train`."
                 if self.takes_retries
-                else "Run it again: it continues with the data that is there.",
+                else "Run it again: it continues from the existing data.",
             )
         copy: Any = super().with_options(**options, retries=0)
         copy.__class__ = type(self)

@@ -221,8 +221,8 @@ class JobRequest:
             with suppress(ValueError):
                 return kind.load(name)
         raise DefinitionError(
-            f"No substrate block is called {given!r}.",
-            next_step=f"Save one, or give {' or '.join(SUBSTRATES)}.",
+            f"There is no substrate block named {given!r}.",
+            next_step=f"Save one under that name, or use {' or '.join(SUBSTRATES)}.",
             field="substrate",
             value=given,
         )

@@ -83,7 +83,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
         "Native code divided by zero or overflowed; set PYTHONFAULTHANDLER=1 to see where.",
     ),
     Cause.BROKEN_PIPE: CauseInfo(
-        _USER, "", "It wrote to a pipe whose reader had ended: look at the other side of the pipe."
+        _USER, "", "It wrote to a pipe whose reader had exited: find out why the reader exited."
     ),
     Cause.LIMIT_EXCEEDED: CauseInfo(
         _USER, "", "A limit of CPU time or file size was reached: see `ulimit -a` in the job."
@@ -95,8 +95,8 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.CONTAINER_PROTOCOL: CauseInfo(
         _USER,
-        "its container was ended",
-        "Only prefect-bt's own shell may use /.prefect-bt: look for what writes there.",
+        "its container was stopped",
+        "Only prefect-bt's own shell may use /.prefect-bt: find the command that writes there.",
     ),
     Cause.SIGNALLED: CauseInfo(_USER, "", "Its last log lines may say why."),
     Cause.OUT_OF_MEMORY: CauseInfo(
@@ -149,7 +149,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     ),
     Cause.VIEW_REFUSED: CauseInfo(
         _INFRASTRUCTURE,
-        "the machine refused the job's view of the file system",
+        "the machine refused to create the job's mount namespace",
         "Allow user namespaces there, or use a substrate with containers.",
     ),
     Cause.GPUS_MISSING: CauseInfo(
@@ -224,7 +224,7 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.IMAGE_UNUSABLE: CauseInfo(
         _DEPLOY,
         "its image cannot run here",
-        "Use one for this machine's processor, with /bin/sh in it.",
+        "Use an image that has /bin/sh and is built for this machine's processor.",
     ),
     Cause.MAX_RUN_TIME: CauseInfo(
         _USER,

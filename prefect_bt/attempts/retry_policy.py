@@ -128,7 +128,7 @@ def _no_progress_message(stuck: Sequence[Outcome]) -> str:
     """Completes "No further attempt: "."""
     names = [str(one.attempt) for one in stuck]
     last = parse_checkpoint_name(stuck[-1])
-    than = f" than {last}" if last else ": there is none yet"
+    than = f" than {last}" if last else ", of which there is none yet"
     if len(names) == 1:
         return f"attempt {names[0]} failed without a newer committed checkpoint{than}"
     listed = f"{', '.join(names[:-1])} and {names[-1]}"

@@ -203,11 +203,11 @@ def _validate_entry(entry: ManifestEntry, objects: str) -> str:
     if _is_unsafe_path(entry.path):
         return f"names a path outside its checkpoint: {entry.path!r}"
     if not entry.key.startswith(objects) or _is_unsafe_path(entry.key):
-        return f"names an object for {entry.path!r} that is none of its job's: {entry.key!r}"
+        return f"names an object for {entry.path!r} that does not belong to its job: {entry.key!r}"
     if not _SHA256.fullmatch(entry.sha256):
-        return f"names no SHA-256 for {entry.path!r}: {entry.sha256!r}"
+        return f"has no valid SHA-256 for {entry.path!r}: {entry.sha256!r}"
     if not all(map(_is_count, (entry.size, entry.mode, abs(entry.mtime_ns)))):
-        return f"names a size, mode or time for {entry.path!r} that no file has"
+        return f"has an invalid size, mode or time for {entry.path!r}"
     return ""
 
 

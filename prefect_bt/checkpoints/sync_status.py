@@ -120,7 +120,7 @@ def _iter_uncommitted(
             else ""
         )
         last = (
-            f" (its last one is {statuses.committed[-1]})"
+            f" (its last committed checkpoint is {statuses.committed[-1]})"
             if statuses and statuses.committed
             else ""
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from prefect_bt.cli import commands
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import PrefectBtError, UsageError
 
 LogLevel = Literal[
     "humanfriendly", "W", "WARNING", "I", "INFO", "D", "DEBUG", "warning", "info", "debug"
@@ -30,6 +31,13 @@ _ALIASES: Final = {
     "deploy_checkpoints": ["deploy-checkpoints", "deploy_checkpoint"],
 }
 
+_REWORDED: Final = (
+    (r" Available commands: .*", ""),
+    (r"^Unused Tokens: \['(.*)'\]\.", r"Unexpected argument: \1."),
+    (r'^Command "(.*)" parameter "?(.*?)"? requires an argument\.', r"\1 needs \2."),
+    (r"""\"\('(.*)',\)\"""", r'"\1"'),
+)
+"""Patterns in the messages of cyclopts, and what users read instead."""
 _GLOBAL_OPTIONS: Final = Group(commands.GLOBAL_OPTIONS, sort_key=9)
 
 
@@ -95,7 +103,12 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 def _install_completion(*, terminal: Annotated[Terminal, Parameter(parse=False)]) -> None:
     """Write the completion script of bash, zsh or fish, and load it from the shell's start file."""
-    path = make_app().install_completion()
+    from cyclopts.completion.detect import ShellDetectionError
+
+    try:
+        path = make_app().install_completion()
+    except ShellDetectionError:
+        raise UsageError("The shell is unknown. Set SHELL to bash, zsh or fish.") from None
     terminal.echo(f"Completion is installed in {path}", style="green")
     terminal.echo("Start a new shell to use it.")
 
@@ -127,6 +140,7 @@ def _make_launcher(app: App) -> Callable[..., object]:
             Parameter(
                 group=_GLOBAL_OPTIONS,
                 help=commands.LOG,
+                metavar="LEVEL",
                 show_choices=False,
             ),
         ] = "humanfriendly",
@@ -164,14 +178,18 @@ def _report(terminal: Terminal, error: Exception) -> int:
     if terminal.debug:
         traceback.print_exception(error)
     if isinstance(error, CycloptsError):
-        command = " ".join(["prefect-bt", *(error.command_chain or ())])
-        terminal.error(f"{error}\nSee: {command} --help")
+        command, text = " ".join(["prefect-bt", *(error.command_chain or ())]), str(error)
+        for pattern, replacement in _REWORDED:
+            text = re.sub(pattern, replacement, text)
+        terminal.error(f"{text}\nSee: {command} --help")
         return USAGE
     from prefect_bt.settings import format_settings_error
 
     if isinstance(error, PrefectBtError):
         terminal.error(str(error))
-    elif invalid := format_settings_error(error):
+        option = str(getattr(error, "field", "")).startswith("--")
+        return USAGE if option or isinstance(error, UsageError) else FAILED
+    if invalid := format_settings_error(error):
         terminal.error(invalid)
     else:
         again = "" if terminal.debug else " Run it again with --log debug to see the traceback."

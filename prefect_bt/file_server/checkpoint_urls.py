@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
 from prefect_bt.file_server.server_folder import FileServerFolder, find_local_root
 from prefect_bt.file_server.signed_urls import URL_LIFETIME_SECONDS, sign_url
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.text.quantities import format_iso
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ def file_documents(found: Sequence[CommittedCheckpoint], urls: FileUrls) -> list
             "relative_file_name": file.path,
             "node_rank": file.rank,
             "size_bytes": file.size,
-            "last_modified": datetime.fromtimestamp(
-                file.modified or checkpoint.created_at, UTC
-            ).isoformat(),
+            "last_modified": format_iso(file.modified or checkpoint.created_at),
         }
         for checkpoint in found
         for file in checkpoint.files()

@@ -79,7 +79,7 @@ def find_exposed(state_dir: Path, store: Path | None) -> list[str]:
     if is_exposed(state_dir):
         found.append(_exposure_warning("state folder", state_dir, f"chmod 700 {state_dir}"))
     if store is not None and is_exposed(store):
-        cure = f"chmod 700 {store}, or set {SHARED_STORE_VARIABLE}=1 if they are meant to"
+        cure = f"chmod 700 {store}, or set {SHARED_STORE_VARIABLE}=1 if it is shared on purpose"
         found.append(_exposure_warning("store", store, cure))
     return found
 

@@ -136,7 +136,7 @@ def _delete_job_folder(job: JobFolder, jobs: JobScanner) -> None:
     if LocalProcessSubstrate(job.state_dir).list_nodes(job.job_id):
         raise OSError(f"{job.path} still holds nodes")
     if not jobs.include_unsaved and any(_bytes(rank) for rank in find_paths(job.path, "rank-*")):
-        raise OSError(f"{job.path} holds checkpoints that may be their only copy")
+        raise OSError(f"{job.path} holds checkpoints that may have no other copy")
     delete_tree(job.path, OSError)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from prefect_bt.job_index.entries import JobCatalog, JobEntry
 from prefect_bt.ledger.records import ProjectRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.text.quantities import format_iso
 
 QUEUED = frozenset({JobState.PENDING})
 ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
@@ -44,7 +44,7 @@ def _projects(
 
 def _project(project: ProjectRecord, latest: Document | None) -> Document:
     """Return the JSON document of a project."""
-    created = datetime.fromtimestamp(project.created_at, UTC).isoformat()
+    created = format_iso(project.created_at)
     return {
         "id": project.id,
         "name": project.name,

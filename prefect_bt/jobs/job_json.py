@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
@@ -25,6 +24,7 @@ from prefect_bt.ledger.opening import load_definition
 from prefect_bt.ledger.records import JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
+from prefect_bt.text.quantities import format_iso
 
 if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no definitions
     from prefect_bt.definitions import Compute, TrainingJob
@@ -92,10 +92,6 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     }
 
 
-def format_iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
-
-
 _WITH_ERROR = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 
 
@@ -141,7 +137,7 @@ def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]
     return [
         {
             "rank": one.rank,
-            "told_at": format_iso(one.updated_at),
+            "updated_at": format_iso(one.updated_at),
             **codec.encode(one.status),
             "seconds_left": one.progress.seconds_left,
             "summary": format_upload(one),

@@ -16,6 +16,7 @@ from prefect_bt.ledger.fencing_epochs import PRUNE
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, RetentionPolicy
 from prefect_bt.settings import Settings
+from prefect_bt.text.number_ranges import natural_key
 
 _RESUME_REASON: Final = "the running job would resume from it"
 
@@ -35,7 +36,10 @@ class PrunePlan:
     orphan_objects: int = 0
 
     def to_document(self) -> dict[str, Any]:
-        sizes, reasons = self.to_delete.items(), self.to_keep.items()
+        sizes, reasons = (
+            sorted(found.items(), key=lambda item: natural_key(item[0]))
+            for found in (self.to_delete, self.to_keep)
+        )
         return {
             "job_id": self.record.id,
             "running": self.is_running,
@@ -113,7 +117,7 @@ def check_names(plans: list[PrunePlan], named: tuple[str, ...]) -> None:
     }
     for unknown in set(named).difference(*known):
         jobs = ", ".join(plan.record.id for plan in plans)
-        listed = ", ".join(sorted({name for name, _ in known})) or "none"
+        listed = ", ".join(sorted({name for name, _ in known}, key=natural_key)) or "none"
         raise NotFoundError("checkpoint", unknown, next_step=f"Job {jobs} has: {listed}.")
 
 

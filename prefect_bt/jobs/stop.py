@@ -94,7 +94,7 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     with suppress(StateError):  # taken up, or put away, by another process in this moment
         if state is JobState.PENDING:
             finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by} before it began")
-            return _describe_end(ledger, job_id, f"Job {job_id} had not begun; it is stopped.")
+            return _describe_end(ledger, job_id, f"Job {job_id} was stopped before it began.")
         if _is_unowned(site) and not _is_starting(record):
             finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by}")
             return _describe_end(ledger, job_id, nobodys)

@@ -53,7 +53,8 @@ class Superseded(StateError):
             what = f"was taken over by {where} (epoch {holder.number})"
             next_step = f"Follow it there: prefect-bt logs --tail --job-id {job_id}"
         super().__init__(
-            f"Job {job_id} {what}; this process launches, commits and records nothing more for it.",
+            f"Job {job_id} {what}; this process will not launch, commit or record anything "
+            "more for it.",
             state="superseded",
             next_step=next_step,
         )

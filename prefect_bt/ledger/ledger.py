@@ -394,6 +394,4 @@ class Ledger:
         self.store.create(key, json.dumps(document).encode())
 
     def _job_not_found(self, job_id: str) -> NotFoundError:
-        return NotFoundError(
-            "job", job_id, next_step="`prefect-bt view` lists the jobs of this store."
-        )
+        return NotFoundError("job", job_id, next_step="List all jobs: prefect-bt view --all.")

@@ -294,9 +294,10 @@ def _prepare(document: dict[str, Any]) -> None:
         prepare(document["api_url"])
     except httpx.HTTPError as error:
         raise ServerError(
-            f"The new Prefect server refused its setup: {error}",
+            f"The new Prefect server could not be set up: {error}",
             next_step=(
-                "If its database is of another Prefect release: prefect server database upgrade"
+                "If another Prefect release created its database, run: prefect server "
+                "database upgrade"
             ),
         ) from error
 

@@ -34,7 +34,10 @@ class FirstFailure:
 def read_first_failure(
     ledger: Ledger, record: JobRecord, attempt: int | None = None
 ) -> FirstFailure:
-    """Of the newest attempt that failed, or of that one, counted from 0. PrefectBtError."""
+    """Return why the newest failed attempt failed, or the given one.
+
+    `attempt` counts from 0, a negative one from the end. PrefectBtError if it did not fail.
+    """
     outcome = _select_outcome(ledger, record, attempt)
     rank = outcome.failed_rank
     if rank is None:
@@ -76,12 +79,13 @@ def _select_outcome(ledger: Ledger, record: JobRecord, attempt: int | None) -> O
                 f"No attempt of job {record.id} ({state}) has failed.", record, failed
             )
         return failed[-1]
-    outcome = next((one for one in outcomes if one.attempt == attempt), None)
+    meant = attempt if attempt >= 0 else len(ledger.list_attempts(record.id)) + attempt
+    outcome = next((one for one in outcomes if one.attempt == meant), None)
     if outcome is None:
         what = f"Job {record.id} has no attempt {attempt} that has ended."
         raise _not_found_error(what, record, failed)
     if outcome.failure is None:
-        what = f"Attempt {attempt} of job {record.id} did not fail: {outcome.state.value}."
+        what = f"Attempt {meant} of job {record.id} did not fail: {outcome.state.value}."
         raise _not_found_error(what, record, failed)
     return outcome
 

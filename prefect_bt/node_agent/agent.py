@@ -164,8 +164,8 @@ class Agent:
         if why:
             self.mapped = map_volume_paths(task.plan, paths, node=task.folder)
             self.log.write_platform(
-                f"paths are mapped, not mounted ({why}): the BT_* variables lead to folders of "
-                "the job, and absolute paths in scripts do not"
+                f"paths are mapped, not mounted ({why}): the BT_* variables name the folders of "
+                "the job, absolute paths in scripts do not lead there"
             )
 
     def _enter_container(self) -> None:

@@ -267,7 +267,7 @@ def _source_error(scheme: str, rest: str) -> str:
         case "bt" if host.startswith("loops:"):
             why = "is a Loops checkpoint, which is not supported."
         case "bt" if "@" in path or host.startswith("@") or host.endswith("@"):
-            why = "is incomplete; write bt://project[@job][/checkpoint]."
+            why = "is malformed; write bt://project[@job][/checkpoint]."
         case _:
             why = ""
     return why

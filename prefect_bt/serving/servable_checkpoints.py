@@ -90,15 +90,15 @@ def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoint
 
 
 def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, name: str) -> Candidate:
-    """By name, id or "latest", the last in list order. NotFoundError says what is there instead.
+    """Return a checkpoint by name, ID or "latest": the last one that can be served, or the last.
 
-    A name comes before the word: a checkpoint may be called "latest".
+    A checkpoint may be named "latest". NotFoundError lists those that can be served.
     """
     for item in shelf.candidates:
         if name in {item.name, item.checkpoint.id}:
             return item
-    if name == LATEST and shelf.servable:
-        return shelf.servable[-1]
+    if name == LATEST and shelf.candidates:
+        return (shelf.servable or shelf.candidates)[-1]
     why = "" if name == LATEST else _explain_uncommitted(ledger, shelf.job, name)
     if why:
         raise CheckpointError(

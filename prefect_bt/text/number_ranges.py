@@ -47,3 +47,10 @@ def _parse_range(piece: str) -> tuple[int, int]:
     if int(first) > int(last):
         raise ValueError(f"{piece!r} is empty: write the smaller number first")
     return int(first), int(last)
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Return a sort key by which `checkpoint-9` comes before `checkpoint-10`."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]

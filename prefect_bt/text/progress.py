@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from prefect_bt.text.quantities import format_duration, format_size
+from prefect_bt.text.quantities import format_elapsed, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -230,7 +230,7 @@ def format_percent_done(progress: Progress) -> str:
 def _format_rate(progress: Progress) -> list[str]:
     parts = [f"{format_size(progress.rate)}/s"] if progress.rate else []
     if progress.seconds_left is not None:
-        parts.append(f"{format_duration(progress.seconds_left)} left")
+        parts.append(f"{format_elapsed(progress.seconds_left)} left")
     return parts
 
 

@@ -1,12 +1,14 @@
-"""Sizes and durations as people read them."""
+"""Format sizes, durations and times."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 _UNITS = ("B", "KB", "MB", "GB")
 
 
 def format_size(size: float) -> str:
-    """Decimal units, as rates are told: `25.1 MB`."""
+    """Return bytes in decimal units: `25.1 MB`."""
     for unit in _UNITS:
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -14,8 +16,8 @@ def format_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def format_duration(seconds: float) -> str:
-    """`9 s`, `3 min 20 s`, `2 h 5 min`."""
+def format_elapsed(seconds: float) -> str:
+    """Return `9 s`, `3 min 20 s` or `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -23,3 +25,8 @@ def format_duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_iso(at: float) -> str:
+    """Return seconds since the epoch as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat()

@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.filesystem.confined import open_folder_path
 from prefect_bt.node_paths import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME
 from prefect_bt.object_keys import quote_name
+from prefect_bt.text.quantities import format_iso
 
 DIRECTORY_TYPE: Final = "directory"
 _FILE_TYPES: Final = (
@@ -109,7 +109,7 @@ def summarize_cache(
     """
     summary, key = CacheSummary(project_id), quote_name(project_id)
     walk = _CacheWalker(summary, on_progress or _ignore_progress, limits or ListingLimits())
-    at = datetime.fromtimestamp(time.time(), UTC).isoformat()
+    at = format_iso(time.time())
     for kind, prefix in _CACHE_FOLDERS:
         folder = state_dir / "cache" / kind / key
         if folder.is_dir():

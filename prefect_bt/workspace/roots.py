@@ -64,7 +64,7 @@ def _resolve_source_dir(source_dir: Path) -> Path:
     folder = source_dir.resolve()
     if not folder.is_dir():
         raise WorkspaceError(
-            f"The source folder {str(source_dir)!r} is not an existing folder.",
+            f"The source folder {str(source_dir)!r} does not exist or is not a folder.",
             next_step="Give the folder that holds the training config.",
             path=str(source_dir),
         )

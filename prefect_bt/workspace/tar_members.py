@@ -60,7 +60,7 @@ def iter_members(
         raise corrupt_archive_error(name, str(error) or type(error).__name__) from error
     # tarfile takes a cut or a broken header for the end; the real end is a block of zeros.
     if reader.last_block != bytes(tarfile.BLOCKSIZE):
-        raise corrupt_archive_error(name, "it is cut short, or broken in the middle")
+        raise corrupt_archive_error(name, "it is truncated or corrupt")
     reader.drain()
 
 
@@ -87,7 +87,7 @@ class _CheckedMember(tarfile.TarInfo):
 
 def _check_records(header: bytes) -> None:
     if any(len(number) > _MAX_NUMBER_DIGITS for number in re.findall(rb"\d+", header)):
-        raise tarfile.ReadError("an extended header has an impossible number")
+        raise tarfile.ReadError("an extended header has an invalid number")
     position = 0
     while record := _RECORD.match(header, position):
         position += int(record[1])

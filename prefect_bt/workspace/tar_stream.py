@@ -145,7 +145,7 @@ def too_large_error(name: str, max_bytes: int) -> WorkspaceError:
     return WorkspaceError(
         f"The workspace archive {name!r} unpacks to more than the {format_bytes(max_bytes)} "
         "allowed.",
-        next_step="Leave large files out and read them from an object store (weights) instead.",
+        next_step="Leave out large files, and declare them as a weights source instead.",
         path=name,
     )
 

@@ -75,7 +75,7 @@ def _check_target(target: Path) -> None:
         return
     raise WorkspaceError(
         f"The workspace cannot be unpacked to {str(target)!r}: it {what}.",
-        next_step="Give an absent or empty folder.",
+        next_step="Choose a folder that does not exist or is empty.",
         path=str(target),
     )
 

@@ -204,7 +204,7 @@ def test_ranks_that_are_behind_and_ranks_that_are_lost(tmp_path: Path, ledger: L
     assert job.read() == (
         None,
         "rank 1 was lost before its final upload while it uploaded checkpoint-10 "
-        "(its last one is checkpoint-10).",
+        "(its last committed checkpoint is checkpoint-10).",
     )
     assert job.checkpoints() == {
         "checkpoint-10": whole,

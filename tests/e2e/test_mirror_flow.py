@@ -112,7 +112,7 @@ def test_one_that_fails_keeps_no_other_from_coming(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of `config`, `definition` and `sources`"),
-    ({"sources": []}, "There is no weights source"),
+    ({"sources": []}, "No weights source was given"),
     ({"sources": ["gcs://x/y"]}, "write gs://"),
     ({"sources": ["hf://o/pre@"]}, "has no revision after the @"),
     ({"definition": DEFINITION}, "nothing can be mounted under /proc"),

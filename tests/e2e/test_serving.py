@@ -261,7 +261,7 @@ def test_the_last_step_of_a_training_is_a_model_that_answers(
     deployment = job["deployment"]
     assert job["current_status"] == "TRAINING_JOB_COMPLETED"
     assert (deployment["status"], deployment["models"]) == ("serving", ["merged"])
-    assert "passed 1 prompt of its gate" in deployment["revisions"][0]["sentence"]
+    assert "passed 1 prompt of its gate" in deployment["revisions"][0]["message"]
     assert said(deployment["address"], "trained")
     assert_engine_refuses_direct_requests(machine, deployment["revisions"][0]["job_id"])
     check_interrupted_deployment(machine, job["id"])

@@ -70,7 +70,7 @@ def test_retries_of_train_are_attempts_and_those_of_others_are_refused() -> None
     assert (retried.retries, retried.attempt_retries, train.attempt_retries) == (0, 2, None)
     assert retried.with_options(name="again").attempt_retries == 2
     for flow in (serve, mirror_weights, deploy_checkpoints, reconcile):
-        with pytest.raises(errors.DefinitionError, match="has no retries of Prefect's"):
+        with pytest.raises(errors.DefinitionError, match="not support Prefect's own retries"):
             flow.with_options(retries=1)
     with pytest.raises(errors.DefinitionError, match="retry_policy"):
         train.with_options(retry_delay_seconds=5)

@@ -59,5 +59,5 @@ def test_the_document_of_the_command(
     assert "Would delete 2 orphans" in capsys.readouterr().out
     assert main(["gc", "--yes", "-o", "json"]) == 0
     assert all(one["removed"] for one in json.loads(capsys.readouterr().out))
-    assert main(["gc"]) == 0
+    assert main(["gc", "--yes"]) == 0
     assert "No orphans found" in capsys.readouterr().out

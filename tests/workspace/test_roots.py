@@ -56,7 +56,7 @@ def test_a_root_that_does_not_contain_the_config_is_refused(repo: Path, spelling
 
 
 def test_a_missing_source_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="not an existing folder"):
+    with pytest.raises(WorkspaceError, match="does not exist or is not a folder"):
         plan_layout(tmp_path / "absent")
 
 

@@ -132,7 +132,7 @@ HUNGRY: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
     "one global header": (one_global_header, "global headers have more than 64 records"),
     "large global values": (large_global_values, "global headers are too large"),
     "overlapping records": (overlapping_records, "longer than it says"),
-    "long number": (long_number, "an impossible number"),
+    "long number": (long_number, "an invalid number"),
     "large headers": (large_headers, "headers of one member are too large"),
     "sparse map": (sparse_map, "headers of one member are too large"),
     "deep names": (deep_names, "lies in more than 255 folders"),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prefect_bt.jobs.provenance import format_client, format_git
 from prefect_bt.ledger.states import JobState
-from prefect_bt.text.quantities import format_duration, format_size
+from prefect_bt.text.quantities import format_elapsed, format_size
 
 _SHOWN_CHECKPOINTS: Final = 20
 
@@ -139,7 +139,7 @@ def _checkpoints(document: dict[str, Any]) -> list[str]:
 
 def _format_lag(lag: float | None) -> str:
     """Format the seconds between the last write and the commit."""
-    return "" if lag is None else format_duration(lag)
+    return "" if lag is None else format_elapsed(lag)
 
 
 def _definition(definition: dict[str, Any]) -> list[str]:

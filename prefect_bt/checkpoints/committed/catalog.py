@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from prefect_bt.checkpoints.committed.commit_index import find_newest_refs
@@ -18,6 +17,8 @@ from prefect_bt.checkpoints.layout import get_series, join_checkpoint_path, pars
 from prefect_bt.checkpoints.manifest import Manifest, load_manifest
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.text.number_ranges import natural_key
+from prefect_bt.text.quantities import format_iso
 
 _ID_LENGTH: Final = 8
 
@@ -117,7 +118,7 @@ def resolve_names(job_id: str, available: Collection[str], names: Collection[str
     found = [one if one in available else ids.get(one, "") for one in names]
     for one, name in zip(names, found, strict=True):
         if not name:
-            listed = ", ".join(sorted(available)) or "none"
+            listed = ", ".join(sorted(available, key=natural_key)) or "none"
             raise NotFoundError("checkpoint", one, next_step=f"Job {job_id} has: {listed}.")
     return found
 
@@ -128,7 +129,7 @@ def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
         "id": checkpoint.id,
         "checkpoint_id": checkpoint.checkpoint_id,
         "training_job_id": checkpoint.job_id,
-        "created_at": datetime.fromtimestamp(checkpoint.created_at, UTC).isoformat(),
+        "created_at": format_iso(checkpoint.created_at),
         "checkpoint_type": checkpoint.type or None,
         "base_model": checkpoint.base_model,
         "lora_adapter_config": checkpoint.lora_adapter_config,

@@ -75,7 +75,7 @@ def read_tensors(store: Store, key: str, *, path: str, size: int) -> TensorTable
         return _parse(header)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"The header of {path} is none of safetensors.",
+            f"The header of {path} is not a valid safetensors header.",
             path=path,
             cause=str(error),
             next_step="Download it to inspect it.",
@@ -85,7 +85,7 @@ def read_tensors(store: Store, key: str, *, path: str, size: int) -> TensorTable
 def _parse(data: bytes) -> TensorTable:
     header: Any = json.loads(data)
     if not isinstance(header, dict):
-        raise TypeError("no JSON object")
+        raise TypeError("expected a JSON object")
     named = cast("dict[str, Any]", header)
     noted: Any = named.pop("__metadata__", None)
     placed = sorted(
@@ -106,10 +106,10 @@ def _parse_tensor(name: str, fields: Any) -> tuple[tuple[int, int], Tensor]:
 
 def _parse_counts(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise TypeError("no list of numbers")
+        raise TypeError("expected a list of numbers")
     numbers = cast("list[Any]", value)
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError("not a whole number of 0 or more")
+        raise ValueError("expected whole numbers of at least 0")
     return tuple(numbers)
 
 

@@ -105,7 +105,7 @@ def _validate_required_files(
         return ""
     for needed in report.required_files:
         if needed not in found.files:
-            return f"{path} names {needed}, which is not there"
+            return f"{path} names {needed}, which is missing"
     return ""
 
 

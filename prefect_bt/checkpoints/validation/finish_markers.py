@@ -241,8 +241,8 @@ def _weights_unfinished(found: LocalCheckpoint, reports: Mapping[str, FileReport
     for path in ("config.json", "adapter_config.json"):
         report = reports.get(path)
         if report and report.describes_model and not has_payload(files):
-            return f"the weights that {path} describes are not there"
+            return f"the weights that {path} describes are missing"
     adapter = files.keys() & {"adapter_model.safetensors", "adapter_model.bin"}
     if adapter and "adapter_config.json" not in files:
-        return f"adapter_config.json is not there beside {min(adapter)}"
+        return f"adapter_config.json is missing beside {min(adapter)}"
     return ""

@@ -13,7 +13,9 @@ from prefect_bt.cli.ui.options import NO_FILTER, CheckpointNames, InjectedTermin
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import OK, format_count
 from prefect_bt.errors import PrefectBtError, WorkspaceError
+from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import JobRecord
 
 
 def download_checkpoints(
@@ -38,12 +40,7 @@ def download_checkpoints(
     """
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
-    found = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
-    if not found:
-        raise PrefectBtError(
-            f"Job {record.id} has no committed checkpoint.",
-            next_step=f"Upload status: prefect-bt view --job-id {record.id}",
-        )
+    found = list_committed(ledger, record)
     names = [one.checkpoint_id for one in found]
     chosen = catalog.resolve_names(record.id, names, checkpoint_name or names)
     wanted = _map_target_paths([one for one in found if one.checkpoint_id in chosen])
@@ -66,6 +63,14 @@ def download_checkpoints(
     count = format_count(len(wanted), "checkpoint file")
     terminal.echo(f"{count} in {target}{already}", style="green")
     return OK
+
+
+def list_committed(ledger: Ledger, record: JobRecord) -> list[catalog.CommittedCheckpoint]:
+    """Return the committed checkpoints of a job, at least one."""
+    if found := catalog.list_checkpoints(ledger.store, record.project_id, record.id):
+        return found
+    step = f"Upload status: prefect-bt view --job-id {record.id}"
+    raise PrefectBtError(f"Job {record.id} has no committed checkpoint.", next_step=step)
 
 
 def _map_target_paths(chosen: list[catalog.CommittedCheckpoint]) -> DesiredFiles:

@@ -16,7 +16,7 @@ from prefect_bt.cli.ui.options import (
 )
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import UsageError
 from prefect_bt.jobs.prune import PrunePlan, check_names, execute_prune, plan_prune
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import RetentionPolicy
@@ -58,9 +58,8 @@ def prune_checkpoints(
     `prefect-bt checkpoints prune --job-id abc1234 --checkpoint-name checkpoint-20 --yes`
     """
     if which.job_id is None and which.selected_project is None:
-        raise PrefectBtError(
-            "checkpoints prune needs a job or a project.", next_step="Give --job-id or --project."
-        )
+        step = "Give --job-id or --project."
+        raise UsageError("checkpoints prune needs a job or a project.", next_step=step)
     ledger = open_ledger()
     records = select_jobs(ledger, which, terminal)
     if not records:

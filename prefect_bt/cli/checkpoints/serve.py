@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.cli.ui.terminal import OK
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.file_server import process
 from prefect_bt.file_server.app import FileServer, serve
 from prefect_bt.object_store import open_store
@@ -42,16 +42,16 @@ def serve_checkpoints(
     place = process.find_server_folder(open_store(settings.store).url, settings.state_dir)
     if place is None:
         raise PrefectBtError(
-            f"{settings.store} needs no file server: a bucket has URLs of its own.",
+            f"{settings.store} needs no file server: a bucket signs its own URLs.",
             next_step="Create them: prefect-bt get_checkpoint_urls.",
         )
     if process.is_wildcard(host) and not address:
-        raise PrefectBtError(
+        raise UsageError(
             f"{host!r} is not an address that other machines can use.",
             next_step="Give the URL of this machine: --address http://<name>:<port>.",
         )
     if address and not address.startswith(("http://", "https://")):
-        raise PrefectBtError(
+        raise UsageError(
             f"--address {address!r} is not a URL.", next_step="Write http://box.example:8700."
         )
     base = address.rstrip("/")

@@ -7,11 +7,10 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prefect_bt.checkpoints.committed import catalog
+from prefect_bt.cli.checkpoints.download import list_committed
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import InjectedTerminal, JobFilter, Remote
 from prefect_bt.cli.ui.terminal import OK, format_count
-from prefect_bt.errors import PrefectBtError
 from prefect_bt.file_server.checkpoint_urls import file_documents, signed_urls, unsigned_urls
 from prefect_bt.ledger.opening import open_ledger
 
@@ -42,12 +41,7 @@ def get_checkpoint_urls(
     ledger = open_ledger()
     record = select_job(ledger, JobFilter(job_id=job_id), terminal)
     with terminal.spinner("Reading the manifests"):
-        found = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
-    if not found:
-        raise PrefectBtError(
-            f"No checkpoints found for training job {record.id}.",
-            next_step=f"Upload status: prefect-bt view --job-id {record.id}",
-        )
+        found = list_committed(ledger, record)
     with terminal.spinner("Signing URLs"):
         store = ledger.store
         urls = unsigned_urls(store) if unsigned else signed_urls(store, os.environ)

@@ -67,6 +67,6 @@ def _print_report(terminal: Terminal, job_id: str, report: VerificationReport) -
         terminal.warn(f"No checkpoints found for training job {job_id}.")
     elif report.failures:
         count = format_count(len({(one.manifest, one.path) for one in report.failures}), "file")
-        terminal.echo(f"Job {job_id}: {count} missing or corrupt, of {read}.", style="red")
+        terminal.echo(f"Job {job_id}: {count} missing or corrupt; checked {read}.", style="red")
     else:
         terminal.echo(f"Job {job_id}: {read}: all intact.", style="green")

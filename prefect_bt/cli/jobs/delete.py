@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Yes
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.errors import NotFoundError, UsageError
 from prefect_bt.jobs.delete import (
     check_deletable,
     delete_job,
@@ -41,9 +41,8 @@ def delete(
     elif which.selected_project:
         document, done = _delete_project(terminal, ledger, which.selected_project, yes)
     else:
-        raise PrefectBtError(
-            "delete needs a job or a project.", next_step="Give --job-id or --project."
-        )
+        step = "Give --job-id or --project."
+        raise UsageError("delete needs a job or a project.", next_step=step)
     return terminal.print_result(document, lambda: terminal.echo(done, style="green"))
 
 

@@ -37,7 +37,9 @@ def recreate(
 ) -> int:
     """Use the definition, files and retry policy of a job for a new job with its own ID.
 
-    To continue a job from its last checkpoint, use `prefect-bt retry`.
+    Options that are not given keep the values of the job. To continue a job from its last
+    checkpoint, use `prefect-bt retry`. To change its commands, `prefect-bt download` its files and
+    push them with --entrypoint.
 
     Args:
         job_id: ID of the job; default: the newest.

@@ -7,7 +7,7 @@ from prefect_bt.cli.jobs.selection import list_unfinished_jobs, select_jobs
 from prefect_bt.cli.logs import follow
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Yes
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
-from prefect_bt.errors import PrefectBtError, StateError
+from prefect_bt.errors import PrefectBtError, StateError, UsageError
 from prefect_bt.jobs.job_json import current_user, job_document
 from prefect_bt.jobs.stop import stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
@@ -43,7 +43,7 @@ def stop(
     """
     ledger = open_ledger()
     if abandoned and (which.job_id is None or all):
-        raise PrefectBtError("--abandoned needs one job.", next_step="Name it with --job-id.")
+        raise UsageError("--abandoned needs one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
         named = select_jobs(ledger, which, terminal)
         return _stop_jobs(terminal, ledger, named, named=True, abandoned=abandoned)

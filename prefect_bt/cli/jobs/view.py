@@ -21,7 +21,7 @@ from prefect_bt.cli.ui.options import (
 )
 from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import UsageError
 from prefect_bt.job_index.entries import open_catalog
 from prefect_bt.job_index.overview import read_overview
 
@@ -65,7 +65,7 @@ def view(
     from prefect_bt.ledger.opening import open_ledger
 
     if all and limit is not None:
-        raise PrefectBtError("--all and --limit exclude each other.", next_step="Give one of them.")
+        raise UsageError("--all and --limit exclude each other.", next_step="Give one of them.")
     read = partial(_read, terminal, open_ledger(), which, None if all else limit or 0)
     if watch:
         terminal.watch(read)

@@ -109,10 +109,7 @@ def wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobSt
     with detach_on_interrupt(terminal, record.id):
         with live_panel(terminal, ledger, record):
             stop.wait_for_end(ledger, record.id)
-        state = print_job_end(terminal, ledger, record.id)
-    if state in FAILED_STATES:
-        terminal.info(f"  Logs:    prefect-bt logs --job-id {record.id}")
-    return state
+        return print_job_end(terminal, ledger, record.id)
 
 
 def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
@@ -120,8 +117,8 @@ def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     last = ledger.list_events(job_id)[-1]
     words, style = END_MESSAGES.get(last.state, ("Training job {id} continues.", ""))
     terminal.info(words.format(id=job_id), style=style)
-    if last.message and last.state in FAILED_STATES:
-        terminal.info(last.message)
+    if last.state in FAILED_STATES:
+        terminal.info(f"{last.message}\n  Cause: prefect-bt logs --job-id {job_id} --first-failure")
     return last.state
 
 

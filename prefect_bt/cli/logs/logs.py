@@ -19,8 +19,8 @@ from prefect_bt.cli.ui.options import (
     PositiveCount,
     Tail,
 )
-from prefect_bt.cli.ui.terminal import OK, Terminal, format_count, write_stdout
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.cli.ui.terminal import OK, Terminal, write_stdout
+from prefect_bt.errors import UsageError
 from prefect_bt.logs.levels import LogLevel, parse_level
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.durations import parse_since
@@ -47,6 +47,10 @@ def _convert_pattern(_: object, tokens: Sequence[Token]) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {error}") from None
 
 
+_TIME = Parameter(converter=_convert_time, metavar="TIME")
+_REGEX = Parameter(converter=_convert_pattern, metavar="REGEX")
+
+
 def _validate_ranges(_: object, texts: Sequence[str]) -> None:
     parse_number_ranges(texts)
 
@@ -59,11 +63,11 @@ def logs(
     attempt: Annotated[
         tuple[str, ...], Parameter(validator=_validate_ranges, allow_leading_hyphen=True)
     ] = (),
-    since: Annotated[int, Parameter(name=["--since", "--start"], converter=_convert_time)] = 0,
-    end: Annotated[int | None, Parameter(converter=_convert_time)] = None,
+    since: Annotated[int, _TIME, Parameter(name=["--since", "--start"])] = 0,
+    end: Annotated[int | None, _TIME] = None,
     limit: PositiveCount = None,
     min_level: Annotated[LogLevel | None, Parameter(converter=_convert_level)] = None,
-    grep: Annotated[re.Pattern[str] | None, Parameter(converter=_convert_pattern)] = None,
+    grep: Annotated[re.Pattern[str] | None, _REGEX] = None,
     first_failure: bool = False,
     platform: Annotated[bool, Parameter(negative="--no-platform")] = True,
     raw: bool = False,
@@ -108,7 +112,7 @@ def logs(
         given = {"since": since, "end": end, "limit": limit, "min-level": min_level}
         _reject_combined_options(tail=tail, rank=rank, grep=grep, **given)
     if tail and end is not None:
-        raise PrefectBtError("--tail and --end exclude each other.", next_step="Give one of them.")
+        raise UsageError("--tail and --end exclude each other.", next_step="Give one of them.")
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
     get_reconciled_state(ledger, record.id, terminal)
@@ -164,7 +168,10 @@ def _print_first_failure(
     from prefect_bt.logs.first_failure import read_first_failure
     from prefect_bt.logs.job_reader import JobLine
 
-    why = read_first_failure(ledger, record, _resolve_attempt(ledger, record, chosen))
+    attempt = chosen.single if chosen else None
+    if chosen and attempt is None:
+        raise UsageError("--first-failure shows one attempt.", next_step="Give one: --attempt 0.")
+    why = read_first_failure(ledger, record, attempt)
     outcome = why.outcome
     found = [JobLine(outcome.attempt, line) for line in why.lines]
     if terminal.machine_readable:
@@ -182,29 +189,10 @@ def _print_first_failure(
     lines.write_lines(found, lines.format_raw if raw else lines.format_text)
 
 
-def _resolve_attempt(ledger: Ledger, record: JobRecord, chosen: NumberRanges | None) -> int | None:
-    """Return the attempt to show, counted from the first; None for the newest failed one."""
-    if chosen is None:
-        return None
-    typed = chosen.single
-    if typed is None:
-        raise PrefectBtError(
-            "--first-failure shows one attempt.", next_step="Give one, such as --attempt 0."
-        )
-    begun = len(ledger.list_attempts(record.id))
-    meant = chosen.resolve_negative(begun).single
-    if meant is None or meant < 0:
-        raise PrefectBtError(
-            f"Job {record.id} has no attempt {typed}; it has {format_count(begun, 'attempt')}.",
-            next_step=f"All lines: prefect-bt logs --job-id {record.id}",
-        )
-    return meant
-
-
 def _reject_combined_options(**others: object) -> None:
     given = [f"--{name}" for name, value in others.items() if value not in (False, (), 0, None)]
     if given:
-        raise PrefectBtError(
+        raise UsageError(
             f"--first-failure cannot be combined with {' and '.join(given)}.",
             next_step="Leave one of them out.",
         )

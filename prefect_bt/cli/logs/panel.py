@@ -20,7 +20,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.snapshot import JobSnapshot, read_snapshot
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import Progress, format_percent_done, format_progress
-from prefect_bt.text.quantities import format_duration
+from prefect_bt.text.quantities import format_elapsed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -96,7 +96,7 @@ class StatusPanel:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(ratio=1, overflow="ellipsis", no_wrap=True)
         state = snapshot.state
-        age = format_duration(time.time() - self._record.created_at)
+        age = format_elapsed(time.time() - self._record.created_at)
         nodes = format_count(self._nodes, "node")
         attempt = "" if snapshot.attempt is None else f" · attempt {snapshot.attempt}"
         facts = f"{attempt} · {nodes} · {self._record.substrate} · {age}"

@@ -9,10 +9,9 @@ from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Findings, Orphan, remove_all
-from prefect_bt.jobs.job_json import format_iso
 from prefect_bt.settings import Settings
 from prefect_bt.text.durations import parse_age
-from prefect_bt.text.quantities import format_size
+from prefect_bt.text.quantities import format_iso, format_size
 
 _COLUMNS: Final = [
     Column("Kind", "kind"),

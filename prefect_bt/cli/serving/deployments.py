@@ -67,7 +67,7 @@ _REVISIONS: Final = [
     Column("Job ID", "job_id"),
     Column("In Flight", "in_flight", hide=4),
     Column("Created", "at", format_local_time, hide=1),
-    Column("Message", "sentence", wrap=True),
+    Column("Message", "message", wrap=True),
 ]  # fmt: skip
 _PROMOTIONS: Final = [
     Column("Time", "at", format_local_time),
@@ -115,7 +115,7 @@ def _show_deployment(terminal: Terminal, document: Document) -> None:
     show_fields(terminal, "Deployment", list_fields(_FIELDS, document))
     for title, columns, key in (
         ("Revisions", _REVISIONS, "revisions"),
-        ("Promotions", _PROMOTIONS, "moves"),
+        ("Promotions", _PROMOTIONS, "promotions"),
     ):
         if rows := document[key]:
             terminal.echo()

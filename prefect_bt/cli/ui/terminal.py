@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from prefect_bt.errors import PrefectBtError, StoreError
+from prefect_bt.errors import PrefectBtError, StoreError, UsageError
 from prefect_bt.text.control_characters import escape_controls
 
 if TYPE_CHECKING:
@@ -46,12 +46,13 @@ class Terminal:
     """Output and questions of one command.
 
     `interactive`: a user can answer questions. `debug`: errors have a traceback.
-    `output`: the value of `-o`.
+    `output`: the value of `-o`. `agrees`: every confirmation is given.
     """
 
     interactive: bool
     debug: bool = False
     output: str = "cli-table"
+    agrees: bool = False
 
     @property
     def machine_readable(self) -> bool:
@@ -136,10 +137,12 @@ class Terminal:
     def confirm(self, question: str, *, yes: bool = False) -> None:
         """Ask a yes/no question; raise CanceledError for anything but yes.
 
-        `yes`, and a terminal that cannot ask, agree without the question.
+        `yes` and --non-interactive agree. Raise UsageError where nobody can answer.
         """
-        if yes or not self.interactive:
+        if yes or self.agrees:
             return
+        if not self.interactive:
+            raise UsageError(f"{question} There is no terminal to ask on.", next_step="Add --yes.")
         self.err.print(f"{escape_controls(question)} [y/N] ", end="")
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CanceledError
@@ -184,7 +187,7 @@ def open_terminal(*, interactive: bool, debug: bool, output: str = "cli-table") 
         # A replaced stream (in a test, in a notebook) has no `reconfigure`.
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    return Terminal(interactive and _stdin_is_tty(), debug, output)
+    return Terminal(interactive and _stdin_is_tty(), debug, output, agrees=not interactive)
 
 
 def _console(*, stderr: bool) -> Console:

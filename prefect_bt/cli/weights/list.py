@@ -8,10 +8,9 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, Document, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import StoreError
-from prefect_bt.jobs.job_json import format_iso
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
-from prefect_bt.text.quantities import format_size
+from prefect_bt.text.quantities import format_iso, format_size
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.inventory import WeightsEntry, list_entries

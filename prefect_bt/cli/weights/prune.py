@@ -10,7 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
 from prefect_bt.cli.ui.tables import Column, Document, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import UsageError
 from prefect_bt.gc.weights_prune import (
     PrunePolicy,
     apply_prune,
@@ -68,7 +68,7 @@ def prune_weights(
     if store and settings.store_weights_bytes and not (names or older_than or everything):
         keep_bytes = keep_bytes or str(int(settings.store_weights_bytes))
     if sum([bool(names), keep_bytes is not None, older_than is not None, everything]) != 1:
-        raise PrefectBtError(
+        raise UsageError(
             "weights prune needs exactly one choice of what to delete.",
             next_step="Give names, --keep-bytes, --older-than or --all.",
         )
@@ -98,7 +98,7 @@ def _parse_size(text: str) -> int:
     try:
         return TypeAdapter(ByteSize).validate_python(text)
     except ValidationError:
-        raise PrefectBtError(
+        raise UsageError(
             f"--keep-bytes {text!r} is not a size.", next_step="Write 100GB, 1.5TB or 64GiB."
         ) from None
 

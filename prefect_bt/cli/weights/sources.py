@@ -8,7 +8,7 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
-from prefect_bt.errors import PrefectBtError, SecretError
+from prefect_bt.errors import SecretError, UsageError
 from prefect_bt.jobs.start import default_secret_sources
 from prefect_bt.planning.given_weights import plan_config_weights, plan_given_sources
 from prefect_bt.planning.plan import WeightsPlan
@@ -38,7 +38,7 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
     Raise PrefectBtError when there are none, and PlanError when `push` would refuse one.
     """
     if (config is None) == (not given.source):
-        raise PrefectBtError(
+        raise UsageError(
             "Name either a config file or sources.",
             next_step="Give config.py, or --source hf://owner/repo.",
         )
@@ -52,7 +52,7 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
     elif given == NO_SOURCES:
         plans = plan_config_weights(config)
     else:
-        raise PrefectBtError(
+        raise UsageError(
             "--allow, --ignore and --auth-secret-name belong to --source.",
             next_step="Set the patterns and the secret of each source in the config file.",
         )

@@ -114,8 +114,8 @@ def _get_only_definition(module: ModuleType, kind: type[T], path: Path) -> T:
     if len(names) > 1:
         raise ConfigValueError(
             f"Multiple `{called}`s were found in `{path}`: {', '.join(names)}.",
-            next_step=f"Keep one: each module-level name of a {called} counts, "
-            "even two names of the same one.",
+            next_step=f"Keep one. Each module-level name bound to a {called} counts, "
+            "also a second name for the same object.",
             file=str(path),
         )
     return getattr(module, names[0])

@@ -28,12 +28,12 @@ class VolumeFolderError(ViewError):
         linked = error.errno in {errno.ELOOP, errno.ENOTDIR}
         why = "it or a parent folder is a link, or is not a folder" if linked else error.strerror
         step = (
-            "Links below the state folder are never followed, since a job may have left them. "
-            "Remove it, or mount the folder that it leads to in its place (mount --bind)."
+            "Links below the state folder are never followed, because a job may have created them. "
+            "Remove the link, or mount its target in its place (mount --bind)."
             if linked
             else "Check that it can be read and written."
         )
-        super().__init__(f"{str(folder)!r} cannot be given to the job: {why}. {step}")
+        super().__init__(f"{str(folder)!r} cannot be mounted in the job: {why}. {step}")
 
 
 class Bind(NamedTuple):

@@ -162,8 +162,8 @@ def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
     fitting = next((rank for rank in VLLM_LORA_RANKS if rank >= highest), None)
     if fitting is None:
         raise DefinitionError(
-            f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM takes "
-            f"up to {VLLM_LORA_RANKS[-1]}.",
+            f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM "
+            f"supports up to {VLLM_LORA_RANKS[-1]}.",
             next_step="Merge it into its base model and deploy that, or use the engine "
             f"{TRANSFORMERS}.",
         )

@@ -151,9 +151,7 @@ def check_model(model: Model, base: Path | None) -> None:
     elif model.kind == "full":
         check_weights(model.name, model.path)
     else:
-        raise UnservableError(
-            f"{model.name}: {model.kind!r} is not a kind of model; write full or lora."
-        )
+        raise UnservableError(f"{model.name}: {model.kind!r} is not a kind: full or lora.")
     if not tokenizer_files(model.path, base):
         nor = f" or {base}." if base else ", and no base model is given."
         raise UnservableError(f"{model.name}: there is no tokenizer in {model.path}{nor}")
@@ -182,11 +180,11 @@ def check_weights(name: str, folder: Path) -> None:
     index = next((folder / i for i in WEIGHTS_INDEXES if (folder / i).is_file()), None)
     if index is None:
         raise UnservableError(
-            f"{name}: {folder} has no weights that can be loaded, as {WEIGHTS[0]} is."
+            f"{name}: {folder} has no weights that can be loaded, such as {WEIGHTS[0]}."
         )
     for shard in sorted(set(read_json_object(name, index).get("weight_map", {}).values())):
         if not (folder / shard).is_file():
-            raise UnservableError(f"{name}: {folder} lacks {shard}, which its {index.name} names.")
+            raise UnservableError(f"{name}: {folder} has no {shard}, which {index.name} refers to.")
 
 
 def read_json_object(name: str, path: Path) -> dict[str, Any]:

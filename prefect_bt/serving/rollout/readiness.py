@@ -252,13 +252,13 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     (
         r"[Pp]ort (\d+) (?:of \S+ cannot be used|is already in use)"
         r"|bind on address \(\S+ (\d+)\): address already in use|[Aa]ddress already in use",
-        "Its port {1}{2} is in use: stop what listens there, and deploy again.",
+        "Its port {1}{2} is in use: stop the program that listens there, and deploy again.",
     ),
     (
         r"there is no tokenizer in|Can't load tokenizer for|instantiate the backend tokenizer"
         r"|No tokenizer file found in|Unable to load vocabulary from file",
         "It has no tokenizer that can be loaded: save it beside the checkpoint, or name the base "
-        "model (base_model_id), whose tokenizer is then taken.",
+        "model (base_model_id), whose tokenizer is then used.",
     ),
     (
         r"no base model is given|base model's folder (\S+) is not there",
@@ -277,7 +277,7 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"SafetensorError|deserializing header|MetadataIncompleteBuffer|InvalidHeader",
-        "A file of weights is damaged: `prefect-bt checkpoints verify` its job.",
+        "A weights file is damaged: run `prefect-bt checkpoints verify` for its job.",
     ),
     (
         r"Model architectures (\[[^\]]*\]) (?:are not supported|failed to be inspected)",

@@ -11,7 +11,6 @@ from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError, StateError
 from prefect_bt.jobs import resubmit
-from prefect_bt.jobs.job_json import format_iso
 from prefect_bt.jobs.stop import reconcile_job, stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
@@ -21,6 +20,7 @@ from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger,
 from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
 from prefect_bt.serving.router.process import query_router_status, stop_router
 from prefect_bt.settings import Settings
+from prefect_bt.text.quantities import format_iso
 
 STATUS_TIMEOUT: Final = 3.0
 """Seconds that a router may take to say how it is."""
@@ -120,7 +120,7 @@ def deployment_document(ledger: Ledger, name: str) -> dict[str, Any]:
         if address and serving and serving in living
         else None,
         "revisions": [_document(one) for one in revisions],
-        "moves": [
+        "promotions": [
             {**codec.encode(m), "at": format_iso(m.at)}
             for m in deployments.list_desired_revisions(name)
         ],
@@ -222,7 +222,7 @@ def _reacquire_holds(ledger: Ledger, revision: Revision, job_id: str) -> None:
         found = next((one for one in there if one.checkpoint_id == name), None)
         if found is None:
             raise CheckpointError(
-                f"Checkpoint {name} of job {training} is gone.",
+                f"Checkpoint {name} of job {training} no longer exists.",
                 next_step="Deploy another: prefect-bt deploy_checkpoints",
             )
         keys = tuple(part.key for part in found.manifests)
@@ -254,6 +254,6 @@ def _document(one: RevisionStatus) -> dict[str, Any]:
         "state": one.state,
         "job_id": one.job_id or None,
         "job_status": one.job_state.value if one.job_state else None,
-        "sentence": one.message or None,
+        "message": one.message or None,
         "in_flight": one.in_flight,
     }

@@ -39,10 +39,13 @@ def main() -> None:
         "--patience", type=float, default=WAIT_TIMEOUT, help="seconds a request waits"
     )
     options.add_argument(
-        "--grace", type=float, default=SHUTDOWN_GRACE_SECONDS, help="seconds to end requests in"
+        "--grace",
+        type=float,
+        default=SHUTDOWN_GRACE_SECONDS,
+        help="seconds in which open requests may finish",
     )
     options.add_argument(
-        "--most-bytes", type=int, default=MAX_BODY_BYTES, help="of a request's body"
+        "--most-bytes", type=int, default=MAX_BODY_BYTES, help="maximum size of a request's body"
     )
     given = options.parse_args()
     try:

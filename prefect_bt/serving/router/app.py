@@ -131,7 +131,9 @@ class Router:
             return error_responses.not_supported(400, f"{request.path!r} is not a path.")
         if request.path.rstrip("/") in _DENIED_PATHS:
             return error_responses.not_supported(
-                403, f"{request.path} would change the server. Deploy a new revision instead."
+                403,
+                f"{request.path} is refused: it would change the server. Deploy a new "
+                "revision instead.",
             )
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return error_responses.not_supported(

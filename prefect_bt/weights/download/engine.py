@@ -43,7 +43,7 @@ _POLL_INTERVAL: Final = 0.2
 """Seconds between two looks at a file that another process downloads."""
 _MAX_FILES_PER_TURN: Final = 64
 """Small files that a thread reads before it writes them, which saves a third of the time."""
-_NEXT_STEP: Final = "Push again: downloaded files are kept."
+_NEXT_STEP: Final = "Try again: downloaded files are kept."
 
 
 class Download:
@@ -340,9 +340,7 @@ class Download:
         file.discard()
         if mismatch and path in self._corrupt:
             what = f"could not be verified: {path} arrived damaged twice: {mismatch}"
-            hint = (
-                "Push again; if it happens again, a proxy or mirror on the way changes the bytes."
-            )
+            hint = "Try again; if it happens again, a proxy or mirror on the way changes the bytes."
             raise source_error(self._staging.source, what, hint)
         if mismatch:
             self._corrupt.add(path)

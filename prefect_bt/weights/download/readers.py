@@ -82,6 +82,6 @@ class FallbackReader:
             problem = f"could not be read: {error.message}"
         if start < end:
             self.mark_corrupt(file)
-            hint = "Push again: downloaded files are kept."
+            hint = "Try again: downloaded files are kept."
             what = f"The store's copy of {file.path} {problem}"
             raise TransientError(what, source="", next_step=hint)

@@ -160,7 +160,7 @@ class BucketSource(protocol.RemoteSource):
             return self._error(text.format(path=path, bucket=self._address.bucket), hint, kind)
         at = f" at {path}" if path else ""
         text = f"could not be read{at} ({fault.reason or self._no_answer})"
-        hint = "Check the network, and push again: downloaded files are kept."
+        hint = "Check the network, and try again: downloaded files are kept."
         return self._error(text, hint, protocol.TransientError)
 
 

@@ -228,7 +228,7 @@ class HttpSource(protocol.RemoteSource):
         if fault.is_transient:
             kind = protocol.TransientError
             step = (
-                f"Check the network and {self._setting}, and push again: downloaded files are kept."
+                f"Check the network and {self._setting}, and try again: downloaded files are kept."
             )
         elif fault.status in (401, 403):
             step = self._access_step

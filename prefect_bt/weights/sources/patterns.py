@@ -44,8 +44,11 @@ def _validate_paths(source: str, paths: Sequence[str]) -> None:
     """WeightsError for a path that is outside the mount, impossible, or in another file."""
     for path in paths:
         if path.startswith(".cache/huggingface/") or not is_mountable(path):
-            text = f"lists a file named {quote(path)}, which cannot be below the mount"
-            hint = "Nothing was downloaded. Exclude it with ignore_patterns, or tell its owner."
+            text = f"lists a file named {quote(path)}, which cannot be a path below the mount"
+            hint = (
+                "Nothing was downloaded. Exclude it with ignore_patterns, or report it to "
+                "the owner of the source."
+            )
             raise source_error(source, text, hint)
     # No name contains NUL, so the paths in a folder follow the folder directly.
     ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))

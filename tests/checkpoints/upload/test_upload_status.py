@@ -18,7 +18,7 @@ from prefect_bt.checkpoints.upload.upload_status import (
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import UploadStatus
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.text.quantities import format_duration, format_size
+from prefect_bt.text.quantities import format_elapsed, format_size
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT
 from tests.checkpoints.running import wait_for
@@ -135,7 +135,7 @@ def test_sizes_and_times():
         "4.0 GB",
         "5.0 TB",
     ]
-    assert [format_duration(n) for n in (0.4, 59, 200, 7500)] == [
+    assert [format_elapsed(n) for n in (0.4, 59, 200, 7500)] == [
         "0 s",
         "59 s",
         "3 min 20 s",

@@ -38,7 +38,7 @@ def hold(shop: Shop, job: JobRecord, name: str, holder: str, **more: str):
 
 
 def test_a_policy(cli: Cli, shop: Shop, job):
-    arguments = ("checkpoints", "prune", "--job-id", job.id, "--keep-last", "1")
+    arguments = ("checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1")
     dry = cli(*arguments, "--keep-every", "20", "--dry-run")
     assert dry.code == 0
     lines = [line.split() for line in dry.out.splitlines()]
@@ -59,7 +59,9 @@ def test_a_policy(cli: Cli, shop: Shop, job):
 
 
 def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
-    done = cli("checkpoints", "prune", "--project", "tiny", "--checkpoint-name", "checkpoint-40")
+    done = cli(
+        "checkpoints", "prune", "--yes", "--project", "tiny", "--checkpoint-name", "checkpoint-40"
+    )
     assert done.code == 0
     assert listed(shop, job) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
     assert f"Job {job.id}: 1 checkpoint deleted. Freed 3.91 KiB." in done.out
@@ -70,7 +72,7 @@ def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
     [
         (
             ["--keep-last", "1"],
-            1,
+            2,
             "checkpoints prune needs a job or a project. Give --job-id or --project.",
         ),
         (["--project", "tiny", "--keep-last", "0"], 2, "Must be >= 1"),
@@ -78,7 +80,7 @@ def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
     ],
 )
 def test_asked_in_a_wrong_way(cli: Cli, shop: Shop, job, arguments, code, words):
-    done = cli("checkpoints", "prune", *arguments)
+    done = cli("checkpoints", "prune", "--yes", *arguments)
     assert done.code == code
     assert words in done.err
     assert len(listed(shop, job)) == 4
@@ -89,7 +91,9 @@ def test_a_running_job_keeps_what_it_would_go_on_from(cli: Cli, shop: Shop, runn
     commit(shop, job, tmp_path / "ckpts", (10, 20))
     before = {info.key for info in shop.ledger.store.list("") if "/objects/" in info.key}
     names = ("--checkpoint-name", "checkpoint-10", "--checkpoint-name", "checkpoint-20")
-    done = cli("checkpoints", "prune", "--job-id", job.id, *names, "-o", "json").json["jobs"][0]
+    done = cli("checkpoints", "prune", "--yes", "--job-id", job.id, *names, "-o", "json").json[
+        "jobs"
+    ][0]
     assert done["running"]
     assert done["kept"] == [
         {"checkpoint_id": "checkpoint-20", "why": "the running job would resume from it"}
@@ -101,7 +105,15 @@ def test_a_running_job_keeps_what_it_would_go_on_from(cli: Cli, shop: Shop, runn
 def test_by_id(cli: Cli, shop: Shop, job):
     known = cli("checkpoints", "list", "--job-id", job.id, "-o", "json").json["checkpoints"]
     ids = {one["checkpoint_id"]: one["id"] for one in known}
-    words = ["checkpoints", "prune", "--job-id", job.id, "--checkpoint-name", ids["checkpoint-20"]]
+    words = [
+        "checkpoints",
+        "prune",
+        "--yes",
+        "--job-id",
+        job.id,
+        "--checkpoint-name",
+        ids["checkpoint-20"],
+    ]
     assert cli(*words).code == 0
     assert "checkpoint-20" not in listed(shop, job)
     assert len(listed(shop, job)) == len(ids) - 1
@@ -111,7 +123,9 @@ def test_what_others_need_stays(cli: Cli, shop: Shop, job, running):
     holder = shop.job("other", *running)
     hold(shop, job, "checkpoint-10", holder.id)
     hold(shop, job, "checkpoint-20", "chat", kind=holds.DEPLOYMENT)
-    found = cli("checkpoints", "prune", "--job-id", job.id, "--keep-last", "1", "-o", "json").json
+    found = cli(
+        "checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1", "-o", "json"
+    ).json
     why = {one["checkpoint_id"]: one["why"] for one in found["jobs"][0]["kept"]}
     assert why["checkpoint-10"] == f"needed by job {holder.id}"
     assert why["checkpoint-20"] == "needed by deployment chat"
@@ -123,13 +137,15 @@ def test_killed_it_leaves_whole_checkpoints(cli: Cli, shop: Shop, job, soak: Soa
     """tests/checkpoints/retention/test_prune.py places the kills."""
     store = open_store(shop.url)
     for _ in range(4 * soak.length):
-        process = cli.start("checkpoints", "prune", "--job-id", job.id, "--keep-last", "1", "-y")
+        process = cli.start(
+            "checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1", "-y"
+        )
         time.sleep(soak.random.uniform(0.3, 0.9))
         process.kill()
         process.communicate()
         assert verify(store, job.project_id, job.id) == []
         assert "checkpoint-40" in listed(shop, job)
-    assert cli("checkpoints", "prune", "--job-id", job.id, "--keep-last", "1").code == 0
+    assert cli("checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1").code == 0
     assert listed(shop, job) == ["checkpoint-40"]
     left = [i.key for i in store.list("") if "/objects/" in i.key or "/withdrawn/" in i.key]
     assert len(left) == 2

@@ -45,7 +45,7 @@ def test_a_job_goes_with_all_it_has(cli: Cli, shop: Shop, job, ended):
     folder = Path(cli.env["PREFECT_BT_STATE_DIR"]) / "jobs" / job.id
     (folder / "rank-0" / "checkpoints" / "half").mkdir(parents=True)
     (folder / "rank-0" / "checkpoints" / "half" / "x").write_bytes(b"x")
-    done = cli("delete", "--job-id", job.id, "-o", "json")
+    done = cli("delete", "--yes", "--job-id", job.id, "-o", "json")
     assert done.code == 0
     assert done.json == {
         "id": job.id,
@@ -57,7 +57,7 @@ def test_a_job_goes_with_all_it_has(cli: Cli, shop: Shop, job, ended):
     assert not folder.exists()
     assert [record.id for record in Ledger(open_store(shop.url)).list_jobs()] == [other.id]
     assert cli("view", "--job-id", job.id).code == 1
-    again = cli("delete", "--job-id", job.id)
+    again = cli("delete", "--yes", "--job-id", job.id)
     assert (again.code, again.out) == (1, "")
     assert f"No job '{job.id}' in this store." in again.err
     # Its id is never given again.
@@ -69,7 +69,7 @@ def test_a_running_job_is_refused(cli: Cli, shop: Shop, running, tmp_path):
     commit(shop, job, tmp_path / "ckpts", (10,))
     before = keys(shop)
     for arguments in (["--job-id", job.id], ["--project", "tiny"]):
-        done = cli("delete", *arguments)
+        done = cli("delete", "--yes", *arguments)
         assert done.code == 1
         assert done.err == (
             f"error: Job {job.id} has not ended (TRAINING_JOB_RUNNING), so it cannot be deleted. "
@@ -84,17 +84,17 @@ def test_a_job_that_others_need_is_refused(cli: Cli, shop: Shop, job, running):
     hold(shop, job, "checkpoint-20", "chat", kind=holds.DEPLOYMENT)
     before = keys(shop)
     for arguments in (["--job-id", job.id], ["--project", "tiny"]):
-        done = cli("delete", *arguments)
+        done = cli("delete", "--yes", *arguments)
         assert done.code == 1
         assert f"are needed by job {holder.id}, deployment chat, so" in done.err
     assert keys(shop) == before
     shop.ledger.append_event(holder.id, JobState.COMPLETED)
-    assert "are needed by deployment chat, so" in cli("delete", "--job-id", job.id).err
+    assert "are needed by deployment chat, so" in cli("delete", "--yes", "--job-id", job.id).err
 
 
 def test_a_job_that_is_taken_up_again_is_refused(cli: Cli, shop: Shop, job):
     with lock_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), job.id):
-        done = cli("delete", "--job-id", job.id)
+        done = cli("delete", "--yes", "--job-id", job.id)
     assert done.code == 1
     assert f"Job {job.id} is run by another process on this machine." in done.err
     assert cli("checkpoints", "verify", "--job-id", job.id).code == 0
@@ -110,7 +110,7 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     # A push that died before its job was written.
     shop.ledger.reserve_job_id(job.project_id, preferred="unwrit1")
     shop.ledger.store.put(f"training_projects/{job.project_id}/jobs/unwrit1/workspace.tar", b"")
-    done = cli("delete", "--project", "tiny", "-o", "json")
+    done = cli("delete", "--yes", "--project", "tiny", "-o", "json")
     assert (done.code, done.json) == (0, {"id": job.project_id, "deleted": True})
     assert not [key for key in keys(shop) if f"training_projects/{job.project_id}" in key]
     assert [project.id for project in shop.ledger.list_projects()] == [kept.project_id]
@@ -123,20 +123,20 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     }
     for job_id in (job.id, second.id):
         assert shop.ledger.reserve_job_id(kept.project_id, preferred=job_id) != job_id
-    assert cli("delete", "--project", "tiny").code == 1
+    assert cli("delete", "--yes", "--project", "tiny").code == 1
 
 
 def test_nothing_named(cli: Cli, shop: Shop, job):
     done = cli("delete")
     assert (done.code, done.err) == (
-        1,
+        2,
         "error: delete needs a job or a project. Give --job-id or --project.\n",
     )
 
 
 def test_of_another_project(cli: Cli, shop: Shop, job, ended):
     shop.job("other", *ended)
-    done = cli("delete", "--job-id", job.id, "--project", "other")
+    done = cli("delete", "--yes", "--job-id", job.id, "--project", "other")
     assert done.code == 1
     assert "It belongs to project" in done.err
     assert shop.ledger.get_job(job.id)
@@ -207,4 +207,4 @@ def test_the_lock_of_a_killed_deletion_is_in_nobodys_way(cli: Cli, shop: Shop, j
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    assert cli("delete", "--job-id", job.id).code == 0
+    assert cli("delete", "--yes", "--job-id", job.id).code == 0

@@ -116,7 +116,7 @@ def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     assert said.endswith(f"Training job {job_id} completed successfully.\n")
     assert page.startswith("http://127.0.0.1:")
 
-    again = cli("recreate", "--wait", "-o", "json")
+    again = cli("recreate", "--yes", "--wait", "-o", "json")
     assert again.code == 0, again.err
     assert again.json["current_status"] == "TRAINING_JOB_COMPLETED"
     assert again.json["id"] != job_id
@@ -165,5 +165,5 @@ def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, co
     while "it goes on" not in cli("logs", "--job-id", job_id).out:
         assert not open_ledger(shop.url).get_state(job_id).terminal
         time.sleep(0.2)
-    done = cli("stop")
+    done = cli("stop", "--yes")
     assert (done.code, done.out) == (0, f"Training job {job_id} stopped successfully.\n"), done.err

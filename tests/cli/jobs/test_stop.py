@@ -19,15 +19,15 @@ from tests.cli.conftest import COMMAND, Cli, Shop
 
 def test_nothing_to_stop(cli: Cli, shop: Shop, ended):
     shop.job("tiny", *ended)
-    done = cli("stop")
+    done = cli("stop", "--yes")
     assert (done.code, done.out) == (1, "")
     assert done.err == "error: No queued or active training jobs.\n"
-    assert cli("stop", "--all").code == 0
+    assert cli("stop", "--all", "--yes").code == 0
 
 
 def test_the_only_active_job(cli: Cli, shop: Shop, running):
     job = shop.job("tiny", *running)
-    done = cli("stop")
+    done = cli("stop", "--yes")
     assert done.code == 0, done.err
     assert done.out == f"Training job {job.id} stopped successfully.\n"
     assert shop.ledger.get_state(job.id) is JobState.STOPPED
@@ -44,7 +44,7 @@ def test_a_second_stop(cli: Cli, shop: Shop, running):
 
 def test_several_active_jobs_are_listed(cli: Cli, shop: Shop, running):
     jobs = [shop.job("tiny", *running) for _ in range(2)]
-    done = cli("stop")
+    done = cli("stop", "--yes")
     assert done.code == 1
     assert all(job.id in done.out for job in jobs)
     assert done.err.startswith("error: 2 training jobs are queued or active. Give --job-id")
@@ -54,7 +54,7 @@ def test_several_active_jobs_are_listed(cli: Cli, shop: Shop, running):
 def test_all_of_a_project(cli: Cli, shop: Shop, running):
     mine = [shop.job("tiny", *running) for _ in range(2)]
     other = shop.job("other", *running)
-    assert cli("stop", "--all", "--project", "tiny").code == 0
+    assert cli("stop", "--all", "--yes", "--project", "tiny").code == 0
     assert {shop.ledger.get_state(job.id) for job in mine} == {JobState.STOPPED}
     assert shop.ledger.get_state(other.id) is JobState.RUNNING
 
@@ -62,7 +62,7 @@ def test_all_of_a_project(cli: Cli, shop: Shop, running):
 def test_one_that_ended_does_not_keep_the_others(cli: Cli, shop: Shop, running, ended):
     shop.job("tiny", *ended)
     job = shop.job("tiny", *running)
-    assert cli("stop", "--all").code == 0
+    assert cli("stop", "--all", "--yes").code == 0
     assert shop.ledger.get_state(job.id) is JobState.STOPPED
 
 
@@ -194,7 +194,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
         return stop_job(ledger, job_id, **options)
 
     monkeypatch.setattr(stop, "stop_job", late)
-    done = cli("stop", "--all")
+    done = cli("stop", "--all", "--yes")
     assert done.code == ENDS[state][0], done.err
     assert f"Training job {first.id} {ENDS[state][1]}." in done.err
     assert done.out == f"Training job {second.id} stopped successfully.\n"

@@ -32,7 +32,7 @@ def test_the_newest_jobs_are_shown_and_the_others_counted(
     assert found.err == ""
     assert within("view", "--project", "tiny", "--limit", "0").code == 2
     refused = within("view", "--project", "tiny", "--limit", "2", "--all")
-    assert (refused.code, refused.out) == (1, "")
+    assert (refused.code, refused.out) == (2, "")
     assert "--all and --limit exclude each other." in refused.err
 
 

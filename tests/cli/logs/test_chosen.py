@@ -85,14 +85,25 @@ def test_first_failure(cli: Cli, job):
     [
         (["--attempt", "-1"], "did not fail: TRAINING_JOB_STOPPED. Attempts that failed: 0."),
         (["--attempt", "7"], "has no attempt 7 that has ended. Attempts that failed: 0."),
-        (["--attempt", "-5"], "has no attempt -5; it has 2 attempts. All lines: prefect-bt logs"),
-        (["--attempt", "0,1"], "--first-failure shows one attempt."),
-        (["--tail", "--rank", "1"], "cannot be combined with --tail and --rank."),
+        (["--attempt", "-5"], "has no attempt -5 that has ended. Attempts that failed: 0."),
     ],
 )
 def test_no_first_failure(cli: Cli, job, arguments: list[str], said: str):
     done = cli("logs", "--first-failure", *arguments)
     assert (done.code, done.out) == (1, "")
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--attempt", "0,1"], "--first-failure shows one attempt."),
+        (["--tail", "--rank", "1"], "cannot be combined with --tail and --rank."),
+    ],
+)
+def test_a_first_failure_asked_in_a_wrong_way(cli: Cli, job, arguments: list[str], said: str):
+    done = cli("logs", "--first-failure", *arguments)
+    assert (done.code, done.out) == (2, "")
     assert said in done.err
 
 

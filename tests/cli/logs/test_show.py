@@ -92,7 +92,10 @@ def test_json_is_one_document(cli: Cli, over):
 def test_tail_of_a_job_that_is_over_ends_with_how_it_ended(cli: Cli, over):
     done = cli("logs", "--tail", "--no-platform")
     assert (done.code, done.out) == (0, ALL)
-    assert done.err == (f"Training job {over.id} failed.\nRank 0 failed first: it exited with 3.\n")
+    assert done.err == (
+        f"Training job {over.id} failed.\nRank 0 failed first: it exited with 3.\n"
+        f"  Cause: prefect-bt logs --job-id {over.id} --first-failure\n"
+    )
 
 
 def test_tail_as_json_is_one_object_a_line(cli: Cli, over):

@@ -112,7 +112,7 @@ def test_no_base_model(within: Within, shelf: Shop):
         (["--accelerator", "h100"], ['did you mean "H100"', "none"]),
         (["--base-model", "not a model"], ["'not a model'"]),
         (["--served-name", "checkpoint-10"], ["CHECKPOINT=NAME"]),
-        (["--served-name", "checkpoint-7=x"], ["checkpoint-7", "not among"]),
+        (["--served-name", "checkpoint-7=x"], ["checkpoint-7", "not served"]),
         (["--substrate", "moon"], ["no substrate 'moon'"]),
         (["--gate", "missing.json"], ["missing.json", "No such file"]),
         (["--config", "missing.py"], ["missing.py", "not a file"]),
@@ -331,7 +331,7 @@ def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
     screen.wait_for_line("Which checkpoints", "checkpoint-20", "checkpoint-10")
     screen.press("enter")  # with nothing chosen, which goes nowhere
     screen.press(" ", "down", " ", "enter")
-    screen.wait_for_line("a folder outside its job of its job", "Which base model")
+    screen.wait_for_line("a folder outside its job", "Which base model")
     screen.press("org/ba", "se", "enter")
     screen.wait_for_line("Model name?", "base")
     screen.press(" v1", "enter")

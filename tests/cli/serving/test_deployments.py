@@ -178,7 +178,7 @@ def test_rollback(within: Within, two: Serving):
     run = within("deployments", "rollback", NAME)
     assert (run.code, run.out) == (0, "Revision 1 of stories serves.\n")
     assert two.deployments.get_desired_revision(NAME) == 1
-    why = [move["why"] for move in _view(within)["moves"]]
+    why = [move["why"] for move in _view(within)["promotions"]]
     assert why == ["deployed", "deployed", "rolled back from 2"]
 
 
@@ -188,7 +188,7 @@ def test_no_way_back(within: Within, serving: Serving):
     serving.move(serving.add(*RUNNING))
     run = within("deployments", "rollback", NAME)
     assert (run.code, run.out) == (1, "")
-    assert "no revision before 2 that ever answered" in run.err
+    assert "no revision before 2 that was ever ready" in run.err
 
 
 def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
@@ -232,7 +232,7 @@ def test_stop(cli: Cli, two: Serving, shop: Shop):
     out, _ = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "Deployment stories is stopped: 2 servers stopped.\n")
     assert two.place.read_route() is None
-    again = cli("deployments", "stop", NAME)
+    again = cli("deployments", "stop", NAME, "--yes")
     assert again.out == "Deployment stories is stopped: no server was running.\n"
     assert "stopped" in cli("deployments", "list").out
 

@@ -129,7 +129,7 @@ def test_no_mount_point_is_made_in_a_folder_that_was_replaced(tmp_path: Path) ->
         folder.mkdir()
     there = other.stat()
     binds = [Bind(outer, "/a", identity=(there.st_dev, there.st_ino)), Bind(other, "/a/b")]
-    with pytest.raises(VolumeFolderError, match="cannot be given to the job"):
+    with pytest.raises(VolumeFolderError, match="cannot be mounted in the job"):
         create_mount_points(binds, within=[outer])
     assert listing(tmp_path) == ["other", "outer"]
 

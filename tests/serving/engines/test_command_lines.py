@@ -88,7 +88,7 @@ def test_ranks_are_rounded_up(rank, legal):
 
 
 def test_a_rank_above_all():
-    with pytest.raises(DefinitionError, match=r"has rank 513; vLLM takes up to 512\..*Merge it"):
+    with pytest.raises(DefinitionError, match=r"has rank 513; vLLM supports up to 512\..*Merge it"):
         choose_max_lora_rank([lora(rank=513), lora(rank=8)])
 
 

@@ -234,7 +234,7 @@ def test_silence_is_a_second_of_sound() -> None:
         (
             "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: "
             "incomplete metadata, file not fully covered",
-            "A file of weights is damaged",
+            "A weights file is damaged",
         ),
         (
             "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",
