@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from prefect.states import Cancelled
 from prefect_bt.blocks import TrainingSecrets, TrainingStore
 from prefect_bt.credentials.secrets import SecretSource, resolve_secrets
 from prefect_bt.definitions import load_training_project, training_project_from_json
-from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
+from prefect_bt.errors import DefinitionError, PrefectBtError, WeightsError
 from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import failed_state, job_task
 from prefect_bt.flows.tasks.mirror import (
@@ -36,9 +35,8 @@ from prefect_bt.flows.tasks.mirror import (
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous, is_stop_requested
+from prefect_bt.planning.given_weights import plan_given_sources, plan_job_weights
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.planning.planner import plan_weights, plan_weights_sources
-from prefect_bt.planning.validation import validate_weights, validate_weights_source
 from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights import MirrorResult
@@ -142,21 +140,14 @@ def _plans(
             next_step="For example: sources=['hf://owner/repo@main'].",
         )
     if sources is not None:
-        said = {name: value for name, value in patterns.items() if value is not None}
-        documents = [{"source": source, **said} for source in sources]
-        for document in documents:
-            validate_weights_source(document)
-        plans = plan_weights_sources(documents)
+        plans = plan_given_sources(sources, **patterns)
     else:
         project = (
             training_project_from_json(definition or {})
             if config is None
             else load_training_project(Path(config).expanduser())
         )
-        job = project.job
-        if problems := list(chain.from_iterable(validate_weights(job))):
-            raise PlanError(problems)
-        plans = plan_weights(job)
+        plans = plan_job_weights(project.job)
     if not plans:
         raise DefinitionError(
             "No weights source was given.", next_step="Add one to the config, or give `sources`."

@@ -17,6 +17,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from docs._generate.meanings import MEANINGS
+
 PACKAGE = "prefect_bt"
 
 
@@ -87,12 +89,16 @@ def record_table(path: str) -> str:
             code(name),
             code(str(member.annotation)),
             _source_default(member),
-            attribute_docstring(kind, name),
+            attribute_docstring(kind, name) or _get_meaning(kind, name),
         )
         for name, member in parsed.attributes.items()
         if "instance-attribute" in member.labels and not name.startswith("_")
     ]
     return f"{docstring(parsed)}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
+
+
+def _get_meaning(kind: type, name: str) -> str:
+    return MEANINGS.get(f"{kind.__name__}.{name}", "") or MEANINGS.get(name, "")
 
 
 def _source_default(attribute: griffe.Attribute) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefect_bt.definitions import load_training_project
+from prefect_bt.definitions import TrainingJob, load_training_project
 from prefect_bt.errors import PlanError, PrefectBtError
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
@@ -23,6 +23,11 @@ def plan_config_weights(config: Path) -> Sequence[WeightsPlan]:
             f"The job of {str(config)!r} has no weights.",
             next_step="Add WeightsSource(...) to its `weights`, or give --source.",
         )
+    return plan_job_weights(job)
+
+
+def plan_job_weights(job: TrainingJob) -> Sequence[WeightsPlan]:
+    """Return plans of the weights of a job. Raise PlanError if one of them is not valid."""
     if problems := [problem for found in validate_weights(job) for problem in found]:
         raise PlanError(problems)
     return plan_weights(job)
@@ -31,14 +36,14 @@ def plan_config_weights(config: Path) -> Sequence[WeightsPlan]:
 def plan_given_sources(
     sources: Sequence[str],
     *,
-    allow_patterns: Sequence[str] = (),
-    ignore_patterns: Sequence[str] = (),
+    allow_patterns: Sequence[str] | None = None,
+    ignore_patterns: Sequence[str] | None = None,
     auth_secret_name: str | None = None,
 ) -> Sequence[WeightsPlan]:
     """Return plans of the sources, with the same patterns and secret. Raise DefinitionError."""
     fields = {
-        "allow_patterns": list(allow_patterns),
-        "ignore_patterns": list(ignore_patterns),
+        "allow_patterns": list(allow_patterns or ()),
+        "ignore_patterns": list(ignore_patterns or ()),
         "auth_secret_name": auth_secret_name,
     }
     common: dict[str, object] = {name: value for name, value in fields.items() if value}

@@ -1,8 +1,9 @@
-"""The documentation site: it is built without a warning, its links work, its reference is whole."""
+"""The documentation site: built without warnings, with working links and a complete reference."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 import pytest
 from pydantic import BaseModel
 
+from docs._generate.meanings import MEANINGS
+from docs._generate.sections import fill_in
 from prefect_bt import definitions
 from prefect_bt.blocks import BLOCKS
 from prefect_bt.cli.app import make_app
@@ -121,6 +124,14 @@ def test_the_reference_has_every_command_and_option(site: Path) -> None:
         shown = sections.get(name, "")
         missing += [f"{name} {option}" for option in options if option not in shown]
     assert not missing
+
+
+def test_every_field_of_a_record_has_a_meaning() -> None:
+    text = fill_in((ROOT / "docs" / "reference" / "files.md").read_text("utf-8"))
+    fields = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(fields) > 100
+    assert [line for line in fields if re.search(r"\|\s*\|$", line)] == []
+    assert [name for name in MEANINGS if f"| `{name.rpartition('.')[2]}` |" not in text] == []
 
 
 @pytest.mark.slow
