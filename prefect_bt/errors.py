@@ -49,7 +49,7 @@ class PrefectBtError(Exception):
 
 
 class UsageError(PrefectBtError):
-    """Options that exclude each other, or an option that is missing."""
+    """Options that exclude each other, are missing or invalid, or a question without an answer."""
 
 
 class DefinitionError(PrefectBtError):

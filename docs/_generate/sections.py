@@ -42,7 +42,8 @@ def commands() -> str:
     text = app.generate_docs(heading_level=1, flatten_commands=True).replace(
         "```console", "```text"
     )
-    _, *sections = re.split(r"^# prefect-bt (?=[a-z])", text, flags=re.M)
+    found = re.split(r"^# prefect-bt ", text, flags=re.M)
+    sections = [section for section in found[1:] if section[0].isalpha()]
     order = {name: index for index, name in reversed([*enumerate(_with_groups(COMMANDS))])}
     sections.sort(key=lambda section: order[section.partition("\n")[0]])
     overview = f"```text\n{find_overview([])}\n```\n"

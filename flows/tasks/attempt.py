@@ -110,7 +110,9 @@ def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[A
 def _begin_attempt(site: JobContext) -> int:
     """Write down that the next attempt begins; return its number."""
     if site.ledger.get_state(site.job_id) is JobState.DEPLOYING:
-        transition_job(site, JobState.CREATED, message="the previous attempt never ran")
+        transition_job(
+            site, JobState.CREATED, message="prepared again: the previous attempt never ran"
+        )
     attempt = site.ledger.begin_attempt(
         site.job_id,
         flow_run_id=str(flow_run.get_id()),

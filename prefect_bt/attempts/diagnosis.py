@@ -267,7 +267,7 @@ REMEDIES_BY_EXIT_CODE: Final[dict[int, str]] = {
     1: "Its last log lines say why; torchrun exits with 1 whatever ended its worker, so look for "
     "the first worker that failed.",
     125: "`timeout`, `env` and `docker run` exit with it if they cannot start their command.",
-    255: "Python's sys.exit(-1) ends with it, and ssh that lost its connection.",
+    255: "Python's sys.exit(-1) and an ssh that lost its connection end with it.",
 }
 """Where the number says more than its cause."""
 

@@ -128,11 +128,11 @@ def _no_progress_message(stuck: Sequence[Outcome]) -> str:
     """Completes "No further attempt: "."""
     names = [str(one.attempt) for one in stuck]
     last = parse_checkpoint_name(stuck[-1])
-    than = f" than {last}" if last else ", of which there is none yet"
+    without = f"a newer committed checkpoint than {last}" if last else "a committed checkpoint"
     if len(names) == 1:
-        return f"attempt {names[0]} failed without a newer committed checkpoint{than}"
+        return f"attempt {names[0]} failed without {without}"
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"attempts {listed} failed in a row without a newer committed checkpoint{than}"
+    return f"attempts {listed} failed in a row without {without}"
 
 
 def _deterministic_fraction(job_id: str, attempt: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import re
 import sys
 import traceback
@@ -33,8 +32,8 @@ _ALIASES: Final = {
 
 _REWORDED: Final = (
     (r" Available commands: .*", ""),
-    (r"^Unused Tokens: \['(.*)'\]\.", r"Unexpected argument: \1."),
-    (r'^Command "(.*)" parameter "?(.*?)"? requires an argument\.', r"\1 needs \2."),
+    (r"^Unused Tokens: \[(.*)\]\.", r"Unexpected argument: \1."),
+    (r'^(?:Command ".*" p|P)arameter "?(.*?)"? requires an argument', r"A value is missing: \1"),
     (r"""\"\('(.*)',\)\"""", r'"\1"'),
 )
 """Patterns in the messages of cyclopts, and what users read instead."""
@@ -59,7 +58,7 @@ def make_app() -> App:
             (app[parent] if parent else app).command(
                 f"prefect_bt.cli.{path}", name=alias, help=about, show=alias == verb
             )
-    app.command(_install_completion, name="--install-completion")
+    app.command(_install_completion, name="--install-completion", help="Install completion.")
     app.meta.default(_make_launcher(app))
     return app
 
@@ -93,7 +92,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
         code = app.meta(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        return _handle_broken_pipe()
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # every error of a command is reported here
@@ -102,7 +101,6 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 
 def _install_completion(*, terminal: Annotated[Terminal, Parameter(parse=False)]) -> None:
-    """Write the completion script of bash, zsh or fish, and load it from the shell's start file."""
     from cyclopts.completion.detect import ShellDetectionError
 
     try:
@@ -194,11 +192,4 @@ def _report(terminal: Terminal, error: Exception) -> int:
     else:
         again = "" if terminal.debug else " Run it again with --log debug to see the traceback."
         terminal.error(f"{type(error).__name__}: {error}.{again}")
-    return FAILED
-
-
-def _handle_broken_pipe() -> int:
-    """Drop the rest of the output, which has no reader (`| head`)."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
     return FAILED

@@ -103,9 +103,12 @@ _OPTIONS: Final = (
 )
 
 
+_NO_COMMAND: Final = re.compile(r"(?<!\S)(?:-h|--help|--non-interactive|--log[= ]\S+)(?!\S)")
+
+
 def find_overview(words: Sequence[str]) -> str | None:
     """Return the overview of all commands or of a group, if `words` ask for no more than that."""
-    named = [word for word in words if word not in HELP_FLAGS]
+    named = _NO_COMMAND.sub("", " ".join(words)).split()
     if len(named) > 1 or not GROUPS.keys() >= set(named):
         return None
     group, about = (f"{named[0]} ", GROUPS[named[0]]) if named else ("", _ABOUT)

@@ -19,10 +19,19 @@ _NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
 
 def main() -> int:
     """Return the exit code of the command."""
-    words = sys.argv[1:]
+    try:
+        return _run(sys.argv[1:])
+    except BrokenPipeError:
+        # Drop the rest of the output, which has no reader (`| head`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(words: Sequence[str]) -> int:
     if overview := commands.find_overview(words):
-        plain = os.environ.get("NO_COLOR") or not sys.stdout.isatty()
-        print(overview if plain else commands.color_overview(overview))
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+        colored = sys.stdout.isatty() and not plain
+        print(commands.color_overview(overview) if colored else overview, flush=True)
         return 0
     if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
         from prefect_bt.jobs.start import prestart_launcher

@@ -115,7 +115,7 @@ def recover_jobs(state_dir: Path, finished: set[str] | None = None) -> Iterator[
                 release_unstarted_claim(ledger, job_id, state_dir=state_dir)
                 continue
             if recover_job(ledger, job_id, state_dir=state_dir):
-                yield job_id, "taken up again"
+                yield job_id, "recovered"
             elif state.terminal or elsewhere:
                 finished.add(taken)
         except _JOB_ERRORS as error:

@@ -45,14 +45,14 @@ def retry(
 
 
 def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, any_host: bool) -> None:
-    """Claim the job and say that another attempt was requested. `any_host`: for any worker."""
+    """Claim the job and say that requested again. `any_host`: for any worker."""
     epoch = ledger.claim(job_id, ANY_HOST if any_host else host_id(Settings().state_dir))
     try:
         _check_retriable(ledger, job_id)  # another process may have been first
         if limit is not None:
             ledger.set_max_run_time(job_id, limit)
         ledger.delete_stop_request(job_id)
-        asked = "another attempt was requested"
+        asked = "requested again"
         ledger.append_event(job_id, JobState.CREATED, message=asked, epoch=epoch)
     except BaseException:
         ledger.get_epochs(job_id).release_unused(epoch)

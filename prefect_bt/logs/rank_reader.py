@@ -151,7 +151,7 @@ class LogCursor:
         if self._has_skipped:
             return ""  # not all of it was read
         if self.offset == archived.bytes and self._digest.hexdigest() != archived.sha256:
-            return f"is damaged: its SHA-256 is not {archived.sha256[:12]}…, as archived"
+            return f"is damaged: its SHA-256 differs from the archived one, {archived.sha256[:12]}…"
         return ""
 
     def _parse(self, data: bytes) -> Iterator[tuple[int, LogLine]]:

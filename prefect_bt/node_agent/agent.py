@@ -165,7 +165,7 @@ class Agent:
             self.mapped = map_volume_paths(task.plan, paths, node=task.folder)
             self.log.write_platform(
                 f"paths are mapped, not mounted ({why}): the BT_* variables name the folders of "
-                "the job, absolute paths in scripts do not lead there"
+                "the job, but absolute paths in scripts do not lead there"
             )
 
     def _enter_container(self) -> None:

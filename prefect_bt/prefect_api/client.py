@@ -216,7 +216,7 @@ def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
         f"No deployment is called {name!r} at {client.api_url}.",
         next_step=f"There are: {listed}."
         if known
-        else "There is none yet: `prefect-bt up` creates train/train, `prefect deploy` your own.",
+        else "There is none yet: `prefect-bt up` creates train/train.",
     )
 
 

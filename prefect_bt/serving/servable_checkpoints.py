@@ -92,7 +92,7 @@ def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoint
 def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, name: str) -> Candidate:
     """Return a checkpoint by name, ID or "latest": the last one that can be served, or the last.
 
-    A checkpoint may be named "latest". NotFoundError lists those that can be served.
+    A checkpoint may be named "latest". NotFoundError if there is none of that name.
     """
     for item in shelf.candidates:
         if name in {item.name, item.checkpoint.id}:
@@ -132,7 +132,7 @@ def why_not_servable(
     if "@" in item.name:
         return (
             "has an @ in its name, which a weights source cannot contain",
-            "Save it under another.",
+            "Save it under another name.",
         )
     if held.sharding:
         return (

@@ -16,8 +16,8 @@ from prefect_bt.workspace.pack_entry import PackEntry
 from prefect_bt.workspace.roots import WorkspaceLayout
 
 _TOO_LARGE_STEP: Final = (
-    "Leave large files out (.truss_ignore, exclude_dirs) and read them from an object store "
-    "(weights) instead."
+    "Leave out large files (.truss_ignore, exclude_dirs), and declare them as a weights source "
+    "instead."
 )
 
 

@@ -104,7 +104,7 @@ def _validate_zip(path: str, size: int, read: Reader) -> str:
         if _is_end_record(tail, at, size - length + at):
             return ""
         at = tail.rfind(_ZIP_END, 0, at)
-    return "is truncated: its zip directory has no end"
+    return "is truncated: the end of its zip directory is missing"
 
 
 def _is_end_record(tail: bytes, at: int, position: int) -> bool:

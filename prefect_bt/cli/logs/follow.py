@@ -118,7 +118,10 @@ def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     words, style = END_MESSAGES.get(last.state, ("Training job {id} continues.", ""))
     terminal.info(words.format(id=job_id), style=style)
     if last.state in FAILED_STATES:
-        terminal.info(f"{last.message}\n  Cause: prefect-bt logs --job-id {job_id} --first-failure")
+        failed = any(outcome.failure for outcome in ledger.list_outcomes(job_id))
+        option = " --first-failure" if failed else ""
+        hint = f"  Log: prefect-bt logs --job-id {job_id}{option}"
+        terminal.info(f"{last.message}\n{hint}" if last.message else hint)
     return last.state
 
 

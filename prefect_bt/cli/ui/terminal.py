@@ -80,7 +80,7 @@ class Terminal:
         """Print the result that `read` returns again whenever its document changes, until Ctrl-C.
 
         A terminal is cleared before each table; `-o json` prints one document per line. Messages
-        of a read follow its result. After the first read, an unreachable store is such a message.
+        of a read follow its result. After the first read, an error of the store is such a message.
         """
         previous = found = None
         while True:

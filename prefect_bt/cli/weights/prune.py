@@ -68,10 +68,8 @@ def prune_weights(
     if store and settings.store_weights_bytes and not (names or older_than or everything):
         keep_bytes = keep_bytes or str(int(settings.store_weights_bytes))
     if sum([bool(names), keep_bytes is not None, older_than is not None, everything]) != 1:
-        raise UsageError(
-            "weights prune needs exactly one choice of what to delete.",
-            next_step="Give names, --keep-bytes, --older-than or --all.",
-        )
+        step = "Give names, --keep-bytes, --older-than or --all."
+        raise UsageError("weights prune needs exactly one choice.", next_step=step)
     policy = PrunePolicy(
         names,
         None if keep_bytes is None else _parse_size(keep_bytes),

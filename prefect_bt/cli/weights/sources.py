@@ -38,10 +38,7 @@ def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan
     Raise PrefectBtError when there are none, and PlanError when `push` would refuse one.
     """
     if (config is None) == (not given.source):
-        raise UsageError(
-            "Name either a config file or sources.",
-            next_step="Give config.py, or --source hf://owner/repo.",
-        )
+        raise UsageError("Give either a config file or --source hf://owner/repo.")
     if config is None:
         plans = plan_given_sources(
             given.source,

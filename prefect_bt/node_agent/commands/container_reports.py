@@ -62,7 +62,7 @@ class ReportReader:
         if word == READY.encode() and not self._began:
             self._began = True
         elif not is_code or not self._began:
-            self._fail("what is no report", line)
+            self._fail("an invalid report", line)
         elif not self._owed:
             self._fail("a report without an order", line)
         else:

@@ -151,7 +151,7 @@ def check_model(model: Model, base: Path | None) -> None:
     elif model.kind == "full":
         check_weights(model.name, model.path)
     else:
-        raise UnservableError(f"{model.name}: {model.kind!r} is not a kind: full or lora.")
+        raise UnservableError(f"{model.name}: its kind {model.kind!r} is not full or lora.")
     if not tokenizer_files(model.path, base):
         nor = f" or {base}." if base else ", and no base model is given."
         raise UnservableError(f"{model.name}: there is no tokenizer in {model.path}{nor}")

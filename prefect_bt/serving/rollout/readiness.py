@@ -302,7 +302,7 @@ _LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
         # Servers also tell of modules that they do well without.
         r"|(?m:^|\) |cannot be served: )(?:ModuleNotFoundError: )?No module named '?([\w.]+)"
         r"|Missing dependencies for serving",
-        "Packages that the server needs are not installed ({1}{2}{3}): install it, or name "
+        "A package that the server needs is not installed ({1}{2}{3}): install it, or name "
         "an image with it.",
     ),
     (

@@ -131,7 +131,7 @@ def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
     elif isinstance(error, NoFreePort):
         what, step = (
             f"could not be launched: {error}",
-            "Stop the program that listens there, or other jobs.",
+            "Stop the program that listens there, or stop other jobs.",
         )
     else:
         what, step = (

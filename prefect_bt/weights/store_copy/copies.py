@@ -288,7 +288,7 @@ class _Upload:
         key, size = blob_key(blob.sha256), blob.path.stat().st_size
         if size != blob.size:
             text = f"{blob.path} has {size} bytes, not {blob.size}: another program changed it."
-            hint = "Run prefect-bt weights verify and push again."
+            hint = "Run prefect-bt weights verify and try again."
             raise StoreError(text, url=self.store.url, key=key, next_step=hint)
         is_linked = links is not None and links.link_file(key, blob.path)
         if is_linked:

@@ -139,7 +139,7 @@ def test_a_job_that_fails(cli: Cli, config):
     assert [attempt["exit_code"] for attempt in job["attempts"]] == [3]
     said = f"Training job {job['id']} failed.\n{job['error_message']}\n"
     told = done.err.rpartition("  UI:      ")[0]
-    assert told.endswith(f"{said}  Logs:    prefect-bt logs --job-id {job['id']}\n")
+    assert told.endswith(f"{said}  Log: prefect-bt logs --job-id {job['id']} --first-failure\n")
     assert "Traceback" not in done.err
 
 

@@ -94,7 +94,7 @@ def test_tail_of_a_job_that_is_over_ends_with_how_it_ended(cli: Cli, over):
     assert (done.code, done.out) == (0, ALL)
     assert done.err == (
         f"Training job {over.id} failed.\nRank 0 failed first: it exited with 3.\n"
-        f"  Cause: prefect-bt logs --job-id {over.id} --first-failure\n"
+        f"  Log: prefect-bt logs --job-id {over.id}\n"
     )
 
 

@@ -46,8 +46,8 @@ def test_the_sources_of_a_config_file(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Name either a config file or sources"),
-        (["CONFIG", "--source", "file:///x"], "Name either a config file or sources"),
+        ([], "Give either a config file or --source"),
+        (["CONFIG", "--source", "file:///x"], "Give either a config file or --source"),
         (["CONFIG", "--allow", "*"], "belong to --source"),
         (["CONFIG"], "has no weights"),
         (
@@ -67,7 +67,7 @@ def test_asked_in_a_wrong_way(
 ) -> None:
     path = str(config())
     done = within("weights", "mirror", *(path if word == "CONFIG" else word for word in arguments))
-    code = 2 if words.startswith(("Name either", "belong to")) else 1
+    code = 2 if words.startswith(("Give either", "belong to")) else 1
     assert (done.code, done.out) == (code, "")
     assert words in done.err
     assert "TrainingProject" not in done.err

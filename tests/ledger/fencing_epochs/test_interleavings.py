@@ -129,7 +129,7 @@ def retry(ledger: Ledger, world: World, actor: Actor) -> None:
     if not ledger.get_state(JOB).terminal:
         ledger.get_epochs(JOB).release(epoch)
         raise StateError("another was first", state="")
-    ledger.append_event(JOB, JobState.CREATED, message="another attempt was requested", epoch=epoch)
+    ledger.append_event(JOB, JobState.CREATED, message="requested again", epoch=epoch)
     world.objects[f"won/{id_of(actor)}"] = b""
     run(ledger, world, actor)
 

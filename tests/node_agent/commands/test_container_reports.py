@@ -44,12 +44,12 @@ def test_ready_then_a_code_for_each_order(pipe: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (b"7\n", "what is no report"),
-        (b"ready\nready\n", "what is no report"),
-        (b"ready\n\n", "what is no report"),
-        (b"ready\n256\n", "what is no report"),
-        (b"ready\n-1\n", "what is no report"),
-        (b"ready\n\xd9\xa3\n", "what is no report"),
+        (b"7\n", "an invalid report"),
+        (b"ready\nready\n", "an invalid report"),
+        (b"ready\n\n", "an invalid report"),
+        (b"ready\n256\n", "an invalid report"),
+        (b"ready\n-1\n", "an invalid report"),
+        (b"ready\n\xd9\xa3\n", "an invalid report"),
         (b"ready\n0\n0\n", "a report without an order"),
         (b"x" * (MAX_REPORT_BYTES + 1), "a line without an end"),
     ],

@@ -155,7 +155,7 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
         (FULL, "lora", base, "has no adapter_config.json, so it is not an adapter"),
         ({"adapter_config.json": "{}"}, "lora", base, "has no adapter_model.safetensors"),
         (ADAPTER, "lora", tmp_path / "gone", "base model's folder .*gone is not there"),
-        (FULL, "gguf", None, "'gguf' is not a kind: full or lora"),
+        (FULL, "gguf", None, "'gguf' is not full or lora"),
     ]
     for number, (files, kind, stands_on, sentence) in enumerate(cases):
         path = folder(tmp_path / str(number), files)

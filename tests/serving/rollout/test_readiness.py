@@ -250,7 +250,7 @@ def test_silence_is_a_second_of_sound() -> None:
             "couldn't find them in the cached files.",
             "It asks the Hub for files that are not mounted",
         ),
-        ("sh: 1: vllm: not found", "Packages that the server needs are not installed (vllm)"),
+        ("sh: 1: vllm: not found", "A package that the server needs is not installed (vllm)"),
         ("ModuleNotFoundError: No module named 'peft'", "not installed (peft): install it"),
         (
             "(APIServer pid=7) ModuleNotFoundError: No module named 'soundfile'",
@@ -263,7 +263,7 @@ def test_silence_is_a_second_of_sound() -> None:
         (
             "The job's Python (/usr/bin/python) has no peft, openai: pip install "
             "'transformers[serving]' peft openai",
-            "Packages that the server needs are not installed (peft, openai): install it",
+            "A package that the server needs is not installed (peft, openai): install it",
         ),
         ("OSError: [Errno 28] No space left on device", "The disk is full"),
         ("NotFoundError: The model `foo` does not exist.", "It does not know the model foo."),

@@ -91,7 +91,7 @@ def test_another_address_takes_another_start(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_what_is_no_port_is_refused(deployment: Deployment, port: int) -> None:
-    with pytest.raises(ServerError, match=f"{port} is no port"):
+    with pytest.raises(ServerError, match=f"{port} is not a port"):
         deployment.ensure(port=port)
 
 
