@@ -30,7 +30,7 @@ _SENTENCES: Final = {
     FaultKind.NOT_FOUND: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.NO_BUCKET: ("does not exist: there is no bucket {bucket!r}", "Check its name."),
     FaultKind.INVALID_NAME: (
-        "has an object whose name cannot be below the mount",
+        "has an object whose name cannot be a path below the mount",
         "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
     ),
     FaultKind.WRONG_REGION: (
