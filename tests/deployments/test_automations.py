@@ -146,7 +146,8 @@ def test_the_checkpoint_of_a_completed_training_is_deployed(machine: Machine) ->
         return state["message"] if state["type"] == "FAILED" else ""
 
     # The parameters fit the flow: it runs, and finds no model in what the job saved.
-    assert f"of job {job_id} holds no weights" in until(ended, seconds=120, what="the end of the run")
+    reason = until(ended, seconds=120, what="the end of the run")
+    assert f"of job {job_id} holds no weights" in reason
 
 
 @pytest.mark.parametrize(
