@@ -58,7 +58,7 @@ def test_six_gibibytes_are_refused_unread(source: Path, tmp_path: Path, root: st
     message = str(caught.value)
     for fact in ("6.00 GiB", "5.00 GiB", "'sub/'", "'sub/model.bin' (6.00 GiB)"):
         assert fact in message
-    for way in (".truss_ignore", "exclude_dirs", "object store"):
+    for way in (".truss_ignore", "exclude_dirs", "weights source"):
         assert way in caught.value.next_step
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
