@@ -77,7 +77,7 @@ REGISTRY: Final = {
         ("down", "machine.up_down:down", "Stop the local Prefect server and worker."),
         ("gc", "machine.gc:gc", "Find and delete files that no job owns any more."),
         ("automations", "machine.automations:create_automations",
-         "Create Prefect automations for failed and ended jobs."),
+         "Create automations for failed and completed jobs."),
     ),
 }  # fmt: skip
 """Heading -> name, import path below prefect_bt.cli, and help of its commands."""

@@ -126,6 +126,15 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     assert cli("delete", "--yes", "--project", "tiny").code == 1
 
 
+def test_nothing_is_deleted_where_nobody_can_be_asked(cli: Cli, job):
+    done = cli("delete", "--job-id", job.id)
+    assert (done.code, done.out) == (2, "")
+    assert "There is no terminal to ask on. Add --yes." in done.err
+    assert cli("view", "--job-id", job.id).code == 0
+    assert cli("--non-interactive", "delete", "--job-id", job.id).code == 0
+    assert cli("view", "--job-id", job.id).code == 1
+
+
 def test_nothing_named(cli: Cli, shop: Shop, job):
     done = cli("delete")
     assert (done.code, done.err) == (
