@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 
 from figures import Row, as_json, as_table, busy, paired
 
-from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
+from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import ensure_router, stop_router
+from prefect_bt.serving.router.route import Route
 
 NAME = "bench"
 EVENTS = 200

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import httpx
 
-from prefect_bt.host.daemon import Daemon, read_start_time
 from tests.ports import free_port
 
 PATIENCE = 900.0
 
 
 @contextmanager
-def plain_server(home: Path) -> Generator[tuple[str, Daemon]]:
-    """Start a server; yield its API URL and its process."""
+def plain_server(home: Path) -> Generator[str]:
+    """Start a server; yield its API URL."""
     port = free_port()
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT")}
     quiet = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
@@ -37,7 +36,7 @@ def plain_server(home: Path) -> Generator[tuple[str, Daemon]]:
     try:
         api_url = f"http://127.0.0.1:{port}/api"
         _await(api_url, process, home / "server.log")
-        yield api_url, Daemon(process.pid, read_start_time(process.pid))
+        yield api_url
     finally:
         process.kill()
         process.wait()

@@ -36,8 +36,9 @@ from prefect_bt.serving.rollout.readiness import (
     find_readiness_problem,
 )
 from prefect_bt.serving.rollout.traffic import RevisionAction, RoutingState, choose_action
-from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
+from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import ensure_router, query_router_status
+from prefect_bt.serving.router.route import Route
 from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL: Final = 1.0

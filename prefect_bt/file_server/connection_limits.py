@@ -1,8 +1,8 @@
 """Limits for clients of the file server: connections, time for a head, time without progress.
 
-Most clients have shown no signature yet, and one of them must not keep the others out. Where all
-connections are taken, a new one replaces the one that has waited longest for a request, or waits
-in the backlog while all of them are being answered.
+Most clients have shown no signature yet, and one of them must not exclude the others. Where all
+connections are in use, a new one replaces the connection that has waited longest for a request, or
+waits in the backlog while all of them are being answered.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import resource
 import socket
 import sys
 import termios
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from prefect_bt.serving.router.connection_limits import Handler, LimitedConnection, LimitedServer
+from aiohttp import web
 
 MAX_CONNECTIONS: Final = 256
 _SPARE_DESCRIPTORS: Final = 32
 _RETRY_INTERVAL: Final = 0.1
-"""Seconds until the next accept after one that failed, for lack of descriptors most likely."""
-
+"""Seconds until the next accept after one that failed, most likely for lack of descriptors."""
 _LINGER_TIMEOUT: Final = 1.0
-"""Seconds that the body of a request is read for; no request needs one."""
+"""Seconds for the body of a request, which no request needs."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,28 @@ class ConnectionLimits:
 
     @property
     def connections(self) -> int:
-        """Return the number of connections: each one has a socket, and a file that it is sent."""
+        """Return the number of connections: each has a socket and the file that is sent."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return max(1, min(MAX_CONNECTIONS, (descriptors - _SPARE_DESCRIPTORS) // 2))
 
 
-class FileConnections(LimitedServer):
+class FileConnections(web.Server):
     """The connections of a file server."""
 
-    def __init__(self, answer: Handler, limits: ConnectionLimits) -> None:
-        quiet = logging.getLogger("prefect_bt.file_server.http")
-        quiet.disabled = True  # it would quote malformed requests, with the signatures in them
-        super().__init__(
-            answer,
-            keepalive_timeout=limits.head,
-            lingering_time=_LINGER_TIMEOUT,
-            access_log=None,
-            logger=quiet,
-        )
-        self.limits = limits
+    def __init__(
+        self,
+        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(self._respond, request_factory=self._begin_request)
+        self._answer, self.limits = answer, limits
         self.open: set[FileConnection] = set()
         self.waiting: dict[FileConnection, None] = {}
         """Connections without a complete head, the longest wait first."""
         self.changed = asyncio.Event()
+
+    def __call__(self) -> web.RequestHandler:
+        return FileConnection(self)
 
     @property
     def responding(self) -> int:
@@ -69,8 +68,8 @@ class FileConnections(LimitedServer):
         return len(self.open) - len(self.waiting)
 
     async def accept(self, listening: socket.socket) -> None:
-        """Accept connections for ever."""
-        # asyncio's own accepting takes what it can get, and logs each failure in a loop.
+        """Accept connections until cancelled."""
+        # asyncio's own server accepts without a limit, and logs each failure in a loop.
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
@@ -84,47 +83,59 @@ class FileConnections(LimitedServer):
     async def _close_longest_waiting(self) -> None:
         while len(self.open) >= self.limits.connections:
             self.changed.clear()
-            for longest in self.waiting:
-                longest.abort()
-                break
+            if self.waiting:
+                next(iter(self.waiting)).abort()
             await self.changed.wait()
 
+    def _begin_request(self, message: Any, payload: Any, protocol: Any, *rest: Any) -> Any:
+        self.waiting.pop(protocol, None)
+        return web.BaseRequest(message, payload, protocol, *rest, loop=asyncio.get_running_loop())
 
-class FileConnection(LimitedConnection):
-    """A connection that ends when its client takes nothing of an answer."""
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._answer(request)
+        connection = cast("FileConnection", request.protocol)
+        if not request.content.is_eof():
+            response.force_close()
+        elif connection in self.open:
+            self.waiting[connection] = None
+            self.changed.set()
+        return response
 
-    __slots__ = ("_files", "_stalled", "_writing")
 
-    def __init__(self, server: FileConnections, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._files = server
-        self._writing: asyncio.Transport | None = None
+class FileConnection(web.RequestHandler):
+    """A connection that ends when its client takes nothing for too long."""
+
+    __slots__ = ("_server", "_stalled", "_writing")
+
+    def __init__(self, server: FileConnections) -> None:
+        quiet = logging.getLogger("prefect_bt.file_server.http")
+        quiet.disabled = True  # it would quote malformed requests, with the signatures in them
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=server.limits.head,
+            lingering_time=_LINGER_TIMEOUT,
+            access_log=quiet,
+            logger=quiet,
+        )
+        self._server = server
+        self._writing: asyncio.WriteTransport | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._writing = cast("asyncio.Transport", transport)
+        self._writing = cast("asyncio.WriteTransport", transport)
         # So that writing is paused exactly while the client has something to take.
         self._writing.set_write_buffer_limits(high=0)
-        self._files.open.add(self)
-        self._files.waiting[self] = None
+        self._server.open.add(self)
+        self._server.waiting[self] = None
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._forget_progress()
-        self._files.open.discard(self)
-        self._files.waiting.pop(self, None)
-        self._files.changed.set()
-
-    def mark_head_complete(self) -> None:
-        super().mark_head_complete()
-        self._files.waiting.pop(self, None)
-
-    def expect_head(self) -> None:
-        super().expect_head()
-        if self in self._files.open:
-            self._files.waiting[self] = None
-            self._files.changed.set()
+        self._server.open.discard(self)
+        self._server.waiting.pop(self, None)
+        self._server.changed.set()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -135,29 +146,26 @@ class FileConnection(LimitedConnection):
         self._forget_progress()
 
     def abort(self) -> None:
-        """Close at once, without what was not sent yet."""
+        """Close at once, without the data that was not sent yet."""
         if self._writing is not None:
             self._writing.abort()
 
     def unsent_bytes(self) -> int:
-        """Return how many bytes the client has yet to take of what was sent to it."""
+        """Return the number of sent bytes that the client has not taken yet."""
         assert self._writing is not None
         kernel = fcntl.ioctl(self._writing.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
-        # The kernel keeps megabytes, and takes no more until a slow client had most of them.
+        # The kernel keeps megabytes, and takes no more until a slow client has taken most of them.
         return self._writing.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
 
     def watch_progress(self, *, before: int | None) -> None:
-        """Close where no less is untaken than `before`, else look again later."""
+        """Close the connection if `before` bytes are still not taken; else check again later."""
         left = self.unsent_bytes()
         if left == before:
             self.abort()
             return
         again = asyncio.get_running_loop().call_later
-        self._stalled = again(self._files.limits.stall, lambda: self.watch_progress(before=left))
+        self._stalled = again(self._server.limits.stall, lambda: self.watch_progress(before=left))
 
     def _forget_progress(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
-
-
-FileConnections.connection_class = FileConnection

@@ -1,46 +1,47 @@
 """Find the file server of a store, start one where none answers, stop it.
 
-A pid alone may belong to another process by now: a server counts while its process began when it
-says, and it answers with the name of the store's place.
+A server counts as running while its process lives and it answers with the store's id.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import sys
-import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import ServerError
 from prefect_bt.file_server.server_folder import FileServerFolder, ServerRecord, find_local_root
-from prefect_bt.host.daemon import Daemon, read_start_time, start_daemon
+from prefect_bt.host.service import (
+    STOP_TIMEOUT,
+    current_process,
+    fetch_json,
+    start_process,
+    wait_until_ready,
+)
 
 LOOPBACK: Final = "127.0.0.1"
-_START_TIMEOUT: Final = 60.0
-_STOP_TIMEOUT: Final = 10.0
 _STATUS_TIMEOUT: Final = 15.0
-_WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 (an address that a user may name)
+_WILDCARDS: Final = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104
+"""Every address of the machine -> the one at which the machine itself reaches the server."""
 _BACKLOG: Final = 128
 
 
 def ensure_server(place: FileServerFolder, *, environment: Mapping[str, str]) -> ServerRecord:
-    """The running server of the store, started if there is none. ServerError when it cannot be."""
+    """Return the running server of the store; start one if there is none. Raise ServerError."""
     with place.start_lock():
         known = place.read_record()
-        if known is not None and known.daemon.is_alive:
-            if is_responding(known, place):
+        if known is not None and known.process.is_alive:
+            if _is_responding(known, place):
                 return known
             if known.foreground:
                 raise ServerError(
-                    f"Process {known.pid} serves this store at {known.base}, but does not answer.",
+                    f"Process {known.process.pid} serves this store at {known.base}, but does not "
+                    "answer.",
                     next_step="Stop it (prefect-bt down), and try again.",
                 )
-            known.daemon.stop(timeout=_STOP_TIMEOUT)
+            known.process.stop(timeout=STOP_TIMEOUT)
         return _start(place, environment)
 
 
@@ -59,45 +60,42 @@ def restart_server(
 
 
 def stop_server(place: FileServerFolder) -> ServerRecord | None:
-    """The server that was stopped; None when none ran."""
+    """Return the server that was stopped; None if none ran."""
     with place.start_lock():
         known = place.read_record()
-        if known is None or not known.daemon.stop(timeout=_STOP_TIMEOUT):
-            return None
-        return known
+        return known if known and known.process.stop(timeout=STOP_TIMEOUT) else None
 
 
 def stop_all_servers(state_dir: Path) -> list[ServerRecord]:
-    """Every file server that this machine's state folder knows of."""
-    return [
-        known for place in FileServerFolder.iter_all(state_dir) if (known := stop_server(place))
-    ]
+    """Stop every file server of this machine's state folder."""
+    stopped = (stop_server(place) for place in FileServerFolder.iter_all(state_dir))
+    return [known for known in stopped if known]
 
 
 def become_server(
     place: FileServerFolder, *, host: str, port: int | None, base: str
 ) -> socket.socket:
-    """Make this process the store's server: a socket that listens, and the note for others.
+    """Make this process the store's server; return the socket that listens.
 
-    One that was started in the background gives way; another in the foreground is a ServerError.
-    Without `port` the last one is taken, so that old addresses find us. `base` may be "".
+    A server in the background is stopped; another in the foreground is a ServerError. Without
+    `port` the last port is taken, so that old URLs work. `base` may be "".
     """
     with place.start_lock():
         known = place.read_record()
-        if known is not None and known.daemon.is_alive:
+        if known is not None and known.process.is_alive:
             if known.foreground:
                 raise ServerError(
-                    f"Process {known.pid} serves this store already, at {known.base}.",
+                    f"Process {known.process.pid} serves this store already, at {known.base}.",
                     next_step="Use that one, or stop it first (prefect-bt down).",
                 )
-            known.daemon.stop(timeout=_STOP_TIMEOUT)
+            known.process.stop(timeout=STOP_TIMEOUT)
         listening = create_listener(host, port, preferred=known.port if known else 0)
         register_server(place, listening, host=host, base=base, foreground=True)
     return listening
 
 
 def create_listener(host: str, port: int | None, *, preferred: int) -> socket.socket:
-    """`port`; else the `preferred` one, or any where that is taken."""
+    """Listen at `port`; without it at the `preferred` port, or at any if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     tried = [preferred, 0] if port is None else [port]
     while True:
@@ -115,48 +113,27 @@ def create_listener(host: str, port: int | None, *, preferred: int) -> socket.so
 def register_server(
     place: FileServerFolder, listening: socket.socket, *, host: str, base: str, foreground: bool
 ) -> None:
-    """Note this process as the server."""
+    """Record this process as the server."""
     port = int(listening.getsockname()[1])
-    place.write_record(
-        ServerRecord(
-            base=base or f"http://{_format_host(host)}:{port}",
-            host=host,
-            port=port,
-            pid=os.getpid(),
-            started=read_start_time(os.getpid()),
-            root=str(place.root),
-            foreground=foreground,
-        )
-    )
+    base = base or f"http://{_format_host(host)}:{port}"
+    record = ServerRecord(base, host, port, current_process(), str(place.root), foreground)
+    place.write_record(record)
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` means every address of this machine, and is none itself."""
+    """Return whether `host` means every address of this machine, and is none itself."""
     return host in _WILDCARDS
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what listens at `host` cannot be reached from elsewhere."""
+    """Return whether a server at `host` cannot be reached from other machines."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
-def is_responding(record: ServerRecord, place: FileServerFolder) -> bool:
-    """Whether the server serves this store."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    host = (
-        LOOPBACK
-        if record.host in {"", "0.0.0.0"}  # noqa: S104
-        else "::1"
-        if record.host == "::"
-        else record.host
-    )
-    try:
-        with direct.open(
-            f"http://{_format_host(host)}:{record.port}/", timeout=_STATUS_TIMEOUT
-        ) as answer:
-            return json.load(answer) == {"prefect-bt": place.store_id}
-    except (OSError, ValueError):
-        return False
+def _is_responding(record: ServerRecord, place: FileServerFolder) -> bool:
+    host = _format_host(_WILDCARDS.get(record.host, record.host))
+    answer = fetch_json(f"http://{host}:{record.port}/", timeout=_STATUS_TIMEOUT)
+    return answer == {"prefect-bt": place.store_id}
 
 
 def _format_host(host: str) -> str:
@@ -166,17 +143,11 @@ def _format_host(host: str) -> str:
 def _start(place: FileServerFolder, environment: Mapping[str, str]) -> ServerRecord:
     place.ensure_signing_key()
     command = [sys.executable, "-m", "prefect_bt.file_server", str(place.root), str(place.path)]
-    daemon, process = start_daemon(command, log=place.log_file, environment=environment)
-    deadline = time.monotonic() + _START_TIMEOUT
-    while process.poll() is None and time.monotonic() < deadline:
+    identity, process = start_process(command, log=place.log_file, environment=environment)
+
+    def find_started() -> ServerRecord | None:
         known = place.read_record()
-        if known is not None and known.pid == daemon.pid and is_responding(known, place):
-            return known
-        time.sleep(0.05)
-    raise _start_error(place, daemon)
+        started = known is not None and known.process == identity and _is_responding(known, place)
+        return known if started else None
 
-
-def _start_error(place: FileServerFolder, daemon: Daemon) -> ServerError:
-    daemon.stop(timeout=_STOP_TIMEOUT)
-    last = " | ".join(place.log_file.read_text(errors="replace").split("\n")[-6:]).strip(" |")
-    return ServerError(f"The file server did not start: {last}", next_step=f"See {place.log_file}.")
+    return wait_until_ready("file server", process, find_started, log=place.log_file)

@@ -1,52 +1,52 @@
-"""What a file server and those who look for it share: a folder of this machine's state folder."""
+"""Folder of a file server in this machine's state folder: its record, signing key and lock."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import json
 import os
 import secrets
-from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from prefect_bt import codec
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.daemon import Daemon
+from prefect_bt.host.nodes.files import read_record, write_text_atomic
+from prefect_bt.host.processes import ProcessIdentity
+from prefect_bt.host.service import exclusive_lock
 
 _SECRET_BYTES: Final = 32
 
 
 def find_local_root(store_url: str) -> Path | None:
-    """The folder of a store on this machine; None for any other store."""
+    """Return the folder of a store on this machine; None for any other store."""
     parts = urlsplit(store_url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """A file server as it described itself. `base` goes before keys, `host` is what it bound."""
+    """A file server as it described itself.
+
+    `base`: the part of URLs before the key. `host`: the address that the server bound.
+    """
 
     base: str
     host: str
     port: int
-    pid: int
-    started: str
+    process: ProcessIdentity
     root: str
     foreground: bool = False
-
-    @property
-    def daemon(self) -> Daemon:
-        return Daemon(self.pid, self.started)
 
 
 @dataclass(frozen=True)
 class FileServerFolder:
-    """Where the server of the store in `root` leaves what others need, in a folder of its own."""
+    """The folder of the file server for the store in `root`."""
 
     root: Path
     path: Path
@@ -59,40 +59,33 @@ class FileServerFolder:
 
     @classmethod
     def iter_all(cls, state_dir: Path) -> Iterator[FileServerFolder]:
-        """Those that a server was ever started for."""
+        """Yield the folders of all file servers that were ever started."""
         for path in find_paths(state_dir / "files", "*/server.json"):
-            known = _read_record(path)
-            if known is not None:
+            if known := read_record(ServerRecord, path):
                 yield cls(Path(known.root), path.parent)
 
     @property
     def store_id(self) -> str:
-        """What the server answers when asked which store it serves."""
+        """Return the name by which the server tells which store it serves."""
         return self.path.name
 
     @property
     def log_file(self) -> Path:
         return self.path / "server.log"
 
-    @contextlib.contextmanager
-    def start_lock(self) -> Generator[None]:
-        """One start or stop at a time; another waits."""
-        ensure_private_folder(self.path)
-        with (self.path / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def start_lock(self) -> AbstractContextManager[None]:
+        """Allow one start or stop at a time."""
+        return exclusive_lock(self.path / "lock")
 
     def read_record(self) -> ServerRecord | None:
-        """What the last server wrote; it may be gone by now."""
-        return _read_record(self.path / "server.json")
+        """Return the record of the last server, which may have ended."""
+        return read_record(ServerRecord, self.path / "server.json")
 
     def write_record(self, record: ServerRecord) -> None:
-        staged = self.path / "server.json.new"
-        staged.write_text(json.dumps(asdict(record), indent=2) + "\n")
-        staged.replace(self.path / "server.json")
+        write_text_atomic(self.path / "server.json", codec.dumps(record) + "\n")
 
     def ensure_signing_key(self) -> bytes:
-        """The key that signs; made by whoever asks first."""
+        """Return the key that signs URLs; create it if there is none."""
         path = self.path / "key"
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
@@ -101,15 +94,8 @@ class FileServerFolder:
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(secrets.token_bytes(_SECRET_BYTES))
-        # A link and not a rename: of two who are first at once, both use the same one.
+        # A link and not a rename: of two processes that are first at once, both use the same key.
         with contextlib.suppress(FileExistsError):
             os.link(staged, path)
         staged.unlink()
         return path.read_bytes()
-
-
-def _read_record(path: Path) -> ServerRecord | None:
-    try:
-        return ServerRecord(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None

@@ -25,6 +25,8 @@ FLOW_VARIABLE: Final = "PREFECT_BT_FLOW"
 
 # Text, not Path: every node looks at every process now and then; a Path costs as much as the read.
 _PROC: Final = "/proc"
+_KILL_TIMEOUT: Final = 5.0
+"""Seconds until a process must have ended after SIGKILL."""
 
 
 class ProcessStat(NamedTuple):
@@ -51,14 +53,34 @@ class ProcessIdentity:
         return self.began > 0 and read_start_time(self.pid) == self.began
 
     def kill(self) -> None:
-        """Send SIGKILL to this process, and never to another one that has got its pid since."""
+        """Send SIGKILL."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to this process, and never to another one that has its pid now."""
         with suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(self.pid)
             try:
                 if self.is_alive:  # so the descriptor is this process's
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)
+
+    def stop(self, *, timeout: float) -> bool:
+        """Send SIGTERM, and SIGKILL after `timeout` seconds; False if the process had ended.
+
+        Its children are not signalled: they may have to outlive it.
+        """
+        if not self.is_alive:
+            return False
+        for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, _KILL_TIMEOUT)):
+            self.send(number)
+            deadline = time.monotonic() + seconds
+            while self.is_alive and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if not self.is_alive:
+                break
+        return True
 
 
 def read_start_time(pid: int) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from prefect_bt.host.daemon import Daemon
+from prefect_bt.host.processes import ProcessIdentity
 
 
 def server_file(state_dir: Path) -> Path:
@@ -48,7 +48,7 @@ def local_server_url(state_dir: Path) -> str:
     Once it is dead, another user of the machine may have taken its port.
     """
     known = read_server(state_dir)
-    if known is None or not get_daemon(known, "server").is_alive:
+    if known is None or not get_process(known, "server").is_alive:
         return ""
     url = str(known["api_url"])
     address = urlsplit(url)
@@ -63,14 +63,16 @@ def wait_for_server_url(state_dir: Path, *, timeout: float) -> str:
     """As local_server_url, but a server that its watchdog starts again is waited for. Seconds."""
     deadline = time.monotonic() + timeout
     while not (url := local_server_url(state_dir)):
-        watchdog = get_daemon(read_server(state_dir) or {}, "caretaker")
+        watchdog = get_process(read_server(state_dir) or {}, "caretaker")
         if not watchdog.is_alive or time.monotonic() > deadline:
             break
         time.sleep(0.5)
     return url
 
 
-def get_daemon(document: Mapping[str, Any], role: str) -> Daemon:
-    """That "server", "worker" or "watchdog" of a server file; one not there is not alive."""
+def get_process(document: Mapping[str, Any], role: str) -> ProcessIdentity:
+    """Return the "server", "worker" or "caretaker" of a server file; a missing one is not alive."""
     pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
-    return Daemon(int(pid or 0), str(started or ""))
+    if isinstance(pid, int) and isinstance(started, int):
+        return ProcessIdentity(pid, started)
+    return ProcessIdentity(0, 0)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from prefect_bt.errors import ServerError
-from prefect_bt.local_server.discovery import get_daemon, read_server
+from prefect_bt.local_server.discovery import get_process, read_server
 
 CLIENT_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
 SERVER_VARIABLE: Final = "PREFECT_SERVER_API_AUTH_STRING"
@@ -95,7 +95,7 @@ def find_auth(state_dir: Path, api_url: str) -> str:
     known = read_server(state_dir)
     if known is None or not is_same_server(str(known.get("api_url")), api_url):
         return ""
-    return read_auth(state_dir) if get_daemon(known, "server").is_alive else ""
+    return read_auth(state_dir) if get_process(known, "server").is_alive else ""
 
 
 def auth_variables(state_dir: Path, api_url: str) -> dict[str, str]:
@@ -118,11 +118,6 @@ def _normalize_url(api_url: str) -> tuple[str, str, int | None, str] | None:
     host = parts.hostname or ""
     host = "127.0.0.1" if host in _LOOPBACK_HOSTS else host
     return parts.scheme, host, port, parts.path.rstrip("/")
-
-
-def accepts_anonymous(api_url: str) -> bool:
-    """Return whether the server asks for no password: a release before this one started it."""
-    return _request_status(api_url, "") == HTTPStatus.OK
 
 
 def rejects_auth(api_url: str, string: str) -> bool:

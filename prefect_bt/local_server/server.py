@@ -8,7 +8,6 @@ requests from pages of other sites.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import socket
@@ -24,15 +23,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from prefect_bt.errors import ServerError
-from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.daemon import Daemon, start_daemon
 from prefect_bt.host.mounts.volumes import list_exposure_warnings
+from prefect_bt.host.processes import ProcessIdentity
+from prefect_bt.host.service import exclusive_lock, start_process, wait_until_ready
 from prefect_bt.local_server.app import HOST, allowed_origins
-from prefect_bt.local_server.discovery import get_daemon, read_server, server_file, write_server
+from prefect_bt.local_server.discovery import get_process, read_server, server_file, write_server
 from prefect_bt.local_server.password import (
     CLIENT_VARIABLE,
     SERVER_VARIABLE,
-    accepts_anonymous,
     auth_file,
     ensure_auth,
     is_same_server,
@@ -68,10 +66,8 @@ def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> d
         for sentence in list_exposure_warnings(settings):
             echo(f"Warning: {sentence}")
         known = read_server(settings.state_dir)
-        if known is not None and get_daemon(known, "server").is_alive:
-            if not _should_replace(known, log=echo):
-                return _report_already_up(settings.state_dir, known, worker=worker, log=echo)
-            port = port or urlsplit(str(known["api_url"])).port
+        if known is not None and get_process(known, "server").is_alive:
+            return _report_already_up(settings.state_dir, known, worker=worker, log=echo)
         _stop_processes(settings.state_dir, known)
         document = _start(settings, port or settings.server_port, worker=worker, log=echo)
     return _report_server(settings.state_dir, document, already_up=False, log=echo)
@@ -86,7 +82,7 @@ def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     state_dir = Settings().state_dir
     with _server_lock(state_dir, log=echo):
         known = read_server(state_dir)
-        alive = [role for role in _ROLES if known and get_daemon(known, role).is_alive]
+        alive = [role for role in _ROLES if known and get_process(known, role).is_alive]
         if known is None or not alive:
             _stop_processes(state_dir, known)
             echo("Nothing to stop: no server that `prefect-bt up` started runs here.")
@@ -124,27 +120,11 @@ def _report_already_up(
 ) -> dict[str, Any]:
     log(f"Already up: {document['ui_url']}")
     _repair_auth_file(state_dir, document, log=log)
-    if worker and not get_daemon(document, "worker").is_alive:
+    if worker and not get_process(document, "worker").is_alive:
         _start_worker(state_dir, document, log=log)
-    if not get_daemon(document, "caretaker").is_alive:
+    if not get_process(document, "caretaker").is_alive:
         _start_watchdog(state_dir, document)  # without the socket, which only the server has now
     return _report_server(state_dir, document, already_up=True, log=log)
-
-
-def _should_replace(document: dict[str, Any], *, log: Echo) -> bool:
-    """Return whether the running server asks for no password, and can be replaced."""
-    if not accepts_anonymous(document["api_url"]):
-        return False
-    try:
-        _check_no_active_runs(document)
-    except ServerError as error:
-        log(
-            f"WARNING: every user and web page of this machine has access to this server: an older "
-            f"release started it without a password. {error} Afterwards: prefect-bt up"
-        )
-        return False
-    log("The running server has no password; replacing it")
-    return True
 
 
 def _repair_auth_file(state_dir: Path, document: dict[str, Any], *, log: Echo) -> None:
@@ -170,14 +150,14 @@ def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo
         known = read_server(state_dir)
         if known is None:
             return False
-        if not get_daemon(known, "server").is_alive:
+        if not get_process(known, "server").is_alive:
             echo("The server has ended; starting it again")
             port = urlsplit(str(known["api_url"])).port or settings.server_port
             with listening.dup() if listening else open_listening_socket(port) as taken:
                 _start_server(state_dir, known, taken, variables=os.environ)
             if read_auth(state_dir) != os.environ.get(CLIENT_VARIABLE):
-                get_daemon(known, "worker").stop(timeout=_STOP_TIMEOUT)  # it has another one
-        if known.get("worker_pid") and not get_daemon(known, "worker").is_alive:
+                get_process(known, "worker").stop(timeout=_STOP_TIMEOUT)  # it has another one
+        if known.get("worker_pid") and not get_process(known, "worker").is_alive:
             _start_worker(state_dir, known, log=echo)
     return True
 
@@ -190,8 +170,6 @@ def _report_server(
     export = f'export PREFECT_API_URL={document["api_url"]} {CLIENT_VARIABLE}="$({show})"'
     elsewhere = os.environ.get("PREFECT_API_URL", "")
     log(f"UI: {document['ui_url']}    Stop: prefect-bt down")
-    if not read_auth(state_dir):  # a server of an older release, which runs go on at
-        return {**document, "already_up": already_up, "export": "", "auth_file": ""}
     log(f"The UI asks for a password once: {show}")
     if elsewhere and not is_same_server(elsewhere, document["api_url"]):
         log(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
@@ -231,13 +209,13 @@ def _start_server(
     }
     descriptor = listening.fileno()
     command = [sys.executable, "-m", "prefect_bt.local_server.app", str(descriptor)]
-    daemon, process = start_daemon(command, log=log, environment=environment, pass_fds=[descriptor])
-    _record_process(state_dir, document, "server", daemon)
-    deadline = time.monotonic() + _SERVER_TIMEOUT
-    while not is_healthy(api_url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise _start_error("server", log)
-        time.sleep(0.2)
+    identity, process = start_process(
+        command, log=log, environment=environment, pass_fds=[descriptor]
+    )
+    _record_process(state_dir, document, "server", identity)
+    wait_until_ready(
+        "Prefect server", process, lambda: is_healthy(api_url), log=log, timeout=_SERVER_TIMEOUT
+    )
 
 
 def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> None:
@@ -251,19 +229,18 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> No
         "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
     }
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
-    daemon, _ = start_daemon(
-        [*command, "--pool", POOL, "--name", name],
-        log=state_dir / "worker.log",
-        environment=environment,
+    log_file = state_dir / "worker.log"
+    identity, process = start_process(
+        [*command, "--pool", POOL, "--name", name], log=log_file, environment=environment
     )
-    _record_process(state_dir, document, "worker", daemon)
-    for _ in range(int(_WORKER_TIMEOUT)):
-        if wait_for_worker(document["api_url"], name, timeout=1.0):
-            return
-        if not daemon.is_alive:
-            break
-    daemon.stop(timeout=_STOP_TIMEOUT)
-    raise _start_error("worker", state_dir / "worker.log")
+    _record_process(state_dir, document, "worker", identity)
+    wait_until_ready(
+        "Prefect worker",
+        process,
+        lambda: wait_for_worker(document["api_url"], name, timeout=1.0),
+        log=log_file,
+        timeout=_WORKER_TIMEOUT,
+    )
 
 
 def _start_watchdog(
@@ -271,17 +248,19 @@ def _start_watchdog(
 ) -> None:
     """Start the watchdog, which keeps the port (`listening`) while the server is away."""
     descriptors = [listening.fileno()] if listening else []
-    daemon, _ = start_daemon(
+    identity, _ = start_process(
         [sys.executable, "-m", "prefect_bt.local_server.watchdog", *map(str, descriptors)],
         log=state_dir / "caretaker.log",
         environment=_environment(document["api_url"], read_auth(state_dir)),
         pass_fds=descriptors,
     )
-    _record_process(state_dir, document, "caretaker", daemon)
+    _record_process(state_dir, document, "caretaker", identity)
 
 
-def _record_process(state_dir: Path, document: dict[str, Any], role: str, daemon: Daemon) -> None:
-    document.update({f"{role}_pid": daemon.pid, f"{role}_started": daemon.started})
+def _record_process(
+    state_dir: Path, document: dict[str, Any], role: str, process: ProcessIdentity
+) -> None:
+    document.update({f"{role}_pid": process.pid, f"{role}_started": process.began})
     document.setdefault("worker_pid", None)
     document.setdefault("worker_started", None)
     write_server(state_dir, document)
@@ -306,12 +285,12 @@ def _stop_processes(state_dir: Path, document: dict[str, Any] | None) -> None:
     """Stop what still runs of `document` and remove the file."""
     if document is not None:
         for role in _ROLES:
-            get_daemon(document, role).stop(timeout=_STOP_TIMEOUT)
+            get_process(document, role).stop(timeout=_STOP_TIMEOUT)
     server_file(state_dir).unlink(missing_ok=True)
 
 
 def _check_no_active_runs(document: dict[str, Any]) -> None:
-    if not get_daemon(document, "server").is_alive:
+    if not get_process(document, "server").is_alive:
         return
     from prefect_bt.local_server.setup import list_active_runs
 
@@ -348,19 +327,9 @@ def _environment(api_url: str, auth: str) -> dict[str, str]:
     return {**inherited, **_NO_TELEMETRY, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
 
 
-def _start_error(process: str, log: Path) -> ServerError:
-    last = " | ".join(log.read_text(errors="replace").split("\n")[-6:]).strip(" |")
-    return ServerError(f"The Prefect {process} did not start: {last}", next_step=f"See {log}.")
-
-
 @contextmanager
 def _server_lock(state_dir: Path, *, log: Echo) -> Generator[None]:
     """Allow one `up`, `down` or restart of a state folder at a time; another waits and says so."""
-    ensure_private_folder(state_dir)
-    with (state_dir / "server.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log("Waiting: the server is being started or stopped (a few minutes at most)")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    message = "Waiting: the server is being started or stopped (a few minutes at most)"
+    with exclusive_lock(state_dir / "server.lock", on_wait=lambda: log(message)):
         yield

@@ -20,7 +20,8 @@ import pytest
 
 from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.serving.rollout.revisions import list_revision_statuses
-from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
+from prefect_bt.serving.router.deployment_folder import RouterFolder
+from prefect_bt.serving.router.route import Route
 from tests.optional import needs
 
 from .conftest import Machine, call, until

@@ -97,9 +97,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
             )
         processes.append(server)
         wait_until(
-            lambda: (known := shelf.place.read_record()) is not None and known.pid == server.pid
+            lambda: (
+                (known := shelf.place.read_record()) is not None and known.process.pid == server.pid
+            )
         )
-        assert shelf.ensure().pid == server.pid
+        assert shelf.ensure().process.pid == server.pid
         return Served(shelf, server, log)
 
     yield started

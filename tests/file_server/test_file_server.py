@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +28,8 @@ from prefect_bt.file_server.signed_urls import (
     is_signature_valid,
     sign_url,
 )
-from prefect_bt.host.daemon import Daemon, read_start_time
+from prefect_bt.host.processes import ProcessIdentity
+from prefect_bt.host.service import current_process
 from prefect_bt.object_store import open_store
 from tests.ports import free_port
 
@@ -59,7 +60,7 @@ class Shelf:
         port, root = free_port(), str(self.place.root)
         base = f"http://{process.LOOPBACK}:{port}"
         self.place.write_record(
-            ServerRecord(base, process.LOOPBACK, port, pid=os.getpid(), started="1", root=root)
+            ServerRecord(base, process.LOOPBACK, port, ProcessIdentity(os.getpid(), 1), root)
         )
 
     def ensure(self) -> ServerRecord:
@@ -198,13 +199,13 @@ def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
         "import os, sys; from pathlib import Path\n"
         "from prefect_bt.file_server import process, server_folder\n"
         "here = server_folder.FileServerFolder(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-        "print(process.ensure_server(here, environment=os.environ).pid)"
+        "print(process.ensure_server(here, environment=os.environ).process.pid)"
     )
     command = [sys.executable, "-c", code, str(shelf.place.root), str(shelf.place.path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     pids = {int(process.communicate(timeout=400)[0]) for process in both}
     assert len(pids) == 1, "two commands at once start one server"
-    assert {shelf.ensure().pid} == pids
+    assert {shelf.ensure().process.pid} == pids
     assert os.getsid(pids.pop()) != os.getsid(0)
     assert get(shelf.address())[0] == 200
 
@@ -214,32 +215,32 @@ def test_what_cannot_serve_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyP
     """One killed, one that hangs, a note of another process, and a port that is taken."""
     shelf.keep_a_port()
     first, url = shelf.ensure(), shelf.address()
-    os.kill(first.pid, signal.SIGKILL)
-    while first.daemon.is_alive:
+    os.kill(first.process.pid, signal.SIGKILL)
+    while first.process.is_alive:
         time.sleep(0.02)
     second = shelf.ensure()
-    assert (second.pid != first.pid, second.base) == (True, first.base)
+    assert (second.process.pid != first.process.pid, second.base) == (True, first.base)
     assert get(url)[0] == 200, "old addresses go on"
-    os.kill(second.pid, signal.SIGSTOP)
+    os.kill(second.process.pid, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
         impatient.setattr(process, "_STATUS_TIMEOUT", 0.5)
-        impatient.setattr(process, "_STOP_TIMEOUT", 0.5)
+        impatient.setattr(process, "STOP_TIMEOUT", 0.5)
         third = shelf.ensure()
-    assert third.pid != second.pid
-    assert not second.daemon.is_alive
+    assert third.process.pid != second.process.pid
+    assert not second.process.is_alive
     assert get(url)[0] == 200
     assert process.stop_server(shelf.place) == third
     assert process.stop_server(shelf.place) is None
     # The pid is in use again, by a process that began at another time; and the port is taken.
-    shelf.place.write_record(ServerRecord(**{**vars(third), "pid": os.getpid(), "started": "1"}))
+    shelf.place.write_record(replace(third, process=ProcessIdentity(os.getpid(), 1)))
     with process.create_listener("127.0.0.1", third.port, preferred=0):
         fourth = shelf.ensure()
-        assert fourth.pid not in {os.getpid(), third.pid}
+        assert fourth.process.pid not in {os.getpid(), third.process.pid}
         assert fourth.port != third.port
         with pytest.raises(ServerError, match="Cannot listen"):
             process.create_listener("127.0.0.1", third.port, preferred=0)
     assert process.stop_all_servers(shelf.folder / "state") == [fourth]
-    assert not fourth.daemon.is_alive
+    assert not fourth.process.is_alive
 
 
 def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
@@ -251,7 +252,7 @@ def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
     finally:
         process.kill()
     known = shelf.place.read_record()
-    assert known is not None and known.pid == process.pid
+    assert known is not None and known.process.pid == process.pid
 
 
 def test_one_that_cannot_start_says_why(shelf: Shelf):
@@ -266,11 +267,10 @@ def test_one_that_cannot_start_says_why(shelf: Shelf):
 def test_in_the_foreground(shelf: Shelf):
     shelf.keep_a_port()
     before, url = shelf.ensure(), shelf.address()
-    ours = Daemon(os.getpid(), read_start_time(os.getpid()))
     with process.become_server(shelf.place, host="127.0.0.1", port=None, base="http://box:1"):
-        assert not before.daemon.is_alive
+        assert not before.process.is_alive
         known = shelf.place.read_record()
-        assert known is not None and known.foreground and known.daemon == ours
+        assert known is not None and known.foreground and known.process == current_process()
         assert (known.base, known.port) == ("http://box:1", before.port)
         with pytest.raises(ServerError, match=f"Process {os.getpid()} serves this store already"):
             process.become_server(shelf.place, host="127.0.0.1", port=None, base="")

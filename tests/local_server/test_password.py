@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import ServerError
-from prefect_bt.host.daemon import read_start_time
+from prefect_bt.host.processes import read_start_time
 from prefect_bt.local_server.discovery import write_server
 from prefect_bt.local_server.password import (
     CLIENT_VARIABLE,
@@ -92,6 +92,6 @@ def test_it_is_sent_to_its_own_living_server_only(tmp_path: Path) -> None:
     for other in ("", "http://127.0.0.1:4201/api", "https://team.example/api", "http://x:y/api"):
         assert find_auth(tmp_path, other) == ""
     # Another program may have its port by now, of another user.
-    write_server(tmp_path, {"api_url": API, "server_pid": os.getpid(), "server_started": "before"})
+    write_server(tmp_path, {"api_url": API, "server_pid": os.getpid(), "server_started": 1})
     assert find_auth(tmp_path, API) == ""
     assert not is_same_server("", "")

@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from prefect_bt.errors import ServerError
-from prefect_bt.host.daemon import Daemon, read_start_time, start_daemon
+from prefect_bt.host.processes import ProcessIdentity, read_start_time
+from prefect_bt.host.service import start_process
 from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import (
-    get_daemon,
+    get_process,
     local_server_url,
     read_server,
     server_file,
@@ -67,7 +68,7 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
     monkeypatch.setattr(server, "_SERVER_TIMEOUT", 900.0)
     monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
-    monkeypatch.setattr(server, "start_daemon", never_after(port, start_daemon))
+    monkeypatch.setattr(server, "start_process", never_after(port, start_process))
     first = server.up(port=port, echo=told.append)
     try:
         assert not first["already_up"]
@@ -91,18 +92,18 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
         assert again["already_up"] and again["server_pid"] == first["server_pid"]
 
         os.kill(first["worker_pid"], signal.SIGKILL)
-        while get_daemon(first, "worker").is_alive:
+        while get_process(first, "worker").is_alive:
             time.sleep(0.05)
         healed = server.up(echo=told.append)
         assert healed["server_pid"] == first["server_pid"]
         assert healed["worker_pid"] != first["worker_pid"]
-        assert get_daemon(healed, "worker").is_alive
+        assert get_process(healed, "worker").is_alive
         healed = mended(state_dir, healed)
 
         refuses_while_a_run_is_going(first["api_url"])
         assert server.down(force=True, echo=told.append)["server_pid"] == healed["server_pid"]
         roles = ("server", "worker", "caretaker")
-        assert not [role for role in roles if get_daemon(healed, role).is_alive]
+        assert not [role for role in roles if get_process(healed, role).is_alive]
         assert not server_file(state_dir).exists()
     finally:
         server.down(force=True, echo=told.append)
@@ -150,7 +151,7 @@ def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
             before["worker_pid"],
             before["server_pid"],
         }
-        if not gone and get_daemon(now, "worker").is_alive and local_server_url(state_dir):
+        if not gone and get_process(now, "worker").is_alive and local_server_url(state_dir):
             assert now["api_url"] == before["api_url"]
             url = f"{now['api_url']}/deployments/name/train/train"
             assert answer(url, read_auth(state_dir))
@@ -202,10 +203,10 @@ def test_a_dead_server_is_forgotten_and_a_pid_of_another_process_left_alone(stat
 
 
 def test_what_runs_beside_a_server_that_is_gone_is_stopped_and_told(state_dir: Path):
-    caretaker, process = start_daemon(
+    caretaker, process = start_process(
         ["sleep", "60"], log=state_dir / "log", environment=dict(os.environ)
     )
-    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
+    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.began}
     write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **roles})
     told: list[str] = []
     assert server.down(echo=told.append)["caretaker_pid"] == caretaker.pid
@@ -253,7 +254,7 @@ def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatc
 
 def test_a_daemon_is_stopped_politely_then_by_force(tmp_path: Path):
     stubborn = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
-    daemon, process = start_daemon(
+    daemon, process = start_process(
         ["sh", "-c", stubborn], log=tmp_path / "log", environment=dict(os.environ)
     )
     while "ready" not in (tmp_path / "log").read_text():
@@ -268,16 +269,18 @@ def test_a_zombie_and_no_process_are_not_alive():
     child = subprocess.Popen(["true"])
     while read_start_time(child.pid):
         time.sleep(0.02)
-    assert not Daemon(child.pid, "1").is_alive
+    assert not ProcessIdentity(child.pid, 1).is_alive
     child.wait()
-    assert not Daemon(0, "").is_alive and not Daemon(os.getpid(), "").is_alive
-    assert Daemon(os.getpid(), read_start_time(os.getpid())).is_alive
+    assert not ProcessIdentity(0, 0).is_alive and not ProcessIdentity(os.getpid(), 0).is_alive
+    assert ProcessIdentity(os.getpid(), read_start_time(os.getpid())).is_alive
 
 
 def test_a_server_that_its_caretaker_starts_again_is_waited_for(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/api"
-    caretaker, process = start_daemon(["sleep", "60"], log=tmp_path / "log", environment=os.environ)
-    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
+    caretaker, process = start_process(
+        ["sleep", "60"], log=tmp_path / "log", environment=os.environ
+    )
+    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.began}
     server = {"server_pid": os.getpid(), "server_started": read_start_time(os.getpid())}
     write_server(tmp_path, {"api_url": url, **roles, **server})
     with socket.socket() as listening, ThreadPoolExecutor() as pool:

@@ -10,33 +10,29 @@ import subprocess
 import sys
 import tempfile
 from base64 import b64encode
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
 import pytest
-from prefect import flow
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
-from prefect.states import Completed, Running
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from prefect_bt.local_server import server
-from prefect_bt.local_server.discovery import read_server, write_server
+from prefect_bt.local_server.discovery import read_server
 from prefect_bt.local_server.password import (
     CLIENT_VARIABLE,
     auth_file,
     read_auth,
 )
-from prefect_bt.local_server.setup import DEPLOYMENT, use_api
+from prefect_bt.local_server.setup import DEPLOYMENT
 from tests.e2e.conftest import Machine, call
 from tests.forked import Forked
-from tests.plain_server import plain_server
 from tests.ports import free_port
 from tests.prefect_server import PrefectServer
 
@@ -252,7 +248,7 @@ train({str(config)!r})
     assert call(served_machine, "GET", path)["data"]["user"] == 1
 
 
-# --- other users, older releases --------------------------------------------------------------
+# --- other users -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,19 +270,6 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
     yield root
     shutil.rmtree(root, ignore_errors=True)
-
-
-@contextmanager
-def going(api_url: str) -> Generator[None]:
-    """Keep a flow run going until the end of the block."""
-
-    @flow
-    def long() -> None: ...
-
-    with use_api(api_url), get_client(sync_client=True) as client:
-        run = client.create_flow_run(long, name="still-going", state=Running())
-        yield
-        client.set_flow_run_state(run.id, Completed(), force=True)
 
 
 INTRUDER = """
@@ -311,24 +294,11 @@ except urllib.error.HTTPError as error:
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(home: Path) -> None:
-    """Replace the server of an older release; then delete the file, and `up` restores it."""
+def test_another_user_gets_nowhere_and_a_lost_file_is_restored(home: Path) -> None:
     state, told = home / "state", []
-    with plain_server(home / "prefect") as (api_url, old):
-        running = {"server_pid": old.pid, "server_started": old.started}
-        ui = api_url.removesuffix("/api")
-        write_server(state, {"api_url": api_url, "ui_url": ui, **running})
-        with going(api_url):
-            spared = server.up(worker=False, echo=told.append)
-            assert spared["already_up"] and old.is_alive
-            assert not spared["export"] and not any("password once" in line for line in told)
-            assert any(line.startswith("WARNING") and "still-going" in line for line in told)
-        known = server.up(echo=told.append)
+    known = server.up(port=free_port(), echo=told.append)
     try:
-        assert any("has no password; replacing it" in line for line in told)
-        assert known["api_url"] == api_url
-        assert not old.is_alive
-        auth = read_auth(state)
+        api_url, auth = known["api_url"], read_auth(state)
         assert httpx.get(f"{api_url}/admin/version").status_code == 401
         assert httpx.get(f"{api_url}/admin/version", headers=basic(auth)).status_code == 200
 

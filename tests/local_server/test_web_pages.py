@@ -179,7 +179,7 @@ def attacked(page: Page, target: Target, where: tuple[str, str]) -> tuple[dict[s
 def test_the_attacks_succeed_on_a_server_that_asks_for_no_password(
     page: Page, foreign: int, tmp_path: Path
 ) -> None:
-    with plain_server(tmp_path / "prefect") as (api_url, _), use_api(api_url):
+    with plain_server(tmp_path / "prefect") as api_url, use_api(api_url):
         ensure_pool()
         deploy_train()
         target = planted(api_url)

@@ -16,7 +16,7 @@ from prefect.states import Completed, Pending, Running, Scheduled
 
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.errors import ServerError
-from prefect_bt.host.daemon import read_start_time
+from prefect_bt.host.processes import read_start_time
 from prefect_bt.local_server.discovery import write_server
 from prefect_bt.local_server.password import write_auth
 from prefect_bt.prefect_api import client

@@ -17,8 +17,9 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import LoadedCheckpoint
 from prefect_bt.serving.curl_example import CHAT, format_curl
 from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger, Revision
-from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
+from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import query_router_status, stop_router
+from prefect_bt.serving.router.route import Route
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_iso
 

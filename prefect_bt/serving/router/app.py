@@ -1,9 +1,10 @@
-"""The router itself: who may ask, which revision answers, how much each one has in flight."""
+"""The router's HTTP server: authorizes requests, and forwards them to the serving revision."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import os
 import signal
@@ -18,32 +19,22 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from prefect_bt.serving.router import error_responses
-from prefect_bt.serving.router.api_keys import parse_bearer, verify_key
-from prefect_bt.serving.router.body_limits import (
-    MAX_BODY_BYTES,
-    BodyBudget,
-    BodyRejected,
-    RequestBody,
-)
-from prefect_bt.serving.router.connection_limits import (
-    HEAD_TIMEOUT,
-    MAX_REQUEST_HEADERS,
-    MAX_REQUEST_LINE_BYTES,
-    Handler,
-    LimitedServer,
-)
-from prefect_bt.serving.router.deployment_folder import (
-    ADMIN_PREFIX,
-    BACKLOG,
-    STATUS_PATH,
-    RouterFolder,
-)
+from prefect_bt import codec
+from prefect_bt.host.service import current_process
+from prefect_bt.serving.router.api_keys import KeyHash, parse_bearer, verify_key
+from prefect_bt.serving.router.deployment_folder import RouterFolder
+from prefect_bt.serving.router.process import STATUS_PATH
 from prefect_bt.serving.router.proxy import UpstreamUnavailable, forward_request, open_session
-from prefect_bt.serving.router.route_table import LogFunction, ReloadedRoute, reloaded_key_file
-from prefect_bt.serving.router.wait_queue import UpstreamWaiter
+from prefect_bt.serving.router.rejections import Rejected, not_supported
+from prefect_bt.serving.router.reloaded_file import LogFunction, ReloadedFile
+from prefect_bt.serving.router.request_body import MAX_BODY_BYTES, BodyLimits, RequestBody
+from prefect_bt.serving.router.route import Route, parse_route
+from prefect_bt.serving.router.upstream_waiter import UpstreamWaiter
 
+_HEAD_TIMEOUT: Final = 75.0
+"""Longest time that a connection, new or used, may take for a complete head, in seconds."""
 _CHUNK: Final = 256 * 1024
+_POLL_INTERVAL: Final = 1.0
 _DENIED_PATHS: Final = frozenset(
     {
         "/load_model",
@@ -58,38 +49,34 @@ _DENIED_PATHS: Final = frozenset(
         "/wake_up",
     }
 )
-"""What transformers and vLLM offer whoever runs them; a deployment's clients are others."""
-_POLL_INTERVAL: Final = 1.0
+"""Paths by which transformers and vLLM let their operator change the server."""
 
 
 class Router:
     """Answers the requests of one deployment."""
 
-    def __init__(self, session: aiohttp.ClientSession, serving: RouterServer) -> None:
-        place, say = serving.folder, serving.log
-        self._place, self._session = place, session
-        self._wait_timeout, self._log = serving.wait_timeout, say
-        self._body_budget = BodyBudget(serving.max_body_bytes)
-        self._route = ReloadedRoute(place, say)
-        self._key = reloaded_key_file(place, say)
-        self._waiting = UpstreamWaiter(self._route.read)
+    def __init__(self, session: aiohttp.ClientSession, server: RouterServer) -> None:
+        self._folder, self._session, self._log = server.folder, session, server.log
+        self._wait_timeout = server.wait_timeout
+        self._limits = BodyLimits(server.max_body_bytes)
+        self._route = ReloadedFile(self._folder.route_file, parse_route, server.log)
+        self._key = ReloadedFile(self._folder.key_file, _parse_key, server.log)
+        self._logged_route: Route | None = None
+        self._waiting = UpstreamWaiter(self._find_route)
         self._in_flight: Counter[int] = Counter()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path.startswith(ADMIN_PREFIX):
-            return self._handle_admin(request)
-        refused = self._find_rejection(request)
-        if refused is not None:
-            return refused
-        body = RequestBody(self._body_budget, request)
+        body = RequestBody(self._limits, request)
         try:
+            if request.path.startswith("/_router/"):
+                return self._show_status(request)
+            self._authorize(request)
+            _check_supported(request)
             return await self._forward(request, body)
-        except BodyRejected as refused:
-            return error_responses.body_rejected(
-                refused.reason, max_bytes=self._body_budget.max_bytes
-            )
+        except Rejected as rejected:
+            return rejected.response
         except Exception as error:
-            # Where, not what: messages quote what the client sent, its key perhaps.
+            # Without the message: it may quote the request, and a key in it.
             where = "".join(traceback.format_tb(error.__traceback__)[-3:])
             self._log(f"{type(error).__name__} in a request:\n{where}")
             raise
@@ -97,61 +84,70 @@ class Router:
             body.close()
 
     def reject_waiting(self) -> None:
-        """Requests that no server has taken are refused."""
-        self._waiting.close()
+        """Reject the requests that no server has accepted."""
+        self._waiting.closed.set()
+
+    def _find_route(self) -> Route | None:
+        route = self._route.read()
+        if route != self._logged_route:
+            self._logged_route = route
+            self._log(f"revision {route.revision} at {route.target}" if route else "no route")
+        return route
 
     async def _forward(self, request: web.BaseRequest, body: RequestBody) -> web.StreamResponse:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._wait_timeout
         while True:
-            route = self._route.read()
+            route = self._find_route()
             if route is not None:
-                try:
-                    with self._count_in_flight(route.revision):
-                        return await forward_request(self._session, request, body, route)
-                except UpstreamUnavailable:
-                    pass
-            if self._waiting.is_closed:
-                return error_responses.router_stopping(self._place.name)
+                with suppress(UpstreamUnavailable), self._count_in_flight(route.revision):
+                    return await forward_request(self._session, request, body, route)
+            if self._waiting.closed.is_set():
+                message = f"The router of deployment {self._folder.name!r} is being stopped."
+                raise Rejected(503, "stopping", f"{message} Try again later.")
             if clock() >= deadline:
-                refused_by = route.target if route is not None else ""
-                return error_responses.no_upstream(
-                    self._place.name, waited=self._wait_timeout, refused_by=refused_by
-                )
+                raise self._no_upstream(route)
             await self._waiting.wait(deadline - clock())
 
-    def _find_rejection(self, request: web.BaseRequest) -> web.Response | None:
+    def _no_upstream(self, route: Route | None) -> Rejected:
+        why = "it has no route"
+        if route is not None:
+            why = f"its server at {route.target} accepts no connection"
+        return Rejected(
+            503,
+            "no_upstream",
+            f"Deployment {self._folder.name!r} does not answer: {why}, and did not within "
+            f"{self._wait_timeout:.0f} s. Try again later, or look at its log.",
+        )
+
+    def _authorize(self, request: web.BaseRequest) -> None:
         key = self._key.read()
         if key is None and self._key.is_corrupt:
-            return error_responses.key_unreadable()
+            raise Rejected(
+                503,
+                "key_unreadable",
+                "The file with this deployment's API key cannot be read, so all requests are "
+                "refused. Set the key again.",
+            )
         given = parse_bearer(request.headers.get("Authorization", ""))
         if key is not None and not verify_key(key, given):
-            return error_responses.invalid_api_key(self._place.name, has_key=bool(given))
-        if not request.rel_url.raw_path.startswith("/"):
-            return error_responses.not_supported(400, f"{request.path!r} is not a path.")
-        if request.path.rstrip("/") in _DENIED_PATHS:
-            return error_responses.not_supported(
-                403,
-                f"{request.path} is refused: it would change the server. Deploy a new "
-                "revision instead.",
+            what = "This is not the API key" if given else "No API key was sent"
+            raise Rejected(
+                401,
+                "invalid_api_key",
+                f"{what} of deployment {self._folder.name!r}. Send it as `Authorization: Bearer "
+                "KEY`.",
             )
-        if request.headers.get("Upgrade", "").lower() == "websocket":
-            return error_responses.not_supported(
-                501, "WebSockets are not passed on. Use HTTP requests."
-            )
-        return None
 
-    def _handle_admin(self, request: web.BaseRequest) -> web.Response:
+    def _show_status(self, request: web.BaseRequest) -> web.Response:
         if not _is_loopback(request.remote):
-            return error_responses.not_supported(
-                403, "The status is shown to requests from this machine only."
-            )
+            raise not_supported(403, "The status is shown to requests from this machine only.")
         if request.path != STATUS_PATH or request.method != "GET":
-            return error_responses.not_supported(404, f"There is nothing here. GET {STATUS_PATH}.")
-        route = self._route.read()
+            raise not_supported(404, f"There is nothing here. GET {STATUS_PATH}.")
+        route = self._find_route()
         return web.json_response(
             {
-                "router": self._place.id,
+                "router": self._folder.id,
                 "pid": os.getpid(),
                 "revision": route.revision if route else None,
                 "models": list(route.models) if route else [],
@@ -171,6 +167,23 @@ class Router:
                 del self._in_flight[revision]
 
 
+def _check_supported(request: web.BaseRequest) -> None:
+    if not request.rel_url.raw_path.startswith("/"):
+        raise not_supported(400, f"{request.path!r} is not a path.")
+    if request.path.rstrip("/") in _DENIED_PATHS:
+        raise not_supported(
+            403,
+            f"{request.path} is refused: it would change the server. Deploy a new revision "
+            "instead.",
+        )
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        raise not_supported(501, "WebSockets are not passed on. Use HTTP requests.")
+
+
+def _parse_key(text: bytes) -> KeyHash:
+    return codec.decode(KeyHash, json.loads(text))
+
+
 def _is_loopback(remote: str | None) -> bool:
     try:
         found = ipaddress.ip_address((remote or "").partition("%")[0])
@@ -182,53 +195,53 @@ def _is_loopback(remote: str | None) -> bool:
 
 @dataclass(frozen=True)
 class RouterServer:
-    """The process: it ends when it is told to, or when the deployment's folder is gone."""
+    """The router's process.
+
+    `wait_timeout`: seconds that a request waits for a server. `grace`: seconds that requests in
+    flight have at the end. `max_body_bytes`: limit of one request's body.
+    """
 
     folder: RouterFolder
-    lock: int
     wait_timeout: float
     grace: float
     log: LogFunction
     max_body_bytes: int = MAX_BODY_BYTES
-    """Largest body of one request, in bytes."""
 
     async def serve(self, listening: socket.socket) -> None:
-        """On a socket that listens already; then `grace` for requests in flight."""
+        """Serve until SIGTERM, or until the folder names another router or is gone."""
         stopping = asyncio.Event()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         async with open_session() as session:
             router = Router(session, self)
-            runner = web.ServerRunner(_server(router.handle), shutdown_timeout=self.grace)
+            runner = web.ServerRunner(_make_server(router), shutdown_timeout=self.grace)
             await runner.setup()
-            await web.SockSite(runner, listening, backlog=BACKLOG).start()
+            await web.SockSite(runner, listening).start()
             await self._wait_until_stopped(stopping)
             router.reject_waiting()
             await runner.cleanup()
 
     async def _wait_until_stopped(self, stopping: asyncio.Event) -> None:
-        while self.folder.is_locked_by(self.lock):
+        own = current_process()
+        while self.folder.read_process() == own:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL):
                     await stopping.wait()
             if stopping.is_set():
                 self.log("stopping")
                 return
-        self.log("stopping: the deployment's folder is gone")
+        self.log("stopping: the deployment's folder is gone, or has another router")
 
 
-def _server(answer: Handler) -> web.Server:
+def _make_server(router: Router) -> web.Server:
     quiet = logging.getLogger("prefect_bt.serving.router.http")
     quiet.disabled = True  # it would quote malformed requests, with the keys in them
-    return LimitedServer(
-        answer,
+    return web.Server(
+        router.handle,
         handler_cancellation=True,
         access_log=None,
         auto_decompress=False,
         logger=quiet,
-        keepalive_timeout=HEAD_TIMEOUT,
-        max_line_size=MAX_REQUEST_LINE_BYTES,
-        max_field_size=MAX_REQUEST_LINE_BYTES,
-        max_headers=MAX_REQUEST_HEADERS,
+        keepalive_timeout=_HEAD_TIMEOUT,
         read_bufsize=_CHUNK,
     )

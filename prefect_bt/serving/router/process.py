@@ -1,54 +1,47 @@
-"""Start the router of a deployment where none answers, ask it, stop it."""
+"""Start the router of a deployment where none answers, query its status, stop it."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 from prefect_bt.errors import ServerError
-from prefect_bt.host.daemon import start_daemon
-from prefect_bt.serving.router.deployment_folder import (
-    EXIT_EXPLAINED,
-    HOST,
-    SHUTDOWN_GRACE_SECONDS,
-    STATUS_PATH,
-    WAIT_TIMEOUT,
-    ListenAddress,
-    RouterFolder,
-)
+from prefect_bt.host.service import STOP_TIMEOUT, fetch_json, start_process, wait_until_ready
+from prefect_bt.serving.router.deployment_folder import HOST, ListenAddress, RouterFolder
 
-_START_TIMEOUT: Final = 60.0
-_STOP_TIMEOUT: Final = 10.0
+WAIT_TIMEOUT: Final = 60.0
+"""Seconds that a request waits for a server that accepts it."""
+SHUTDOWN_GRACE_SECONDS: Final = 30.0
+"""Seconds that requests in flight have when the router is stopped."""
+STATUS_PATH: Final = "/_router/status"
+
 _STATUS_TIMEOUT: Final = 15.0
 _POLL_INTERVAL: Final = 0.05
 _INHERITED_VARIABLES: Final = frozenset(
     {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"}
 )
-"""What a Python needs; the rest of the environment may hold secrets."""
+"""Variables that Python needs; the rest of the environment may hold secrets."""
 
 
 @dataclass(frozen=True)
 class RouterStatus:
-    """`revision` is None while there is no route. `in_flight`: requests of a revision, none if 0.
+    """Status of a running router.
 
-    `waiting`: requests that no server has taken yet.
+    `revision`: None without a route. `in_flight`: number of requests by revision. `waiting`: number
+    of requests that no server has accepted yet.
     """
 
     address: str
     revision: int | None
-    models: tuple[str, ...]
     in_flight: Mapping[int, int]
     waiting: int
 
 
-def ensure_router(  # noqa: PLR0913 (where it listens, and how long it waits)
+def ensure_router(  # noqa: PLR0913 (address, and limits of a new router)
     state_dir: Path,
     name: str,
     *,
@@ -59,10 +52,10 @@ def ensure_router(  # noqa: PLR0913 (where it listens, and how long it waits)
     grace: float = SHUTDOWN_GRACE_SECONDS,
     max_body_bytes: int | None = None,
 ) -> str:
-    """The address of the deployment, which answers by then. ServerError when it cannot be had.
+    """Return the deployment's URL once the router answers; start it if needed. Raise ServerError.
 
-    Without `host` and `port` it is the one that it always had. `wait_timeout` and `grace`, in
-    seconds, and `max_body_bytes` of a request are for a router that has to be started.
+    Without `host` and `port` the deployment keeps its address. `wait_timeout` and `grace` in
+    seconds and `max_body_bytes` of a request apply to a router that has to be started.
     """
     place = RouterFolder.for_deployment(state_dir, name)
     with place.start_lock():
@@ -71,16 +64,14 @@ def ensure_router(  # noqa: PLR0913 (where it listens, and how long it waits)
         if place.is_running():
             if query_router_status(state_dir, name, timeout=_STATUS_TIMEOUT) is not None:
                 return _check_address_unchanged(place, wanted)
-            _kill_unresponsive(place)
+            _stop_process(place, timeout=STOP_TIMEOUT)
         if wanted is not None:
             place.write_listen_address(wanted)
-        options = ["--patience", str(wait_timeout), "--grace", str(grace), "--host", host or HOST]
+        options = ["--wait", str(wait_timeout), "--grace", str(grace), "--host", host or HOST]
         if max_body_bytes is not None:
-            options += ["--most-bytes", str(max_body_bytes)]
-        own = ["--", str(place.state_dir), name]
-        command = [sys.executable, "-m", "prefect_bt.serving.router", *options, *own]
+            options += ["--max-body-bytes", str(max_body_bytes)]
         try:
-            return _start(place, command, environment)
+            return _start(place, options, environment)
         except ServerError:
             if wanted is not None:
                 place.write_listen_address(before)
@@ -88,40 +79,25 @@ def ensure_router(  # noqa: PLR0913 (where it listens, and how long it waits)
 
 
 def stop_router(state_dir: Path, name: str, *, grace: float = SHUTDOWN_GRACE_SECONDS) -> bool:
-    """Requests in flight have `grace` seconds. False when none ran."""
+    """Stop the router; requests in flight have `grace` seconds. Return False if none ran."""
     place = RouterFolder.for_deployment(state_dir, name)
     if not place.path.exists():
         return False
     with place.start_lock():
-        running = place.read_process()
-        if running is None or not place.is_running():
-            return False
-        return running.daemon.stop(timeout=grace + _STOP_TIMEOUT)
+        return _stop_process(place, timeout=grace + STOP_TIMEOUT)
 
 
 def query_router_status(
     state_dir: Path, name: str, *, timeout: float = _STATUS_TIMEOUT
 ) -> RouterStatus | None:
-    """None when it does not run, or does not answer within `timeout` seconds."""
+    """Return None if the router does not run, or does not answer within `timeout` seconds."""
     place = RouterFolder.for_deployment(state_dir, name)
     deadline = time.monotonic() + timeout
     while place.is_running():
         listen = place.read_listen_address()
-        told = (
-            _query_status(place, listen, deadline - time.monotonic())
-            if listen is not None
-            else None
-        )
-        if listen is not None and told is not None:
-            return RouterStatus(
-                address=listen.address,
-                revision=told["revision"],
-                models=tuple(told["models"]),
-                in_flight={int(k): int(n) for k, n in told["in_flight"].items()},
-                waiting=int(told["waiting"]),
-            )
-        if time.monotonic() > deadline:
-            break
+        status = _query_status(place, listen, deadline - time.monotonic()) if listen else None
+        if status is not None or time.monotonic() > deadline:
+            return status
         time.sleep(_POLL_INTERVAL)
     return None
 
@@ -129,7 +105,7 @@ def query_router_status(
 def _resolve_listen_address(
     before: ListenAddress | None, host: str, port: int | None
 ) -> ListenAddress | None:
-    """None: as before, or whatever port the router finds."""
+    """Return the address to listen on; None to keep the last one, or let the router choose."""
     if port is None:
         return ListenAddress(host, before.port) if host and before is not None else None
     if not 0 < port < 65536:
@@ -148,53 +124,33 @@ def _check_address_unchanged(place: RouterFolder, requested: ListenAddress | Non
     return listen.address
 
 
-def _kill_unresponsive(place: RouterFolder) -> None:
-    """Of a router that holds the lock and does not answer."""
-    running = place.read_process()
-    if running is not None:
-        running.daemon.stop(timeout=_STOP_TIMEOUT)
-    if place.is_running():
-        raise ServerError(
-            f"A process routes deployment {place.name!r}, but does not answer.",
-            next_step=f"Stop it, and try again. See {place.log_file}.",
-        )
+def _stop_process(place: RouterFolder, *, timeout: float) -> bool:
+    router = place.read_process()
+    return router is not None and router.stop(timeout=timeout)
 
 
-def _start(place: RouterFolder, command: list[str], environment: Mapping[str, str]) -> str:
+def _start(place: RouterFolder, options: list[str], environment: Mapping[str, str]) -> str:
+    module = [sys.executable, "-m", "prefect_bt.serving.router", *options]
+    command = [*module, "--", str(place.state_dir), place.name]
     kept = {k: v for k, v in environment.items() if k in _INHERITED_VARIABLES}
-    daemon, process = start_daemon(command, log=place.log_file, environment=kept)
-    deadline = time.monotonic() + _START_TIMEOUT
-    while process.poll() is None and time.monotonic() < deadline:
-        listen, running = place.read_listen_address(), place.read_process()
-        ours = running is not None and running.pid == daemon.pid
-        if (
-            ours
-            and listen is not None
-            and _query_status(place, listen, _STATUS_TIMEOUT) is not None
-        ):
-            return listen.address
-        time.sleep(_POLL_INTERVAL)
-    daemon.stop(timeout=_STOP_TIMEOUT)
-    last = place.log_file.read_text(errors="replace").strip().rpartition("\n")[2]
-    if process.poll() == EXIT_EXPLAINED:
-        raise ServerError(last)
-    raise ServerError(
-        f"The router of deployment {place.name!r} did not start: {last}",
-        next_step=f"See {place.log_file}.",
-    )
+    identity, process = start_process(command, log=place.log_file, environment=kept)
+
+    def find_address() -> str:
+        listen = place.read_listen_address()
+        if listen is None or place.read_process() != identity:
+            return ""
+        return listen.address if _query_status(place, listen, _STATUS_TIMEOUT) else ""
+
+    name = f"router of deployment {place.name!r}"
+    return wait_until_ready(name, process, find_address, log=place.log_file)
 
 
 def _query_status(
-    place: RouterFolder, listen: ListenAddress, seconds: float
-) -> dict[str, Any] | None:
-    """What the router tells; None when nobody answers there, or somebody else."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(listen.address + STATUS_PATH, timeout=max(seconds, 0.1)) as answer:
-            told: Any = json.load(answer)
-    except (OSError, ValueError, http.client.HTTPException):
+    place: RouterFolder, listen: ListenAddress, timeout: float
+) -> RouterStatus | None:
+    """Return None if nothing answers at the address, or another program."""
+    answer = fetch_json(listen.address + STATUS_PATH, timeout=timeout)
+    if answer.get("router") != place.id:
         return None
-    if not isinstance(told, dict):
-        return None
-    facts = cast("dict[str, Any]", told)
-    return facts if facts.get("router") == place.id else None
+    in_flight = {int(revision): int(count) for revision, count in answer["in_flight"].items()}
+    return RouterStatus(listen.address, answer["revision"], in_flight, int(answer["waiting"]))

@@ -1,8 +1,7 @@
-"""One request to one server and its answer back, both as streams. aiohttp does the HTTP.
+"""Forward one request to one server, and its answer to the client, both as streams.
 
-Each request has a connection of its own to the server. So one that is refused was never sent, none
-is lost in a connection that the server closes for idleness, and none is left to a server that
-serves no more.
+Each request has a connection of its own to the server. So a request that was refused was never
+sent, and no request is lost in a connection that an idle server closes.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from aiohttp.connector import Connection
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from prefect_bt.serving.router import error_responses
-from prefect_bt.serving.router.body_limits import RequestBody
-from prefect_bt.serving.router.deployment_folder import Route
 from prefect_bt.serving.router.model_aliases import replace_model_alias
+from prefect_bt.serving.router.rejections import Rejected, upstream_lost
+from prefect_bt.serving.router.request_body import MAX_SMALL_BYTES, RequestBody
+from prefect_bt.serving.router.route import Route
 
 Headers = CIMultiDictProxy[str]
 
@@ -32,10 +31,6 @@ MAX_RESPONSE_HEADERS: Final = 1024
 
 _CONNECT_TIMEOUT: Final = 5.0
 _CHUNK: Final = 256 * 1024
-_MAX_BUFFERED_BYTES: Final = 64 * 1024
-"""Bytes of a body that is sent as one piece, when its length is known to begin with."""
-_MAX_INLINE_JSON_BYTES: Final = 256 * 1024
-"""Largest JSON body that is searched at once, in bytes; a larger one takes a thread."""
 _CLIENT_WRITE_TIMEOUT: Final = 600.0
 """Longest time for a client to read a piece of its answer, in seconds."""
 _HOP_BY_HOP_HEADERS: Final = frozenset(
@@ -51,26 +46,24 @@ _HOP_BY_HOP_HEADERS: Final = frozenset(
         "upgrade",
     }
 )
-_CONSUMED_HEADERS: Final = frozenset({"expect"})
-_CREDENTIAL_HEADERS: Final = frozenset({"authorization", "x-api-key", "api-key"})
-"""Headers in which clients send keys, ours or another service's; no server needs to see one."""
+_ROUTER_HEADERS: Final = frozenset({"expect", "authorization", "x-api-key", "api-key"})
+"""Headers for the router alone: clients send keys in them, ours or another service's."""
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-_current_route: ContextVar[Route] = ContextVar("_asked")
-"""The route of the request that this task passes on."""
+_current_route: ContextVar[Route] = ContextVar("_current_route")
+"""The route of the request that this task forwards."""
 
 
 class UpstreamUnavailable(Exception):
-    """The server has nothing of the request; or it died, and asking again does no harm."""
+    """The server has received nothing of the request, or repeating the request does no harm."""
 
 
 class _RouteConnector(aiohttp.TCPConnector):
     """Connects to the server of the route, never to the next owner of its address.
 
-    A look before the connection is made would be too early: the server may end in between, and its
-    address be given to another job, which would read the request. One that lives when the
-    connection stands has had the address all along.
+    The server is checked after the connection is made: before, the server could end in between, and
+    another job with the same address would read the request.
     """
 
     async def connect(
@@ -101,10 +94,7 @@ def open_session() -> aiohttp.ClientSession:
 async def forward_request(
     session: aiohttp.ClientSession, request: web.BaseRequest, body: RequestBody, route: Route
 ) -> web.StreamResponse:
-    """Return the answer, which the server has finished. Raises NotAccepted: try another server.
-
-    Raises BodyRefused: the client must be told what is wrong with its body.
-    """
+    """Return the complete answer. Raise UpstreamUnavailable to try another server, or Rejected."""
     if route.is_server_dead:
         raise UpstreamUnavailable
     _current_route.set(route)
@@ -122,22 +112,23 @@ async def forward_request(
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise UpstreamUnavailable from error
     except aiohttp.ClientError as error:
-        return _failure_response(request, body, route, error)
+        raise _failure(request, body, route, error) from error
     async with answer:
         return await _relay_response(request, answer, route)
 
 
-def _failure_response(
+def _failure(
     request: web.BaseRequest, body: RequestBody, route: Route, error: aiohttp.ClientError
-) -> web.Response:
-    """Return the answer for a request that the server may have received, and did not answer."""
+) -> Exception:
+    """Return the exception for a request that was sent at least in part, and not answered."""
     if body.rejection is not None:
-        raise body.rejection
+        return body.rejection
     if isinstance(error, aiohttp.ClientResponseError):
-        return error_responses.upstream_invalid(route.target)
+        message = f"The answer of the server at {route.target} is not HTTP. See its log."
+        return Rejected(502, "upstream_invalid", message)
     if request.method in _SAFE_METHODS and not request.body_exists:
-        raise UpstreamUnavailable from error
-    return error_responses.upstream_lost(route.target)
+        return UpstreamUnavailable()
+    return upstream_lost(route.target)
 
 
 async def _data(
@@ -148,12 +139,10 @@ async def _data(
     body.check_length()
     if route.aliases and request.content_type == "application/json":
         data = await body.read()
-        if len(data) <= _MAX_INLINE_JSON_BYTES:
+        if body.is_small:
             return replace_model_alias(data, route.aliases)
         return await asyncio.to_thread(replace_model_alias, data, route.aliases)
-    if body.length is not None and body.length <= _MAX_BUFFERED_BYTES:
-        return await body.read()
-    return body.stream()
+    return await body.read() if body.is_small else body.stream()
 
 
 async def _relay_response(
@@ -165,7 +154,7 @@ async def _relay_response(
         try:
             body = await answer.read()
         except aiohttp.ClientError:
-            return error_responses.upstream_lost(route.target)
+            raise upstream_lost(route.target) from None
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=body)
     back = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
     try:
@@ -175,7 +164,7 @@ async def _relay_response(
                 await back.write(chunk)
         await back.write_eof()
     except (aiohttp.ClientError, TimeoutError):
-        # Closed without an end: so the client learns that it has a part only.
+        # Without the end of the body the client learns that it has only a part.
         if request.transport is not None:
             request.transport.close()
     return back
@@ -183,14 +172,12 @@ async def _relay_response(
 
 def _should_buffer(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> bool:
     has_body = request.method != "HEAD" and answer.status not in {204, 304}
-    return has_body and 0 < (answer.content_length or 0) <= _MAX_BUFFERED_BYTES
+    return has_body and 0 < (answer.content_length or 0) <= MAX_SMALL_BYTES
 
 
 def _upstream_headers(headers: Headers, route: Route) -> CIMultiDict[str]:
     """Return the headers with the server's own key in place of the client's."""
-    kept = CIMultiDict(
-        _end_to_end_headers(headers, excluded=_CONSUMED_HEADERS | _CREDENTIAL_HEADERS)
-    )
+    kept = CIMultiDict(_end_to_end_headers(headers, excluded=_ROUTER_HEADERS))
     if "Transfer-Encoding" in headers:
         kept.popall("Content-Length", None)
     if route.key:
@@ -201,7 +188,7 @@ def _upstream_headers(headers: Headers, route: Route) -> CIMultiDict[str]:
 def _end_to_end_headers(
     headers: Headers, *, excluded: Iterable[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """All but those that are about one connection, and those that its peer named as such."""
+    """Yield all but the hop-by-hop headers, among them those that `Connection` names."""
     named = {
         word.strip().lower()
         for line in headers.getall("Connection", ())

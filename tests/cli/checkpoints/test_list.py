@@ -190,7 +190,7 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
 
     stopped = cli("down")
     assert f"Stopped the file server at {known.base}" in stopped.out
-    assert not known.daemon.is_alive
+    assert not known.process.is_alive
     assert cli("get_checkpoint_urls").code == 0
     assert read(urls[0]) == (200, b"0123456789"), "at the same address again"
 
@@ -207,7 +207,7 @@ def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, 
     (place,) = FileServerFolder.iter_all(serving)
     before = process.stop_server(place)
     assert restart().base == before.base
-    assert place.read_record().daemon.is_alive
+    assert place.read_record().process.is_alive
 
 
 @pytest.mark.slow

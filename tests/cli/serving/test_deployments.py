@@ -13,7 +13,8 @@ import pytest
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict, Revision
-from prefect_bt.serving.router.deployment_folder import ListenAddress, Route, RouterFolder
+from prefect_bt.serving.router.deployment_folder import ListenAddress, RouterFolder
+from prefect_bt.serving.router.route import Route
 from tests.cli.conftest import Cli, Shop, Within
 from tests.cli.test_imports import probe
 

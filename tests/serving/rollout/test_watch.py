@@ -23,9 +23,9 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict, Revision
 from prefect_bt.serving.rollout.deploy import RESTART_BUDGET
 from prefect_bt.serving.rollout.revisions import promote
-from prefect_bt.serving.router.body_limits import MAX_BODY_BYTES
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import stop_router
+from prefect_bt.serving.router.request_body import MAX_BODY_BYTES
 from tests.cli.conftest import Shop
 from tests.serving.rollout.test_readiness import CHAT, HEARD, PLAIN, error, serving
 

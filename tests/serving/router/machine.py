@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
+from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import (
     RouterStatus,
     ensure_router,
     query_router_status,
     stop_router,
 )
+from prefect_bt.serving.router.route import Route
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("upstream.py")
@@ -138,7 +139,7 @@ class Deployment:
         return status
 
     def kill(self) -> None:
-        daemon = self.place.read_process().daemon
+        daemon = self.place.read_process()
         os.kill(daemon.pid, signal.SIGKILL)
         until(lambda: not daemon.is_alive)
 

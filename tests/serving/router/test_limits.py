@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from aiohttp import web
 
-from prefect_bt.serving.router import body_limits, connection_limits, proxy
-from prefect_bt.serving.router.body_limits import BodyBudget, BodyRejected, RequestBody
-from prefect_bt.serving.router.connection_limits import (
-    MAX_REQUEST_HEAD_BYTES,
-    MAX_REQUEST_HEADERS,
-    MAX_REQUEST_LINE_BYTES,
-    LimitedServer,
-)
-from prefect_bt.serving.router.deployment_folder import Route
+from prefect_bt.serving.router import app, proxy, request_body
+from prefect_bt.serving.router.app import _make_server
 from prefect_bt.serving.router.proxy import forward_request, open_session
+from prefect_bt.serving.router.rejections import Rejected
+from prefect_bt.serving.router.request_body import BodyLimits, RequestBody
+from prefect_bt.serving.router.route import Route
 
 LONG = 300.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -29,23 +25,14 @@ async def ok(request: web.BaseRequest) -> web.Response:
     return web.Response(text="ok")
 
 
-def serve(
-    clients: Callable[[Open], Awaitable[None]],
-    *,
-    answer: connection_limits.Handler = ok,
-    **options: Any,
-) -> None:
+def serve(clients: Callable[[Open], Awaitable[None]], *, answer: Handler = ok) -> None:
     """Run `clients`, which open connections to a server with the router's limits."""
-    limits = {
-        "keepalive_timeout": LONG,
-        "max_line_size": MAX_REQUEST_LINE_BYTES,
-        "max_field_size": MAX_REQUEST_LINE_BYTES,
-        "max_headers": MAX_REQUEST_HEADERS,
-        "read_bufsize": 256 * 1024,
-    }
+
+    class Answering:
+        handle = staticmethod(answer)
 
     async def serving() -> None:
-        runner = web.ServerRunner(LimitedServer(answer, **{**limits, **options}))
+        runner = web.ServerRunner(_make_server(Answering()))
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -74,37 +61,24 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 2)
-
-    async def clients(open_one: Open) -> None:
-        kept = [await open_one(), await open_one()]
-        for reader, writer in kept:
-            writer.write(GET + b"\r\n")
-            await answered(reader)
-        reader, writer = await open_one()
-        assert await ended(reader) == b""
-        writer.close()
-        for reader, writer in kept:
-            writer.write(GET + b"\r\n")
-            await answered(reader)
-            writer.close()
-
-    serve(clients)
-
-
 @pytest.mark.parametrize("sent", [b"", GET], ids=["nothing", "part of a head"])
-def test_a_connection_without_a_head_is_closed(sent: bytes) -> None:
+def test_a_connection_without_a_head_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_HEAD_TIMEOUT", 0.2)
+
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
         writer.write(sent)
         assert await ended(reader) == b""
         writer.close()
 
-    serve(clients, keepalive_timeout=0.2)
+    serve(clients)
 
 
-def test_an_idle_connection_is_closed() -> None:
+def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_HEAD_TIMEOUT", 0.2)
+
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
         writer.write(GET + b"\r\n")
@@ -112,58 +86,25 @@ def test_an_idle_connection_is_closed() -> None:
         assert await ended(reader) == b""
         writer.close()
 
-    serve(clients, keepalive_timeout=0.2)
+    serve(clients)
 
 
-LINES = b"".join(
-    b"X-%d: " % n + b"y" * 30_000 + b"\r\n" for n in range(MAX_REQUEST_HEAD_BYTES // 30_000 + 1)
-)
-"""Each is within the limit of a line, and their number within that of lines."""
-
-
-def test_a_head_is_bounded_as_a_whole() -> None:
+def test_a_head_with_too_many_lines_is_rejected() -> None:
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
-        writer.write(GET + LINES)  # and then it waits, as if there were more to come
-        assert await ended(reader) == b""
+        writer.write(GET + b"".join(b"X-%d: y\r\n" % number for number in range(1000)))
+        assert b" 400 " in await ended(reader)
         writer.close()
 
     serve(clients)
 
 
-@pytest.mark.parametrize("size", [0, 10])
-def test_each_head_of_a_connection_is_bounded(size: int) -> None:
-    async def clients(open_one: Open) -> None:
-        reader, writer = await open_one()
-        writer.write(GET + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
-        await answered(reader)
-        writer.write(GET + LINES)
-        assert await ended(reader) == b""
-        writer.close()
-
-    serve(clients)
-
-
-def test_an_answer_before_the_end_of_a_body_is_a_connections_last() -> None:
-    """Else the next head could come with the rest of the body, where it is not counted."""
-
-    async def clients(open_one: Open) -> None:
-        reader, writer = await open_one()
-        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
-        assert b"connection: close" in (await answered(reader)).lower()
-        writer.write(b"x" * 10 + GET + LINES)
-        assert await ended(reader) == b""
-        writer.close()
-
-    serve(clients)
-
-
-async def fault_of(request: web.BaseRequest, held: BodyBudget) -> web.Response:
-    body = RequestBody(held, request)
+async def read_body(request: web.BaseRequest, limits: BodyLimits) -> web.StreamResponse:
+    body = RequestBody(limits, request)
     try:
         await body.read()
-    except BodyRejected as refused:
-        return web.Response(text=refused.reason.value)
+    except Rejected as rejected:
+        return rejected.response
     finally:
         body.close()
     return web.Response(text="ok")
@@ -171,8 +112,9 @@ async def fault_of(request: web.BaseRequest, held: BodyBudget) -> web.Response:
 
 @pytest.mark.parametrize("dripping", [False, True], ids=["a pause", "a byte now and then"])
 def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch, dripping: bool) -> None:
-    held = BodyBudget(1000, idle=LONG if dripping else 0.2)
-    monkeypatch.setattr(body_limits, "BODY_TIMEOUT", 0.5 if dripping else LONG)
+    limits = BodyLimits(1000)
+    monkeypatch.setattr(request_body, "IDLE_TIMEOUT", LONG if dripping else 0.2)
+    monkeypatch.setattr(request_body, "READ_TIMEOUT", 0.5 if dripping else LONG)
 
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
@@ -181,24 +123,25 @@ def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch, dripping: bool)
         while dripping and not told.done():
             writer.write(b"x")
             await asyncio.sleep(0.01)
-        assert b"too slow" in await told
+        assert b"request_timeout" in await told
         writer.close()
 
-    serve(clients, answer=lambda request: fault_of(request, held), lingering_time=0.1)
+    serve(clients, answer=lambda request: read_body(request, limits))
 
 
-def test_a_body_is_held_until_its_request_is_over() -> None:
-    held = BodyBudget(1000)
+def test_large_bodies_leave_the_memory_with_their_requests() -> None:
+    limits = BodyLimits()
+    size = 2 * request_body.MAX_SMALL_BYTES
 
     async def clients(open_one: Open) -> None:
-        for _ in range(3 * body_limits.MAX_BUFFERED_BODIES):
+        for _ in range(3 * request_body.MAX_LARGE_BODIES):
             reader, writer = await open_one()
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
-            writer.write(b"x" * 1000)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+            writer.write(b"x" * size)
             await answered(reader)
             writer.close()
 
-    serve(clients, answer=lambda request: fault_of(request, held))
+    serve(clients, answer=lambda request: read_body(request, limits))
 
 
 async def endless(request: web.BaseRequest) -> web.StreamResponse:
@@ -220,7 +163,7 @@ def test_a_client_that_does_not_read_its_answer_is_left(monkeypatch: pytest.Monk
         async with open_session() as session:
             route = Route(1, f"http://{host}:{port}")
             response = await forward_request(
-                session, request, RequestBody(BodyBudget(), request), route
+                session, request, RequestBody(BodyLimits(), request), route
             )
         left.set()
         await runner.cleanup()

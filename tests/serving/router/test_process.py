@@ -61,7 +61,7 @@ def test_its_environment_has_nothing_of_the_callers(
 
 def test_it_ends_when_its_folder_is_gone(deployment: Deployment) -> None:
     deployment.ensure()
-    daemon = deployment.place.read_process().daemon
+    daemon = deployment.place.read_process()
     shutil.rmtree(deployment.state_dir)
     until(lambda: not daemon.is_alive)
 

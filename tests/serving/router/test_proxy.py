@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from prefect_bt.serving.router.body_limits import BodyBudget, RequestBody
-from prefect_bt.serving.router.deployment_folder import Route
 from prefect_bt.serving.router.proxy import UpstreamUnavailable, forward_request, open_session
+from prefect_bt.serving.router.request_body import BodyLimits, RequestBody
+from prefect_bt.serving.router.route import Route
 from tests.serving.router.machine import LONG, Client, Deployment, Upstream, until
 
 MIB = 1024 * 1024
@@ -216,7 +216,7 @@ def test_nothing_is_sent_to_the_next_owner_of_an_address() -> None:
         async with open_session() as session:
             with pytest.raises(UpstreamUnavailable):
                 request = make_mocked_request("GET", "/v1/models")
-                await forward_request(session, request, RequestBody(BodyBudget(), request), route)
+                await forward_request(session, request, RequestBody(BodyLimits(), request), route)
 
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         stranger.settimeout(LONG)

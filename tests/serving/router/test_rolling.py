@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.host.processes import ProcessIdentity, read_start_time
-from prefect_bt.serving.router.deployment_folder import Route
-from prefect_bt.serving.router.error_responses import RETRY_AFTER
 from prefect_bt.serving.router.process import stop_router
+from prefect_bt.serving.router.rejections import RETRY_AFTER
+from prefect_bt.serving.router.route import Route
 from tests.ports import free_port
 from tests.serving.router.machine import LONG, Deployment, Load, Upstream, listens, until
 

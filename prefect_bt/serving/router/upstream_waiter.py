@@ -1,4 +1,4 @@
-"""Requests that wait for a server: one look at it for all, so that a thousand cost no more."""
+"""Requests that wait for a server: one probe for all of them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-from prefect_bt.serving.router.deployment_folder import Route
+from prefect_bt.serving.router.route import Route
 
 _POLL_INTERVAL: Final = 0.1
 _PROBE_TIMEOUT: Final = 1.0
 
 
 class UpstreamWaiter:
-    """`route` says where requests go at the moment."""
+    """`find_route` returns the present route."""
 
-    def __init__(self, route: Callable[[], Route | None]) -> None:
-        self._route = route
+    def __init__(self, find_route: Callable[[], Route | None]) -> None:
+        self._find_route = find_route
         self._probe: asyncio.Task[None] | None = None
-        self._closed = asyncio.Event()
+        self.closed = asyncio.Event()
+        """Set when no request waits any more, because the router stops."""
         self.count = 0
 
     async def wait(self, seconds: float) -> None:
-        """Wait until the route's server accepts a connection, `seconds` are over, or `close`."""
+        """Return once the server accepts connections, `seconds` are over, or `closed` is set."""
         self.count += 1
         try:
             if self._probe is None or self._probe.done():
@@ -33,27 +34,15 @@ class UpstreamWaiter:
         finally:
             self.count -= 1
 
-    def close(self) -> None:
-        """Nobody waits any more."""
-        self._closed.set()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed.is_set()
-
     async def _wait_until_accepting(self) -> None:
-        # Looks only after a pause: whoever waits has just been refused.
-        while self.count and not await self._pause():
-            route = self._route()
+        while self.count and not self.closed.is_set():
+            # A pause first: the server has just refused a connection.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_INTERVAL):
+                    await self.closed.wait()
+            route = self._find_route()
             if route is not None and await _accepts_connections(route):
                 return
-
-    async def _pause(self) -> bool:
-        """True when it was cut short, for good."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL_INTERVAL):
-                await self._closed.wait()
-        return self._closed.is_set()
 
 
 async def _accepts_connections(route: Route) -> bool:
@@ -64,7 +53,7 @@ async def _accepts_connections(route: Route) -> bool:
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT):
             _, writer = await asyncio.open_connection(parts.hostname, port)
-    except OSError:  # TimeoutError is one
+    except OSError:
         return False
     writer.close()
     with suppress(OSError):
