@@ -39,59 +39,53 @@ BUILT_IN_PATTERNS: Final = tuple(_BUILT_IN_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRules:
-    """Answers for names relative to the archive's root, in posix form without a final slash."""
+    """Rules for names relative to the archive's root, in posix form without a final slash."""
 
     origin: str
     _files: GitIgnoreSpec
     _folders: PathSpec[Any]
 
     def ignores(self, name: str, *, is_folder: bool) -> bool:
-        """Whether this entry goes; ask for each folder before its children, as git does."""
+        """Return whether the entry is ignored. Check each folder before its children, as git."""
         if is_folder:
             return self._folders.match_file(f"{name}/")
         return self._files.match_file(name)
 
 
 def load_ignore_rules(ignore_file: Path | None) -> IgnoreRules:
-    """The rules in `ignore_file` where it exists, else the built-in list.
+    """Return the rules in `ignore_file` where it exists, else the built-in list.
 
     Raises WorkspaceError naming the file and the line if it cannot be read as gitignore patterns.
     """
     if ignore_file is None or not ignore_file.exists():
-        return _rules(BUILT_IN_ORIGIN, GitIgnoreSpec.from_lines(BUILT_IN_PATTERNS))
-    # Indented patterns work in Truss; git itself takes leading spaces literally.
-    lines = [line.lstrip() for line in _read(ignore_file).splitlines()]
-    for number, line in enumerate(lines, start=1):
-        _check_pattern(line, number, ignore_file)
-    return _rules(IGNORE_FILE, GitIgnoreSpec.from_lines(lines))
-
-
-def _rules(origin: str, spec: GitIgnoreSpec) -> IgnoreRules:
+        origin, spec = BUILT_IN_ORIGIN, GitIgnoreSpec.from_lines(BUILT_IN_PATTERNS)
+    else:
+        origin, spec = IGNORE_FILE, _read_patterns(ignore_file)
     # GitIgnoreSpec ranks `!*/` below `*` whatever their order, which is right for files and would
     # drop every folder of an allow-list. For a folder the last matching pattern decides.
     return IgnoreRules(origin, spec, PathSpec(spec.patterns))
 
 
-def _read(ignore_file: Path) -> str:
+def _read_patterns(ignore_file: Path) -> GitIgnoreSpec:
+    path = str(ignore_file)
     try:
-        return ignore_file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except UnicodeDecodeError:
-        reason = "it is not UTF-8 text"
-    raise WorkspaceError(
-        f"The ignore file {str(ignore_file)!r} cannot be read: {reason}.",
-        next_step="Make it a readable text file of gitignore patterns, or remove it.",
-        path=str(ignore_file),
-    )
-
-
-def _check_pattern(line: str, number: int, ignore_file: Path) -> None:
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except (ValueError, re.error) as error:
+        text = ignore_file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise WorkspaceError(
-            f"Line {number} of {str(ignore_file)!r} is not a gitignore pattern: {line!r}.",
-            next_step="Correct or remove that line.",
-            path=str(ignore_file),
+            f"The ignore file {path!r} cannot be read: {reason}.",
+            next_step="Make it a readable text file of gitignore patterns, or remove it.",
+            path=path,
         ) from error
+    # Indented patterns work in Truss; git itself takes leading spaces literally.
+    lines = [line.lstrip() for line in text.splitlines()]
+    for number, line in enumerate(lines, start=1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except (ValueError, re.error) as error:
+            raise WorkspaceError(
+                f"Line {number} of {path!r} is not a gitignore pattern: {line!r}.",
+                next_step="Correct or remove that line.",
+                path=path,
+            ) from error
+    return GitIgnoreSpec.from_lines(lines)

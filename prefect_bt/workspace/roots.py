@@ -9,6 +9,7 @@ There are two layouts, with different rules for links (docs/compatibility.md, Wo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,13 @@ from prefect_bt.errors import WorkspaceError
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceLayout:
-    """What to pack. `announcement` and `warnings` are sentences for the user, to be printed."""
+    """What to pack. `warnings` are sentences for the user, to be printed."""
 
     root: Path
     externals: tuple[Path, ...] = ()
     excluded: frozenset[str] = frozenset()
     gathered: bool = False
     warnings: tuple[str, ...] = ()
-    announcement: str | None = None
 
 
 def plan_layout(
@@ -35,7 +35,7 @@ def plan_layout(
     external_dirs: Sequence[str] = (),
     exclude_dirs: Sequence[str] = (),
 ) -> WorkspaceLayout:
-    """Return the layout for a config in `source_dir`. Reads folder listings, writes nothing.
+    """Return the layout for a config in `source_dir`. Writes nothing.
 
     Relative paths start at `source_dir`. Raises WorkspaceError if the root does not contain
     `source_dir`, if an exclude is not a direct child of the root, or if an external folder is
@@ -50,14 +50,7 @@ def plan_layout(
         _resolve_exclude(item, config_dir, root, warnings) for item in exclude_dirs
     )
     externals = _resolve_externals(external_dirs, config_dir, root, excluded, warnings)
-    return WorkspaceLayout(
-        root=root,
-        externals=externals,
-        excluded=excluded,
-        gathered=True,
-        warnings=tuple(warnings),
-        announcement=f"Using workspace root: {root}",
-    )
+    return WorkspaceLayout(root, externals, excluded, gathered=True, warnings=tuple(warnings))
 
 
 def _resolve_source_dir(source_dir: Path) -> Path:
@@ -85,7 +78,7 @@ def _resolve_root(config_dir: Path, workspace_root: str | None) -> Path:
 
 
 def _resolve_exclude(item: str, config_dir: Path, root: Path, warnings: list[str]) -> str:
-    """The top-level name that one `exclude_dirs` item stands for."""
+    """Return the top-level name that one `exclude_dirs` item selects."""
     named = config_dir / item
     # A link at the top level stands for itself: resolving it would exclude what it points to.
     path = named.parent.resolve() / named.name if named.is_symlink() else named.resolve()
@@ -117,8 +110,7 @@ def _resolve_externals(
     excluded: frozenset[str],
     warnings: list[str],
 ) -> tuple[Path, ...]:
-    taken = {child.name for child in _list_folder(root)} - excluded if external_dirs else set[str]()
-    chosen: list[Path] = []
+    chosen: dict[str, Path] = {}
     for item in external_dirs:
         path = (config_dir / item).resolve()
         if path.is_relative_to(root):
@@ -127,16 +119,16 @@ def _resolve_externals(
                 "and is skipped: it is packed there already, unless excluded."
             )
             continue
-        _check_external(item, path, taken)
-        taken.add(path.name)
-        chosen.append(path)
-    return tuple(chosen)
+        own_entry = path.name not in excluded and os.path.lexists(root / path.name)
+        _check_external(item, path, is_taken=own_entry or path.name in chosen)
+        chosen[path.name] = path
+    return tuple(chosen.values())
 
 
-def _check_external(item: str, path: Path, used_names: set[str]) -> None:
+def _check_external(item: str, path: Path, *, is_taken: bool) -> None:
     if not path.name:
         what = "is the root of the file system and has no name to be packed under."
-    elif path.name in used_names:
+    elif is_taken:
         what = f"collides with another top-level entry of the workspace named {path.name!r}."
     elif not path.exists():
         what = "does not exist."
@@ -149,14 +141,3 @@ def _check_external(item: str, path: Path, used_names: set[str]) -> None:
         next_step="Each external folder must exist and have a name of its own in the workspace.",
         path=str(path),
     )
-
-
-def _list_folder(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise WorkspaceError(
-            f"The workspace root {str(folder)!r} cannot be listed: {error.strerror or error}.",
-            next_step="Make it readable, or choose another workspace_root.",
-            path=str(folder),
-        ) from error

@@ -1,4 +1,4 @@
-"""An archive of unknown origin becomes a working directory, entirely or not at all.
+"""Unpack an archive of unknown origin to a working directory, entirely or not at all.
 
     <ancestor>/.unpack-<random>/tree/    filled and checked here, beside the target
     <target>                             then renamed into place
@@ -6,10 +6,11 @@
 Where the target exists already (empty: a volume, a mount point) the staging folder is inside it and
 its children are moved up, so that the folder itself, its owner and its mount stay as they are.
 
-Member types, names and links are checked by `tree`, headers by `members`, sizes by `streams`. The
-filters of tarfile are not used: Python before 3.11.4 has none, before 3.11.13 links longer than a
-path pass them (CVE-2025-4517), and they bound neither memory nor time. Times are those of the
-unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are not restored.
+Member types, names and links are checked by `extraction`, headers by `tar_members`, sizes by
+`tar_stream`. The filters of tarfile are not used: Python before 3.11.4 has none, before 3.11.13
+links longer than a path pass them (CVE-2025-4517), and they bound neither memory nor time. Times
+are those of the unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are not
+restored.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import IO, BinaryIO, cast
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.filesystem.trees import remove_tree
+from prefect_bt.workspace.extraction import ExtractionRoot
 from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_BYTES,
     MAX_WORKSPACE_ENTRIES,
     UNPACK_SLACK_BYTES,
 )
-from prefect_bt.workspace.member_writer import ExtractionRoot
 from prefect_bt.workspace.tar_members import MALFORMED, iter_members
 from prefect_bt.workspace.tar_stream import (
     BoundedReader,
@@ -56,12 +57,12 @@ def unpack_workspace(
     name = str(archive) if isinstance(archive, Path) else str(getattr(archive, "name", "stream"))
     try:
         _check_target(target)
+        with _open_archive(archive) as stream, _staging_folder(target) as tree:
+            reader = BoundedReader(open_decompressed(stream, name), name=name, max_bytes=max_bytes)
+            _extract_all(ExtractionRoot(tree), reader, name, max_bytes)
+            _publish(tree, target)
     except OSError as error:
         raise _unpack_error(str(target), error) from error
-    with _open_archive(archive) as stream, _staging_folder(target) as tree:
-        reader = BoundedReader(open_decompressed(stream, name), name=name, max_bytes=max_bytes)
-        _extract_all(ExtractionRoot(tree), reader, name, max_bytes)
-        _publish(tree, target)
 
 
 def _check_target(target: Path) -> None:
@@ -96,14 +97,11 @@ def _open_archive(archive: Path | BinaryIO) -> Generator[IO[bytes], None, None]:
 
 @contextmanager
 def _staging_folder(target: Path) -> Generator[Path, None, None]:
-    """An empty folder on the target's file system, removed at the end with all that is left."""
+    """Yield an empty folder on the target's file system, removed at the end with its contents."""
     place = target
     while not place.exists():
         place = place.parent
-    try:
-        holder = Path(tempfile.mkdtemp(dir=place, prefix=".unpack-"))
-    except OSError as error:
-        raise _unpack_error(str(target), error) from error
+    holder = Path(tempfile.mkdtemp(dir=place, prefix=".unpack-"))
     try:
         tree = holder / "tree"  # mkdtemp made the holder private; this one has ordinary permissions
         tree.mkdir()
@@ -127,7 +125,7 @@ def _extract_all(tree: ExtractionRoot, reader: BoundedReader, name: str, max_byt
             raise _unpack_error(member.name, error) from error
         except MALFORMED as error:
             raise corrupt_archive_error(name, str(error) or type(error).__name__) from error
-    tree.check_links()
+    tree.create_links()
 
 
 def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -146,25 +144,12 @@ def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.
 
 
 def _publish(tree: Path, target: Path) -> None:
-    try:
-        if target.exists():
-            _move_children(tree, target)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            tree.rename(target)
-    except OSError as error:
-        raise _unpack_error(str(target), error) from error
-
-
-def _move_children(tree: Path, target: Path) -> None:
-    moved: list[Path] = []
-    try:
-        for child in sorted(tree.iterdir()):
-            moved.append(child.rename(target / child.name))
-    except BaseException:
-        for child in moved:
-            child.rename(tree / child.name)
-        raise
+    if target.exists():
+        for child in tree.iterdir():
+            child.rename(target / child.name)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tree.rename(target)
 
 
 def _too_many_members_error(name: str) -> WorkspaceError:

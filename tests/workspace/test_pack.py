@@ -188,17 +188,6 @@ def test_names_that_are_not_unicode_survive(
         assert set(tar.getnames()) == {"ünïcode 名前", odd}
 
 
-def test_an_archive_written_into_the_source_folder_does_not_pack_itself(
-    tmp_path: Path, make_tree: MakeTree, read_members: ReadMembers
-) -> None:
-    source = make_tree(tmp_path / "s", {"a": "1"})
-    first = pack_workspace(plan_layout(source), source / "out.tar")
-    second = pack_workspace(plan_layout(source), source / "out.tar")
-    assert first.sha256 == second.sha256
-    assert list(read_members(source / "out.tar")) == ["a"]
-    assert second.skipped == ("'out.tar' is the archive itself",)
-
-
 @pytest.mark.parametrize(
     ("files", "why"),
     [({}, "holds no files"), ({"sub/": ""}, "holds no files"), ({"lib/a": ""}, "was skipped")],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace import validation
+from prefect_bt.workspace import archive
 from prefect_bt.workspace.archive import pack_workspace, write_archive
 from prefect_bt.workspace.file_list import collect_entries
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, format_bytes
@@ -90,7 +90,7 @@ def test_the_limit_holds_for_the_finished_archive_too(source: Path, tmp_path: Pa
 def test_the_number_of_files_is_limited(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "MAX_WORKSPACE_ENTRIES", 1)
+    monkeypatch.setattr(archive, "MAX_WORKSPACE_ENTRIES", 1)
     with pytest.raises(WorkspaceError, match="2 files; 1 are allowed"):
         pack_workspace(plan_layout(source), tmp_path / "out.tar")
 

@@ -9,8 +9,7 @@ import pytest
 from prefect_bt.cli.jobs.render_plan import show_workspace
 from prefect_bt.cli.ui.terminal import open_terminal
 from prefect_bt.workspace.archive import pack_workspace
-from prefect_bt.workspace.file_list import collect_entries
-from prefect_bt.workspace.pack_entry import PackEntry
+from prefect_bt.workspace.file_list import PackEntry, collect_entries
 from prefect_bt.workspace.pack_summary import describe_contents, workspace_document
 from prefect_bt.workspace.roots import plan_layout
 
@@ -61,7 +60,7 @@ def test_code_that_the_built_in_list_leaves_out(source: Path, tmp_path: Path, ca
     write(source, ".truss_ignore")  # replaces the list
     packed = pack_workspace(plan_layout(source), tmp_path / "out.tar")
     assert packed.contents is not None
-    assert packed.contents.ignored_code == ()
+    assert not packed.contents.ignored_code
 
 
 def test_external_folders_and_the_warnings_of_a_layout(source: Path, tmp_path: Path, capsys):
@@ -81,8 +80,10 @@ def test_the_largest_files_above_a_gigabyte(source: Path, capsys) -> None:
     sizes = {f"f{number:02}": number * 10**7 for number in range(20)}
     entries = [PackEntry(n, source / n, size, 0, (0, 0, size, 0)) for n, size in sizes.items()]
     contents = describe_contents(layout, entries, found.ignored, found.linked_folders)
-    assert [name for name, _ in contents.largest] == [f"f{n:02}" for n in range(19, 9, -1)]
+    assert [file["path"] for file in contents.largest_files] == [
+        f"f{n:02}" for n in range(19, 9, -1)
+    ]
     out, _ = shown(workspace_document(contents)["workspace"], capsys)
     assert len(out) == 12
     assert out[2].split() == ["181.20", "MiB", "f19"]
-    assert not describe_contents(layout, entries[:10], (), ()).largest
+    assert not describe_contents(layout, entries[:10], (), ()).largest_files

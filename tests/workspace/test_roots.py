@@ -25,7 +25,6 @@ def test_no_workspace_packs_the_source_folder_itself(repo: Path) -> None:
     layout = plan_layout(repo / "train")
     assert (layout.root, layout.externals, layout.excluded) == (repo / "train", (), frozenset())
     assert not layout.gathered
-    assert layout.announcement is None
 
 
 def test_an_empty_workspace_root_counts_as_none(repo: Path) -> None:
@@ -37,7 +36,6 @@ def test_a_relative_root_starts_at_the_config_folder(repo: Path, spelling: str) 
     layout = plan_layout(repo / "train", workspace_root=spelling)
     assert layout.root == repo
     assert layout.gathered
-    assert layout.announcement == f"Using workspace root: {repo}"
 
 
 def test_an_absolute_root_is_allowed(repo: Path) -> None:
@@ -64,7 +62,6 @@ def test_excludes_without_a_root_take_the_config_folder(repo: Path) -> None:
     layout = plan_layout(repo, exclude_dirs=["data"])
     assert layout.root == repo
     assert layout.excluded == {"data"}
-    assert layout.announcement == f"Using workspace root: {repo}"
 
 
 def test_excludes_are_relative_to_the_config_folder_and_may_be_files(repo: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_target_of_many_parts_is_refused(tmp_path: Path, make_tar: MakeTar) ->
 def test_links_whose_names_fill_the_memory_are_refused(
     tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.workspace.link_table.MAX_LINK_BYTES", 10_000)
+    monkeypatch.setattr("prefect_bt.workspace.extraction.MAX_LINK_BYTES", 10_000)
     unpack_workspace(make_tar(*[link(f"{n}", "x") for n in range(20)]), tmp_path / "few")
     with pytest.raises(WorkspaceError, match="is one link too many"):
         unpack_workspace(make_tar(*[link(f"{n}", "x" * 200) for n in range(30)]), tmp_path / "t")
@@ -268,10 +268,7 @@ def test_a_link_that_was_replaced_is_no_link_any_more(tmp_path: Path, make_tar: 
     assert (tmp_path / "t/out").read_bytes() == b"file"
 
 
-def test_folders_are_known_again_among_many(
-    tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prefect_bt.workspace.member_writer._MAX_REMEMBERED", 2)
+def test_folders_are_known_again_among_many(tmp_path: Path, make_tar: MakeTar) -> None:
     names = [f"{top}/b/{n}/f" for n in range(5) for top in "xyz"]
     unpack_workspace(make_tar(*[(name, b"1") for name in names]), tmp_path / "t")
     assert all((tmp_path / "t" / name).is_file() for name in names)
