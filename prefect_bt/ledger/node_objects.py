@@ -190,17 +190,26 @@ class GangObjects:
             view = self._ranks.get(rank)
             return view.status if view else None
 
+    def log_size(self, rank: int) -> int:
+        """Return the bytes of the published log; 0 while the store does not answer."""
+        with suppress(StoreError):
+            return max((begin + size for begin, size, _ in self._list_segments(rank)), default=0)
+        return 0
+
     def read_log(self, rank: int, *, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`. StoreError."""
-        with self._lock:
-            self._refresh()
-            view = self._ranks.get(rank)
-            segments = list(view.segments) if view else []
-        for begin, size, key in segments:
+        for begin, size, key in self._list_segments(rank):
             if begin <= offset < begin + size:
                 length = min(limit, begin + size - offset)
                 return self.store.get_range(key, start=offset - begin, length=length)
         return b""
+
+    def _list_segments(self, rank: int) -> list[_Segment]:
+        """Return the published parts of a rank's log. StoreError."""
+        with self._lock:
+            self._refresh()
+            view = self._ranks.get(rank)
+            return list(view.segments) if view else []
 
     def delete(self) -> None:
         """Delete all objects. StoreError. Idempotent.

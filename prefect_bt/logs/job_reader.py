@@ -1,76 +1,54 @@
-"""A job's log lines, from wherever they lie: live on the substrate, then sealed in the store.
+"""Read the log lines of a job: live logs of nodes, archived logs in the store, platform lines.
 
-    live     handle.read_log(offset)                    while the node's folder exists
-    sealed   .../attempts/<n>/logs/rank-<r>.log         written before the attempt's outcome
+One offset for each rank and attempt is remembered. A log that is archived and removed while it is
+followed is read on in the store at the same offset. Lines of an attempt are merged over its ranks
+by time; attempts follow one another.
 
-Both hold the same bytes, so one offset a rank and attempt is all that has to be remembered: a log
-that is sealed and removed while it is read is read on in the store, nothing lost, nothing twice.
-Lines of an attempt are merged over its ranks by timestamp; attempts follow one another.
-
-What is read to its end is compared with what the attempt's outcome says was sealed; a log that is
-not that is shown as it is, and named in `damage`.
+A log that was read to its end is compared with the attempt's outcome. If it differs, its lines are
+still shown, and `corruption` names it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import re
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
+from itertools import islice, takewhile
+from operator import attrgetter
 from typing import Final, Protocol
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord, Outcome
-from prefect_bt.logs.rank_reader import (
-    CHUNK_BYTES,
-    JobLine,
-    LineFilter,
-    LiveLog,
-    LogCursor,
-    filter_lines,
-)
-from prefect_bt.object_keys import attempt_prefix, log_key
-from prefect_bt.object_store.protocols import ObjectInfo, Store
+from prefect_bt.ledger.records import ArchivedLog, JobRecord, Outcome
+from prefect_bt.logs.line_filter import JobLine, LineFilter
+from prefect_bt.logs.platform_lines import JobHistory
+from prefect_bt.logs.rank_log import RankLog, StoredLog, list_stored_logs
+from prefect_bt.logs.rank_reader import LogCursor
 
+CHUNK_BYTES: Final = 1 << 20
+MIN_CHUNK_BYTES: Final = 1 << 16
 MAX_READ_AHEAD_BYTES: Final = 8 << 20
-"""Of all ranks together: what is read ahead stays small however many there are."""
+"""Bytes that are read ahead of all ranks together."""
 MAX_READ_SECONDS: Final = 2.0
-"""A rank that prints without end keeps no look from ending: others print, too."""
+"""Seconds to read live logs in one pass, so that a rank that prints without end does not block."""
+ALL_LINES: Final = LineFilter()
 
-_ARCHIVED_NAME: Final = re.compile(r"/rank-(\d+)\.log$")
+_by_time: Final = attrgetter("at")
 
 
 class LiveNodes(Protocol):
-    """The part of a substrate that reading needs."""
+    """The part of a substrate that lists live logs."""
 
-    def list_nodes(self, job_id: str) -> Sequence[LiveLog]: ...
-
-
-class PlatformLines(Protocol):
-    """The platform's own lines of a job (platform_lines.py)."""
-
-    def read_lines(self) -> list[JobLine]:
-        """Return what happened so far, oldest first."""
-        ...
-
-    def read_waiting_line(self) -> JobLine | None:
-        """Return what the job waits for now."""
-        ...
-
-
-ALL_LINES: Final = LineFilter()
+    def list_nodes(self, job_id: str) -> Sequence[RankLog]: ...
 
 
 @dataclass(frozen=True)
 class FollowTiming:
-    """Seconds. Between looks the pause grows from `min_pause` to `max_pause` while nothing comes.
+    """Seconds. The pause between passes grows from `min_pause` to `max_pause` without new lines.
 
-    `linger` is how long a job that is over may still owe a log that was never sealed.
+    `linger`: seconds to wait for logs that are not archived after the job is over.
     """
 
     sleep: Callable[[float], None] = time.sleep
@@ -80,9 +58,10 @@ class FollowTiming:
 
 
 class JobLogs:
-    """Where the lines of one job are. `live` is None when its substrate cannot be reached.
+    """The logs of one job and how far they were read.
 
-    With `platform`, its lines are merged in, unless ranks are chosen.
+    `live` is None if the substrate is unreachable. The lines of `platform` are merged in, unless
+    ranks are selected.
     """
 
     def __init__(
@@ -91,19 +70,24 @@ class JobLogs:
         record: JobRecord,
         *,
         live: LiveNodes | None = None,
-        platform: PlatformLines | None = None,
+        platform: JobHistory | None = None,
     ) -> None:
         self.ledger, self.record, self._live = ledger, record, live
         self._platform = platform
         self._shown: set[JobLine] = set()
-        self._waited = ""
-        self._tracks: dict[tuple[int, int], LogCursor] = {}
+        self._waiting = ""
+        self._cursors: dict[tuple[int, int], LogCursor] = {}
         self._closed: set[int] = set()
+        """Attempts whose logs are read to their ends."""
         self.corruption: list[str] = []
-        """A sentence a log that is not what was sealed, as far as logs were read to their end."""
+        """One sentence for each log that differs from what was archived."""
 
     def is_over(self) -> bool:
         return self.ledger.get_state(self.record.id).terminal
+
+    def has_unread(self) -> bool:
+        """Return whether a log is not read to the end of its archived copy."""
+        return any(not cursor.finished for cursor in self._cursors.values())
 
     def read_new(
         self,
@@ -112,140 +96,132 @@ class JobLogs:
         include_partial: bool = False,
         max_seconds: float = math.inf,
     ) -> Iterator[JobLine]:
-        """Every line written since the last call, oldest attempt first.
+        """Yield the lines since the last call, oldest attempt first.
 
-        `include_partial` also yields what a node that is gone left without a newline. After
-        `max_seconds` live logs are not read on, whatever has been written meanwhile.
+        `include_partial` also yields last lines without a newline. Live logs are read for at most
+        `max_seconds`.
         """
         until = time.monotonic() + max_seconds
-        ended = {outcome.attempt: outcome for outcome in self.ledger.list_outcomes(self.record.id)}
-        # Live logs are looked for before sealed ones: one that moves is found in either place.
-        live = self._find_live_logs()
-        ours = self._new_platform_lines(query)
-        yield from ours.pop(None, [])
-        for begun in self.ledger.list_attempts(self.record.id):
-            number = begun.attempt
-            if number in self._closed or not _is_selected(query.attempts, number):
-                yield from ours.pop(number, [])
-                continue
-            tracks = self._open_cursors(number, live, query)
-            for track in tracks:
-                track.deadline = until
-                track.chunk_size = max(
-                    1 << 16, min(CHUNK_BYTES, MAX_READ_AHEAD_BYTES // len(tracks))
+        ended, live, platform = self._read_state(query)
+        yield from platform.get(None, [])
+        for number in self._list_attempts(query):
+            cursors = [] if number in self._closed else self._open_cursors(number, live, query)
+            share = MAX_READ_AHEAD_BYTES // max(1, len(cursors))
+            sources = [
+                cursor.read_new(
+                    levels=query.needs_levels,
+                    include_partial=include_partial,
+                    chunk_size=max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, share)),
+                    until=until,
                 )
-            merged = heapq.merge(
-                *(track.read_new(include_partial=include_partial) for track in tracks),
-                key=itemgetter(0),
-            )
-            chosen = filter_lines(merged, number, tracks, query)
-            if number in ours:
-                chosen = heapq.merge(chosen, ours.pop(number), key=_get_timestamp)
-            yield from chosen
-            if number in ended and (include_partial or all(track.finished for track in tracks)):
-                self._closed.add(number)
-                self.corruption += _find_corruption(ended[number], tracks, query)
+                for cursor in cursors
+            ]
+            selected = (filter(query.accepts, source) for source in sources)
+            yield from heapq.merge(*selected, platform.get(number, []), key=_by_time)
+            if number in ended and (include_partial or all(one.finished for one in cursors)):
+                self._close(number, ended, query)
         yield from self._new_waiting_line(query)
 
     def read_newest(self, query: LineFilter, limit: int) -> list[JobLine]:
-        """Return the newest `limit` lines there are now, the oldest of them first.
+        """Return the newest `limit` lines that exist now, the oldest of them first.
 
-        Logs are read from their ends, no further than needed. `read_new` goes on after these lines.
+        Logs are read from their ends, no further than needed. `read_new` continues after them.
         """
         found = list(self._new_waiting_line(query))
-        ended = {outcome.attempt: outcome for outcome in self.ledger.list_outcomes(self.record.id)}
-        live, ours = self._find_live_logs(), self._new_platform_lines(query)
-        for begun in reversed(self.ledger.list_attempts(self.record.id)):
-            number = begun.attempt
-            wanted = _is_selected(query.attempts, number) and len(found) < limit
-            tracks = self._open_cursors(number, live, query) if wanted else []
-            newest_first = heapq.merge(
-                reversed(ours.get(number, [])),
-                *(track.read_newest(query, attempt=number) for track in reversed(tracks)),
-                key=_get_timestamp,
-                reverse=True,
-            )
-            found += islice(newest_first, limit - len(found))
-            if number in ended or not wanted:
+        ended, live, platform = self._read_state(query)
+        for number in reversed(self._list_attempts(query)):
+            if len(found) >= limit:
                 self._closed.add(number)
-            if number in ended and wanted:
-                self.corruption += _find_corruption(ended[number], tracks, query)
-        found += islice(reversed(ours.get(None, [])), limit - len(found))
-        return [*reversed(found)]
+                continue
+            cursors = self._open_cursors(number, live, query)
+            sources = [cursor.read_newest(levels=query.needs_levels) for cursor in cursors]
+            selected = [
+                filter(query.accepts, takewhile(lambda one: one.at >= query.since, source))
+                for source in reversed(sources)
+            ]
+            ours = reversed(platform.get(number, []))
+            newest = heapq.merge(ours, *selected, key=_by_time, reverse=True)
+            found += islice(newest, limit - len(found))
+            if number in ended:
+                self._close(number, ended, query)
+        found += islice(reversed(platform.get(None, [])), limit - len(found))
+        return found[::-1]
+
+    def _read_state(
+        self, query: LineFilter
+    ) -> tuple[
+        Mapping[int, Outcome],
+        Mapping[tuple[int, int], RankLog],
+        Mapping[int | None, list[JobLine]],
+    ]:
+        """Return outcomes by attempt, live logs, and new platform lines by attempt.
+
+        Outcomes are listed before live logs, and these before archived logs: a log that is archived
+        in between is found in one of both places.
+        """
+        outcomes = self.ledger.list_outcomes(self.record.id)
+        ended = {outcome.attempt: outcome for outcome in outcomes}
+        return ended, self._list_live_logs(), self._new_platform_lines(query)
+
+    def _list_attempts(self, query: LineFilter) -> list[int]:
+        begun = self.ledger.list_attempts(self.record.id)
+        return [one.attempt for one in begun if query.includes_attempt(one.attempt)]
+
+    def _list_live_logs(self) -> Mapping[tuple[int, int], RankLog]:
+        if self._live is None:
+            return {}
+        try:
+            logs = self._live.list_nodes(self.record.id)
+        except SubstrateError:
+            return {}  # archived logs are readable; the next pass may reach the substrate again
+        return {(log.attempt, log.rank): log for log in logs}
+
+    def _open_cursors(
+        self, attempt: int, live: Mapping[tuple[int, int], RankLog], query: LineFilter
+    ) -> list[LogCursor]:
+        record = self.record
+        stored = list_stored_logs(self.ledger.store, record.project_id, record.id, attempt)
+        keys = {*live, *self._cursors, *((attempt, rank) for rank in stored)}
+        ranks = [rank for number, rank in sorted(keys) if number == attempt]
+        opened: list[LogCursor] = []
+        for rank in filter(query.includes_rank, ranks):
+            cursor = self._cursors.setdefault((attempt, rank), LogCursor(attempt, rank))
+            cursor.log = stored.get(rank) or live.get((attempt, rank))
+            opened.append(cursor)
+        return opened
+
+    def _close(self, attempt: int, ended: Mapping[int, Outcome], query: LineFilter) -> None:
+        if attempt in self._closed:
+            return
+        self._closed.add(attempt)
+        for archived in ended[attempt].logs:
+            if query.includes_rank(archived.rank):
+                cursor = self._cursors.get((attempt, archived.rank))
+                if problem := _find_corruption(archived, cursor):
+                    name = f"The log of rank {archived.rank} of attempt {attempt}"
+                    self.corruption.append(f"{name} {problem}.")
 
     def _new_platform_lines(self, query: LineFilter) -> dict[int | None, list[JobLine]]:
-        """Return the lines that were not returned before, by attempt."""
         found: dict[int | None, list[JobLine]] = {}
-        if self._platform is None or query.ranks is not None:
-            return found
-        for one in self._platform.read_lines():
-            if one not in self._shown and _accepts_platform_line(query, one):
-                found.setdefault(one.attempt, []).append(one)
-            self._shown.add(one)
+        if self._platform is not None and query.ranks is None:
+            for one in self._platform.read_lines():
+                if one not in self._shown and _accepts_platform_line(query, one):
+                    found.setdefault(one.attempt, []).append(one)
+                self._shown.add(one)
         return found
 
     def _new_waiting_line(self, query: LineFilter) -> Iterator[JobLine]:
         if self._platform is None or query.ranks is not None:
             return
         one = self._platform.read_waiting_line()
-        if one is not None and one.line.message != self._waited:
-            self._waited = one.line.message
+        if one is not None and one.line.message != self._waiting:
+            self._waiting = one.line.message
             if _accepts_platform_line(query, one):
                 yield one
 
-    def has_unread(self) -> bool:
-        """Whether a log that was seen live has not been read to the end of its sealed copy."""
-        return any(not track.finished for track in self._tracks.values())
-
-    def _find_live_logs(self) -> Mapping[tuple[int, int], LiveLog]:
-        if self._live is None:
-            return {}
-        try:
-            handles = self._live.list_nodes(self.record.id)
-        except SubstrateError:
-            # What is sealed can be read without the substrate; the next look may find it again.
-            return {}
-        return {(handle.attempt, handle.rank): handle for handle in handles}
-
-    def _open_cursors(
-        self, attempt: int, live: Mapping[tuple[int, int], LiveLog], query: LineFilter
-    ) -> list[LogCursor]:
-        sealed = self._archived_sizes(attempt)
-        here = {rank for number, rank in live if number == attempt}
-        known = {rank for number, rank in self._tracks if number == attempt}
-        tracks: list[LogCursor] = []
-        for rank in sorted(here | known | sealed.keys()):
-            if not _is_selected(query.ranks, rank):
-                continue
-            key = log_key(self.record.project_id, self.record.id, attempt, rank)
-            track = self._tracks.setdefault(
-                (attempt, rank), LogCursor(self.ledger.store, key=key, rank=rank)
-            )
-            track.update(live=live.get((attempt, rank)), archived_size=sealed.get(rank))
-            tracks.append(track)
-        return tracks
-
-    def _archived_sizes(self, attempt: int) -> dict[int, int]:
-        prefix = attempt_prefix(self.record.project_id, self.record.id, attempt)
-        return read_archived_sizes(self.ledger.store, prefix)
-
-
-def _accepts_platform_line(query: LineFilter, one: JobLine) -> bool:
-    """Lines before the first attempt are shown with it."""
-    return (
-        _is_selected(query.attempts, one.attempt or 0)
-        and query.accepts_level(one.level)
-        and query.accepts(one.line.timestamp, one.line)
-    )
-
-
-def read_archived_sizes(store: Store, prefix: str) -> dict[int, int]:
-    """Rank -> bytes of the sealed logs of the attempt whose folder is `prefix`."""
-    return dict(_iter_sizes(store.list(f"{prefix}/logs")))
-
 
 def iter_lines(logs: JobLogs, query: LineFilter = ALL_LINES) -> Iterator[JobLine]:
-    """Every line there is now."""
+    """Yield every line that exists now."""
     return logs.read_new(query, include_partial=True)
 
 
@@ -257,20 +233,18 @@ def follow_lines(
     timing: FollowTiming | None = None,
     refresh: Callable[[], None] = lambda: None,
 ) -> Iterator[JobLine | None]:
-    """Every line there is and will be; ends when the job is over and all has been read.
+    """Yield every line that exists and that follows, until the job is over and all is read.
 
-    With `limit`, of the lines there are only the newest.
-
-    A None comes before every pause: nothing more has come by then. `refresh` is called between
-    looks: it may write down the end of a job whose process died, which nobody else would. A job
-    that is over before it printed anything yields nothing and ends.
+    With `limit`, yield only the newest of the lines that exist. None precedes every pause.
+    `refresh` is called between passes: it may write the end of a job whose process died. A job that
+    is over before it printed anything yields nothing.
     """
     timing = timing or FollowTiming()
     pause, lingered = timing.min_pause, 0.0
     if limit is not None:
         yield from logs.read_newest(query, limit)
     while True:
-        # Asked first: whatever was written before the job ended is then found below.
+        # Read first, so that the pass below finds everything written before the job ended.
         over = logs.is_over()
         came = False
         for line in logs.read_new(query, max_seconds=MAX_READ_SECONDS):
@@ -287,33 +261,18 @@ def follow_lines(
         timing.sleep(pause)
 
 
-def _find_corruption(
-    outcome: Outcome, tracks: Sequence[LogCursor], query: LineFilter
-) -> Iterator[str]:
-    read = {track.rank: track for track in tracks}
-    for sealed in outcome.logs:
-        if not _is_selected(query.ranks, sealed.rank):
-            continue
-        track = read.get(sealed.rank)
-        what = (
-            track.find_corruption(sealed)
-            if track
-            else f"is gone: {sealed.bytes} bytes were archived"
-        )
-        if what:
-            yield f"The log of rank {sealed.rank} of attempt {outcome.attempt} {what}."
+def _find_corruption(archived: ArchivedLog, cursor: LogCursor | None) -> str:
+    """Return how a log that was read differs from the archived one; "" if it does not."""
+    log = cursor.log if cursor else None
+    if cursor is None or not isinstance(log, StoredLog):
+        return f"is gone: {archived.bytes} bytes were archived"
+    if log.size != archived.bytes:
+        how = "cut" if log.size < archived.bytes else "longer than it was"
+        return f"is {how}: {log.size} bytes are there, {archived.bytes} were sealed"
+    if not cursor.is_intact(archived.sha256):
+        return f"is damaged: its SHA-256 differs from the archived one, {archived.sha256[:12]}…"
+    return ""
 
 
-def _iter_sizes(infos: Iterator[ObjectInfo]) -> Iterator[tuple[int, int]]:
-    for info in infos:
-        match = _ARCHIVED_NAME.search(info.key)
-        if match:
-            yield int(match[1]), info.size
-
-
-def _is_selected(chosen: Container[int] | None, number: int) -> bool:
-    return chosen is None or number in chosen
-
-
-def _get_timestamp(found: JobLine) -> int:
-    return found.line.timestamp
+def _accepts_platform_line(query: LineFilter, one: JobLine) -> bool:
+    return query.includes_attempt(one.attempt) and query.accepts(one)

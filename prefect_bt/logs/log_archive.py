@@ -1,11 +1,10 @@
-"""Sealing: a rank's whole log into the store, and what is known of it into the attempt's outcome.
+"""Copy the whole log of each rank into the store, before the attempt's outcome is written.
 
-Sealed before the outcome is written, so whoever reads an outcome finds the logs that it names. A
-log only grows: where the store holds a longer copy than the node does (its folder is gone, its disk
-broke), that copy stays. An attempt has keys of its own; sealing one never touches another's.
+A log only grows: a copy in the store that is longer than the log of the node (whose folder is gone,
+or whose disk broke) stays. Each attempt has its own keys.
 
-A log that is a file of this machine becomes the object itself where the store can link it: one that
-filled a disk is sealed on that disk. Others are copied to `scratch` on their way.
+A log that is a file of this machine becomes the object by a hard link if the store can, so that no
+second copy is written to a full disk. Other logs are copied to the folder `scratch` first.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -24,9 +23,9 @@ from prefect_bt.filesystem.confined import open_file
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import current_umask, ensure_private_folder
 from prefect_bt.ledger.records import ArchivedLog
-from prefect_bt.logs.job_reader import LiveLog, read_archived_sizes
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_line
-from prefect_bt.object_keys import attempt_prefix, log_key
+from prefect_bt.logs.rank_log import RankLog, StoredLog, iter_chunks, list_stored_logs
+from prefect_bt.object_keys import log_key
 from prefect_bt.object_store.protocols import Store, SupportsLinks
 
 READ_BYTES: Final = 1 << 20
@@ -34,19 +33,19 @@ FILE_MODE: Final = 0o666
 """Mode of a readable file, less the umask."""
 COPY_PREFIX: Final = "sealing-"
 STALE_COPY_SECONDS: Final = 86400.0
-"""After so long a copy that was on its way to the store belongs to a process that died."""
+"""Age after which a copy in `scratch` belongs to a process that died."""
 
 
 @runtime_checkable
 class FileLog(Protocol):
-    """A live log that is a file of this machine, to which nobody writes any more."""
+    """A log that is a file of this machine, to which no process writes any more."""
 
     @property
     def log_file(self) -> Path: ...
 
 
 class LogArchiver:
-    """Seals the logs of one attempt. `scratch` is a folder on a disk, for copies on their way."""
+    """Archives the logs of one attempt. `scratch` is a folder for temporary copies."""
 
     def __init__(
         self, store: Store, *, project_id: str, job_id: str, attempt: int, scratch: Path
@@ -54,115 +53,104 @@ class LogArchiver:
         self._store, self._scratch = store, scratch
         self._project_id, self._job_id, self._attempt = project_id, job_id, attempt
 
-    def archive(self, logs: Sequence[LiveLog]) -> tuple[ArchivedLog, ...]:
-        """Every rank's log of the attempt, in rank order; those of other attempts are passed over.
+    def archive(self, logs: Sequence[RankLog]) -> tuple[ArchivedLog, ...]:
+        """Archive the logs of this attempt among `logs`. Return all archived logs in rank order.
 
-        A rank that is gone, but was sealed before, is in the answer too. Idempotent. StoreError.
+        The result includes ranks that were archived before. Idempotent. StoreError.
         """
-        prefix = attempt_prefix(self._project_id, self._job_id, self._attempt)
-        there = read_archived_sizes(self._store, prefix)
+        stored = list_stored_logs(self._store, self._project_id, self._job_id, self._attempt)
         done = {
-            log.rank: self._archive_one(log, there.get(log.rank, -1))
+            log.rank: self._archive_log(log, stored.get(log.rank))
             for log in logs
             if log.attempt == self._attempt
         }
-        for rank in there.keys() - done.keys():
-            done[rank] = self._read_archived(rank, there[rank])
+        for rank in stored.keys() - done.keys():
+            done[rank] = _describe_log(stored[rank])
         return tuple(done[rank] for rank in sorted(done))
 
-    def _archive_one(self, log: LiveLog, existing: int) -> ArchivedLog:
-        """`existing` is the length of the store's copy, -1 without one."""
+    def _archive_log(self, log: RankLog, stored: StoredLog | None) -> ArchivedLog:
         if isinstance(log, FileLog):
             with suppress(OSError):
-                return self._archive_file(log.rank, log.log_file, existing)
+                return self._archive_file(log.log_file, log.rank, stored, link=True)
         folder = _ensure_scratch(self._scratch)
-        _remove_stale_copies(folder)
         name = f"{COPY_PREFIX}{self._job_id}-"
         with tempfile.NamedTemporaryFile(prefix=name, dir=folder, buffering=0) as copy:
-            counted = _LogDigest(log.rank)
-            for chunk in _iter_log(log, existing):
-                try:
-                    _write_all(copy.fileno(), chunk)
-                except OSError as error:
-                    counted = _truncate_to_fit(copy.fileno(), counted, error)
-                    break
-                counted.add(chunk)
-            if existing > counted.bytes:
-                return self._read_archived(log.rank, existing)
-            sealed = counted.to_record()
-            if existing == sealed.bytes and self._read_archived(log.rank, existing) == sealed:
-                return sealed
-            self._store.upload_verified(self._key(log.rank), Path(copy.name), sha256=sealed.sha256)
-            return sealed
+            _copy_log(log, copy.fileno(), stored.size if stored else 0)
+            return self._archive_file(Path(copy.name), log.rank, stored)
 
-    def _archive_file(self, rank: int, file: Path, existing: int) -> ArchivedLog:
-        """OSError where the file cannot be read."""
-        counted, key = _LogDigest(rank), self._key(rank)
-        opened = open_file(file.parent, file.name)  # no link, no pipe
-        with os.fdopen(opened, "rb", buffering=0) as stream:
-            while chunk := stream.read(READ_BYTES):
-                counted.add(chunk)
-            os.fsync(stream.fileno())
-        if existing > counted.bytes:
-            return self._read_archived(rank, existing)
-        sealed = counted.to_record()
-        # Sealed before: it is not sent again, least of all to the disk that it filled.
-        if existing == sealed.bytes and self._read_archived(rank, existing) == sealed:
-            return sealed
-        if existing < 0 and isinstance(self._store, SupportsLinks):
+    def _archive_file(
+        self, file: Path, rank: int, stored: StoredLog | None, *, link: bool = False
+    ) -> ArchivedLog:
+        """Archive a file; with `link`, as a hard link if possible. OSError if it is unreadable."""
+        found = _describe_file(file, rank)
+        if stored and stored.size >= found.bytes:
+            archived = _describe_log(stored)
+            if stored.size > found.bytes or archived == found:
+                return archived
+        key = log_key(self._project_id, self._job_id, self._attempt, rank)
+        if link and not stored and isinstance(self._store, SupportsLinks):
             if not file.is_symlink():
-                file.chmod(FILE_MODE & ~current_umask())  # as what is copied there
+                file.chmod(FILE_MODE & ~current_umask())  # the mode of a copy
             if self._store.link_file(key, file):
-                return sealed
-        if self._store.upload_verified(key, file) == sealed.sha256:
-            return sealed
-        # Written to meanwhile, against what is promised: what is stored counts.
-        return self._read_archived(rank, file.stat().st_size)
-
-    def _read_archived(self, rank: int, size: int) -> ArchivedLog:
-        counted, key = _LogDigest(rank), self._key(rank)
-        while counted.bytes < size:
-            chunk = self._store.get_range(key, start=counted.bytes, length=READ_BYTES)
-            if not chunk:
-                break
-            counted.add(chunk)
-        return counted.to_record()
-
-    def _key(self, rank: int) -> str:
-        return log_key(self._project_id, self._job_id, self._attempt, rank)
+                return found
+        if self._store.upload_verified(key, file) == found.sha256:
+            return found
+        # A process still wrote to the file: describe what is stored.
+        size = file.stat().st_size
+        return _describe_log(StoredLog(self._store, key, rank, self._attempt, size))
 
 
-class _LogDigest:
-    """Length, lines and digest of a log as it passes."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.bytes, self._newlines = rank, 0, 0
-        self._digest, self._last = hashlib.sha256(), b"\n"
-
-    def add(self, chunk: bytes) -> None:
-        self.bytes += len(chunk)
-        self._newlines += chunk.count(b"\n")
-        self._digest.update(chunk)
-        self._last = chunk[-1:]
-
-    def to_record(self) -> ArchivedLog:
-        """A last line without its newline is a line."""
-        lines = self._newlines + (self._last != b"\n")
-        return ArchivedLog(self.rank, self.bytes, lines, self._digest.hexdigest())
+def _describe_file(file: Path, rank: int) -> ArchivedLog:
+    opened = open_file(file.parent, file.name)  # neither a link nor a pipe
+    with os.fdopen(opened, "rb", buffering=0) as stream:
+        found = _describe(rank, iter(lambda: stream.read(READ_BYTES), b""))
+        os.fsync(stream.fileno())
+    return found
 
 
-def _iter_log(log: LiveLog, existing: int) -> Iterator[bytes]:
-    """The log; where it cannot be read to its end, and the store has no more, a line says why."""
-    offset, last = 0, b"\n"
+def _describe_log(log: RankLog) -> ArchivedLog:
+    return _describe(log.rank, iter_chunks(log, READ_BYTES))
+
+
+def _describe(rank: int, chunks: Iterable[bytes]) -> ArchivedLog:
+    """Return length, lines and digest. A last line without a newline is counted."""
+    size, newlines, last, digest = 0, 0, b"\n", hashlib.sha256()
+    for chunk in chunks:
+        size, newlines, last = size + len(chunk), newlines + chunk.count(b"\n"), chunk[-1:]
+        digest.update(chunk)
+    return ArchivedLog(rank, size, newlines + (last != b"\n"), digest.hexdigest())
+
+
+def _copy_log(log: RankLog, target: int, stored_size: int) -> None:
+    """Copy the log to the descriptor `target`. If the disk is full, half of what fits is kept."""
     try:
-        while chunk := log.read_log(offset=offset, limit=READ_BYTES):
-            offset, last = offset + len(chunk), chunk[-1:]
+        for chunk in _iter_readable(log, stored_size):
+            _write_all(target, chunk)
+    except OSError as error:
+        # The other half is room for the reason, and for the store if it is on the same disk.
+        half = os.fstat(target).st_size // 2
+        os.ftruncate(target, half)
+        os.lseek(target, half, os.SEEK_SET)
+        with suppress(OSError):
+            _write_all(target, _format_reason(f"the rest could not be kept: {error}"))
+
+
+def _iter_readable(log: RankLog, stored_size: int) -> Iterator[bytes]:
+    """Yield the log. If its end is unreadable and not in the store, yield a line that says why."""
+    offset = 0
+    try:
+        for chunk in iter_chunks(log, READ_BYTES):
+            offset += len(chunk)
             yield chunk
     except (SubstrateError, OSError) as error:
-        if existing <= offset:
-            said = f"{PLATFORM_PREFIX}the rest of this log could not be read: {error}"
-            line = format_line(time.time_ns(), said.replace("\n", " "))
-            yield line if last == b"\n" else b"\n" + line
+        if stored_size <= offset:
+            yield _format_reason(f"the rest of this log could not be read: {error}")
+
+
+def _format_reason(reason: str) -> bytes:
+    """Return a line of the platform, which begins after a line that may be cut."""
+    message = f"{PLATFORM_PREFIX}{reason}".replace("\n", " ")
+    return b"\n" + format_line(time.time_ns(), message)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -170,32 +158,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _truncate_to_fit(descriptor: int, counted: _LogDigest, error: OSError) -> _LogDigest:
-    """A full disk: half of what fits is kept, so that the store has room on it, and a line why."""
-    os.ftruncate(descriptor, counted.bytes // 2)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    kept = _LogDigest(counted.rank)
-    while chunk := os.read(descriptor, READ_BYTES):
-        kept.add(chunk)
-    said = format_line(time.time_ns(), f"{PLATFORM_PREFIX}the rest could not be kept: {error}")
-    with suppress(OSError):
-        _write_all(descriptor, b"\n" + said)
-        kept.add(b"\n" + said)
-    return kept
-
-
 def _ensure_scratch(folder: Path) -> Path | None:
-    """None, which is the system's own place, when the folder cannot be made."""
+    """Create the folder and remove stale copies. None, for the system's folder, on failure."""
     try:
         ensure_private_folder(folder)
     except OSError:
         return None
-    return folder
-
-
-def _remove_stale_copies(folder: Path | None) -> None:
-    """Of any job: the next attempt of that one may be elsewhere, or never."""
-    for left in find_paths(folder, f"{COPY_PREFIX}*") if folder else ():
+    for copy in find_paths(folder, f"{COPY_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > STALE_COPY_SECONDS:
-                left.unlink()
+            if time.time() - copy.stat().st_mtime > STALE_COPY_SECONDS:
+                copy.unlink()
+    return folder

@@ -16,8 +16,8 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import JobLine
 from prefect_bt.logs.levels import LogLevel
+from prefect_bt.logs.line_filter import JobLine
 from prefect_bt.logs.line_format import PLATFORM_RANK, LogLine
 from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.text.progress import Progress
@@ -206,7 +206,7 @@ _PAST_TENSE: Final = {
 def _to_job_line(at: float, message: str, level: LogLevel, started: list[AttemptRecord]) -> JobLine:
     attempt = max((one.attempt for one in started if one.at <= at), default=None)
     line = LogLine(int(at * 1e9), message.replace("\n", " "), PLATFORM_RANK)
-    return JobLine(attempt, line, level)
+    return JobLine(attempt, line, level, line.timestamp)
 
 
 def _format_tenths(progress: Progress | None) -> str:

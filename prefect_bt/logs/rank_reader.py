@@ -1,207 +1,145 @@
-"""One rank's log of one attempt, read forward in chunks or from its end, filtered into lines.
-
-    live     handle.read_log(offset)                    while the node's folder exists
-    sealed   .../attempts/<n>/logs/rank-<r>.log         written before the attempt's outcome
-
-Both hold the same bytes, so one offset is all that has to be remembered.
-"""
+"""Read the lines of one rank's log of one attempt, forward from an offset or from the end."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-import re
 import time
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
 
 from prefect_bt.errors import ObjectNotFound, SubstrateError
-from prefect_bt.ledger.records import ArchivedLog
-from prefect_bt.logs.last_lines import TimedLine, find_line_end, iter_backwards, probe_size
-from prefect_bt.logs.levels import LevelDetector, LogLevel
-from prefect_bt.logs.line_format import LogLine, parse_lines
-from prefect_bt.object_store.protocols import Store
+from prefect_bt.logs.levels import LevelDetector
+from prefect_bt.logs.line_filter import JobLine
+from prefect_bt.logs.line_format import parse_lines
+from prefect_bt.logs.rank_log import RankLog, StoredLog
 
-CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 4 << 20
-"""Bytes of the longest line that is shown whole; a longer one is shown in pieces."""
+"""Longer lines are read in pieces."""
+BLOCK_BYTES: Final = 256 << 10
+"""Bytes that are read at once from the end of a log."""
+CONTEXT_BYTES: Final = 16 << 10
+"""Bytes before a block that are read for the times and levels of lines without their own."""
 
 
-class LiveLog(Protocol):
-    """The part of a node's handle that reading needs."""
+class LineParser:
+    """Parses consecutive bytes of one log. Times never decrease within it."""
 
-    @property
-    def rank(self) -> int: ...
+    def __init__(self, attempt: int, rank: int) -> None:
+        self._attempt, self._rank, self._at = attempt, rank, 0
+        self._levels = LevelDetector()
 
-    @property
-    def attempt(self) -> int: ...
-    def read_log(self, *, offset: int, limit: int) -> bytes: ...
-
-
-class JobLine(NamedTuple):
-    """One line and the attempt that wrote it; None: no attempt had begun.
-
-    `level` is None where the line has none, and where levels were not asked for.
-    """
-
-    attempt: int | None
-    line: LogLine
-    level: LogLevel | None = None
+    def parse(self, data: bytes, *, levels: bool) -> Iterator[JobLine]:
+        """Yield the lines of `data`, which begins at a line, with their levels if requested."""
+        for line in parse_lines(data, rank=self._rank):
+            self._at = max(self._at, line.timestamp)
+            level = self._levels.detect(line.message) if levels else None
+            yield JobLine(self._attempt, line, level, self._at)
 
 
-@dataclass(frozen=True)
-class LineFilter:
-    """`ranks`, `attempts`: None for all. `since`, `until` in epoch nanoseconds, both included.
-
-    `pattern` is a search. `min_level` leaves out lines without a level; `levels` detects them all.
-    """
-
-    ranks: Container[int] | None = None
-    attempts: Container[int] | None = None
-    since: int = 0
-    pattern: re.Pattern[str] | None = None
-    until: int | None = None
-    min_level: LogLevel | None = None
-    levels: bool = False
-
-    @property
-    def needs_levels(self) -> bool:
-        return self.levels or self.min_level is not None
-
-    def accepts(self, at: int, line: LogLine) -> bool:
-        """`at` stands in for the time of a line that carries none."""
-        return (
-            at >= self.since
-            and (self.until is None or at <= self.until)
-            and (self.pattern is None or bool(self.pattern.search(line.message)))
-        )
-
-    def accepts_level(self, level: LogLevel | None) -> bool:
-        return self.min_level is None or (level is not None and level >= self.min_level)
-
-
-@dataclass
 class LogCursor:
-    """How far one rank's log of one attempt has been read."""
+    """Position in one log. `log` is where it is now, None if it is nowhere."""
 
-    store: Store
-    key: str
-    rank: int
-    offset: int = 0
-    finished: bool = False
-    chunk_size: int = CHUNK_BYTES
-    deadline: float = math.inf
-    """By time.monotonic; not read live after that."""
-    _live: LiveLog | None = None
-    _archived_size: int | None = None
-    _partial_line: bytes = b""
-    _last_timestamp: int = field(default=0)
-    _has_skipped: bool = False
+    def __init__(self, attempt: int, rank: int) -> None:
+        self.log: RankLog | None = None
+        self._offset, self._partial_line = 0, b""
+        self._parser, self._digest = LineParser(attempt, rank), hashlib.sha256()
+        self._skipped = False
 
-    def __post_init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self.levels = LevelDetector()
+    @property
+    def finished(self) -> bool:
+        """Whether the archived log has been read to its end."""
+        return isinstance(self.log, StoredLog) and self._offset >= self.log.size
 
-    def update(self, *, live: LiveLog | None, archived_size: int | None) -> None:
-        """Where the log is now."""
-        self._live, self._archived_size = live, archived_size
-        self.finished = archived_size is not None and self.offset >= archived_size
+    def read_new(
+        self, *, levels: bool, include_partial: bool, chunk_size: int, until: float
+    ) -> Iterator[JobLine]:
+        """Yield the lines after the offset; a partial line if no more of it is expected.
 
-    def read_new(self, *, include_partial: bool) -> Iterator[tuple[int, LogLine]]:
-        """Yield whole lines from the offset on, with times that never decrease within the log."""
-        while chunk := self._read():
-            self.offset += len(chunk)
+        A live log is read until `until`, in seconds of `time.monotonic`.
+        """
+        while chunk := self._read_chunk(chunk_size, until):
+            self._offset += len(chunk)
             self._digest.update(chunk)
             whole, newline, self._partial_line = (self._partial_line + chunk).rpartition(b"\n")
             if len(self._partial_line) > MAX_LINE_BYTES:
                 whole, newline, self._partial_line = whole + newline, self._partial_line, b""
-            yield from self._parse(whole + newline)
-        self.finished = self._archived_size is not None and self.offset >= self._archived_size
+            yield from self._parser.parse(whole + newline, levels=levels)
         if self._partial_line and (include_partial or self.finished):
             rest, self._partial_line = self._partial_line, b""
-            yield from self._parse(rest)
+            yield from self._parser.parse(rest, levels=levels)
 
-    def read_newest(self, query: LineFilter, *, attempt: int) -> Iterator[JobLine]:
-        """Return the lines that are there now, the last first; `read_new` goes on after them.
+    def read_newest(self, *, levels: bool) -> Iterator[JobLine]:
+        """Return the lines that exist now, the last first; `read_new` continues after them.
 
-        Whole lines only while the log is written to.
+        A partial line of a live log is left to `read_new`.
         """
-        size = self._archived_size
-        if size is None:
-            size = find_line_end(self._read_at, probe_size(self._read_at))
-        self.offset, self._has_skipped = size, True
-        lines = iter_backwards(self._read_at, size, rank=self.rank, levels=query.needs_levels)
-        return _filter_newest(lines, query, attempt)
+        self._skipped = True
+        if self.log is None:
+            return iter(())
+        with suppress(SubstrateError, OSError):
+            size = self.log.log_size()
+            whole = isinstance(self.log, StoredLog)
+            self._offset = size if whole else find_line_end(self.log, size)
+        return iter_backwards(self.log, self._offset, levels=levels)
 
-    def _read_at(self, offset: int, length: int) -> bytes:
-        if self._archived_size is not None:
-            return self.store.get_range(self.key, start=offset, length=length)
-        try:
-            return self._live.read_log(offset=offset, limit=length) if self._live else b""
-        except (SubstrateError, OSError):
+    def is_intact(self, sha256: str) -> bool:
+        """Return whether the bytes have this digest; True if they were not all read."""
+        return self._skipped or not self.finished or self._digest.hexdigest() == sha256
+
+    def _read_chunk(self, limit: int, until: float) -> bytes:
+        if self.log is None or (not isinstance(self.log, StoredLog) and time.monotonic() > until):
             return b""
-
-    def find_corruption(self, archived: ArchivedLog) -> str:
-        """Return what is wrong with a log that was read to its end; "" if it is intact."""
-        if self._archived_size != archived.bytes:
-            size = self._archived_size or 0
-            how = "cut" if size < archived.bytes else "longer than it was"
-            return f"is {how}: {size} bytes are there, {archived.bytes} were sealed"
-        if self._has_skipped:
-            return ""  # not all of it was read
-        if self.offset == archived.bytes and self._digest.hexdigest() != archived.sha256:
-            return f"is damaged: its SHA-256 differs from the archived one, {archived.sha256[:12]}…"
-        return ""
-
-    def _parse(self, data: bytes) -> Iterator[tuple[int, LogLine]]:
-        for line in parse_lines(data, rank=self.rank):
-            self._last_timestamp = max(self._last_timestamp, line.timestamp)
-            yield self._last_timestamp, line
-
-    def _read(self) -> bytes:
-        """The next bytes: sealed ones if there are more of them, else live ones."""
-        if self._archived_size is not None and self.offset < self._archived_size:
-            try:
-                return self.store.get_range(self.key, start=self.offset, length=self.chunk_size)
-            except ObjectNotFound:
-                return b""
-        if (
-            self._live is None
-            or self._archived_size is not None
-            or time.monotonic() > self.deadline
-        ):
-            return b""
-        try:
-            return self._live.read_log(offset=self.offset, limit=self.chunk_size)
-        except (SubstrateError, OSError):
-            # Removed since it was found: it is sealed, and the next look reads on there.
-            return b""
+        return _read(self.log, self._offset, limit)
 
 
-def filter_lines(
-    merged: Iterator[tuple[int, LogLine]],
-    attempt: int,
-    tracks: Sequence[LogCursor],
-    query: LineFilter,
-) -> Iterator[JobLine]:
-    if not query.needs_levels:
-        for at, line in merged:
-            if query.accepts(at, line):
-                yield JobLine(attempt, line)
-        return
-    readers = {track.rank: track.levels for track in tracks}
-    for at, line in merged:
-        level = readers[line.rank].detect(line.message)
-        if query.accepts_level(level) and query.accepts(at, line):
-            yield JobLine(attempt, line, level)
+def iter_backwards(log: RankLog, end: int, *, levels: bool = False) -> Iterator[JobLine]:
+    """Yield the lines before the offset `end`, the last first."""
+    block = BLOCK_BYTES
+    while end > 0:
+        start = max(0, end - block)
+        base = max(0, start - CONTEXT_BYTES)
+        data = _read_exactly(log, base, end)
+        cut = start - base
+        if start > 0:
+            newline = data.find(b"\n", cut, -1)
+            if newline < 0 and block < MAX_LINE_BYTES:
+                block *= 2
+                continue
+            cut = newline + 1 or cut
+        parser = LineParser(log.attempt, log.rank)
+        context = data[:cut] if base == 0 else data[:cut].partition(b"\n")[2]
+        deque(parser.parse(context, levels=levels), maxlen=0)
+        yield from reversed([*parser.parse(data[cut:], levels=levels)])
+        end, block = base + cut, BLOCK_BYTES
 
 
-def _filter_newest(
-    newest_first: Iterator[TimedLine], query: LineFilter, attempt: int
-) -> Iterator[JobLine]:
-    for at, line, level in newest_first:
-        if at < query.since:
-            return
-        if query.accepts_level(level) and query.accepts(at, line):
-            yield JobLine(attempt, line, level)
+def find_line_end(log: RankLog, size: int) -> int:
+    """Return the offset after the last newline before `size`, 0 without a newline."""
+    while size > 0:
+        start = max(0, size - CONTEXT_BYTES)
+        newline = _read_exactly(log, start, size).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        size = start
+    return 0
+
+
+def _read_exactly(log: RankLog, start: int, end: int) -> bytes:
+    """Return the bytes from `start` to `end`, fewer if the log has moved or is shorter."""
+    data = b""
+    while start + len(data) < end:
+        piece = _read(log, start + len(data), end - start - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def _read(log: RankLog, offset: int, limit: int) -> bytes:
+    """Return at most `limit` bytes; none if the log has moved, so that its next place is read."""
+    try:
+        return log.read_log(offset=offset, limit=limit)
+    except (ObjectNotFound, SubstrateError, OSError):
+        return b""

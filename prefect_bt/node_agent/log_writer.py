@@ -1,18 +1,17 @@
-"""A rank's log: what the commands print, made into stamped, redacted, whole lines.
+"""Write a rank's log: the output of the commands as stamped, redacted, whole lines.
 
     bytes of the pipe -> text -> lines (frames of a progress bar thinned) -> redacted -> stamped
 
-A write is seen in the file after at most a tenth of a second, an unfinished line after about one.
-Of a progress bar's frames (`\\r`) one a second is kept, and the last. A line longer than 64 Ki
-characters is split, never inside a secret.
-
-On a disk that is nearly full the commands' lines are sampled (log_sampling.py).
+A write is in the file after at most 0.1 seconds, an unfinished line after about one second. One
+frame a second of a progress bar (`\\r`) is kept, and the last. A line longer than 64 Ki characters
+is split, never inside a secret. No lines of the commands are written to a nearly full disk.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,13 +19,7 @@ from typing import Final
 
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_lines
-from prefect_bt.node_agent.log_sampling import (
-    LINES_PER_SECOND,
-    DiskSpaceMonitor,
-    LineSampler,
-    ReadDiskUsage,
-    make_disk_usage_reader,
-)
+from prefect_bt.node_agent.disk_space import DiskSpace, MeasureDisk
 
 LINE_LIMIT: Final = 64 * 1024
 FLUSH_BYTES: Final = 256 * 1024
@@ -35,42 +28,47 @@ PARTIAL_SECONDS: Final = 1.0
 
 
 class LogFile:
-    """Stamped lines, appended. A full disk loses lines, counts them, and never stops the node."""
+    """A file to which stamped lines are appended. Lines lost on a full disk are only counted."""
 
-    def __init__(
-        self, path: Path, redact: Redactor, *, measure: ReadDiskUsage | None = None
-    ) -> None:
+    def __init__(self, path: Path, redact: Redactor, *, measure: MeasureDisk | None = None) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._redact = redact
-        self._room = DiskSpaceMonitor(measure or make_disk_usage_reader(self._descriptor))
-        self._sample: LineSampler | None = None
+        self._disk = DiskSpace(measure or self._measure_disk)
+        self._dropped = 0
+        """Number of lines that were not written because the disk was nearly full."""
         self._waiting: list[bytes] = []
         self._size = 0
         self._flushed = 0.0
         self._stamp = 0
         self._lost = 0
+        """Number of lines whose write failed."""
         self._cut = False
         """Whether the file ends in the middle of a line."""
         self.written_at: float | None = None
         """Epoch seconds of the commands' last line."""
 
     def write_platform(self, message: str) -> None:
-        """A line of the platform's own, in the file at once, after what the sample still owes."""
-        if self._sample is not None:
-            self._write_dropped(self._sample)
+        """Write a line of the platform to the file at once."""
         self._append_platform(message)
         self.flush()
 
     def write(self, lines: Sequence[str]) -> None:
-        """Redacted lines of the commands; on a disk that is nearly full, a sample of them."""
+        """Append redacted lines of the commands; drop them if the disk is nearly full."""
         if not lines:
             return
         self.written_at = time.time()
-        self._room.record_write(sum(map(len, lines)))
-        if self._room.scarce != (self._sample is not None):
-            self._toggle_sampling()
-        self._append(lines if self._sample is None else self._sample.select(lines))
+        had_room = self._disk.has_room
+        if self._disk.check(sum(map(len, lines))):
+            self._append_dropped()
+            self._append(lines)
+            return
+        if had_room:
+            self._append_platform(
+                f"only {self._disk.free / 1e9:.2f} GB of the disk are free: until there is more, "
+                "the output of the commands is not kept here"
+            )
+        self._dropped += len(lines)
 
     @property
     def has_pending(self) -> bool:
@@ -98,38 +96,28 @@ class LogFile:
         if self._lost:
             lost, self._lost = self._lost, 0
             self.write_platform(f"{lost} log lines could not be written: the disk was full")
-            if self._lost:  # nor could that
+            if self._lost:  # this line was lost too
                 self._lost += lost - 1
 
     def close(self) -> None:
+        self._append_dropped()
         self.flush()
         os.close(self._descriptor)
 
-    def _toggle_sampling(self) -> None:
-        if self._sample is None:
-            self._sample = LineSampler()
-            self._append_platform(
-                f"only {self._room.free / 1e9:.2f} GB of the disk are free: until there is more, "
-                f"at most {LINES_PER_SECOND} lines a second are kept here"
-            )
-            return
-        sample, self._sample = self._sample, None
-        self._write_dropped(sample)
-        self._append_platform("the disk has room again: all lines are kept")
+    def _measure_disk(self) -> tuple[int, int]:
+        usage = shutil.disk_usage(self._descriptor)
+        return usage.free, usage.total
 
-    def _write_dropped(self, sample: LineSampler) -> None:
-        number, last = sample.take_dropped()
-        if number:
-            self._append_platform(
-                f"{number} lines were left out, for lack of disk; the last of them:"
-            )
-            self._append(last)
+    def _append_dropped(self) -> None:
+        if self._dropped:
+            self._append_platform(f"{self._dropped} lines were left out, for lack of disk space")
+            self._dropped = 0
 
     def _append_platform(self, message: str) -> None:
         self._append([self._redact(PLATFORM_PREFIX + message.replace("\n", " "))])
 
     def _append(self, lines: Sequence[str]) -> None:
-        # Stamps never repeat, so that a reader can name a line by its stamp.
+        # Stamps never repeat, so that a stamp identifies a line.
         stamp = max(time.time_ns(), self._stamp + 1)
         stamped = format_lines(stamp, lines)
         self._stamp = stamp + len(lines)
@@ -140,7 +128,7 @@ class LogFile:
 
 
 class OutputLog:
-    """The commands' output as it comes from the pipe, in pieces of any size."""
+    """The output of the commands, fed in pieces of any size."""
 
     def __init__(self, log: LogFile, secrets: Iterable[str]) -> None:
         self._log = log
@@ -163,7 +151,7 @@ class OutputLog:
             self._partial = self._partial[cut:]
 
     def flush_partial_line(self) -> None:
-        """Let an unfinished line be seen; its end, if it may be the start of a secret, waits."""
+        """Write an unfinished line after a second, without an end that may begin a secret."""
         if self._partial and time.monotonic() - self._partial_since >= PARTIAL_SECONDS:
             held = self._redact.partial_match_length(self._partial)
             shown = self._partial[: len(self._partial) - held]
@@ -173,7 +161,7 @@ class OutputLog:
             self._partial_since = time.monotonic()
 
     def finish_line(self) -> None:
-        """A command has ended: what is left is a line."""
+        """Write the rest as a line, because a command has ended."""
         self._partial += self._decoder.decode(b"", True)
         self._decoder.reset()
         if self._partial:
@@ -189,7 +177,7 @@ class OutputLog:
         self._log.write(lines)
 
     def _safe_cut(self) -> int:
-        """A place that is not within a secret, near the limit; 0 when more must come first."""
+        """Return an index near the limit and outside of secrets; 0 if more text is needed."""
         limit = LINE_LIMIT
         while limit <= len(self._partial):
             cut = limit - self._redact.partial_match_length(self._partial[:limit])
@@ -200,7 +188,7 @@ class OutputLog:
 
 
 def _last_frame(line: str, *, keep_end: bool = False) -> str:
-    """What a terminal would show of a line with carriage returns."""
+    """Return the last frame of a line with carriage returns, as a terminal shows it."""
     frames = line.rstrip("\r")
     end = "\r" if keep_end and len(frames) < len(line) else ""
     return frames.rpartition("\r")[2] + end

@@ -117,8 +117,12 @@ class NodeHandle(Protocol):
         """
         ...
 
+    def log_size(self) -> int:
+        """Return the bytes of the log that can be read now, 0 if there is none."""
+        ...
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
-        """Raw log bytes from `offset` (see prefect_bt.logs.line_format for the line format)."""
+        """Return raw bytes from `offset`; prefect_bt.logs.line_format has the line format."""
         ...
 
     def remove(self) -> None:

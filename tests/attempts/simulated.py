@@ -94,6 +94,9 @@ class SimulatedNode:
     def server_process(self) -> None:
         return None
 
+    def log_size(self) -> int:
+        return len(self.read_log(offset=0, limit=1 << 20))
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         return f"1 line of rank {self.rank}\n".encode()[offset : offset + limit]
 

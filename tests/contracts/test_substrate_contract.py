@@ -87,6 +87,7 @@ def test_the_log_is_read_in_pieces(place: Place) -> None:
     over(handle)
     whole = handle.read_log(offset=0, limit=1 << 20)
     assert whole.endswith(b"\n")
+    assert handle.log_size() == len(whole)
     assert handle.read_log(offset=100, limit=50) == whole[100:150]
     assert handle.read_log(offset=len(whole), limit=50) == b""
     stamps = [line.timestamp for line in parse_lines(whole)]

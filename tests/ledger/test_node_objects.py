@@ -151,6 +151,7 @@ def test_while_the_store_is_away_what_was_known_stays(
         gang.read_latest_status(0)
     store.broken = False
     assert gang.read_log(0, offset=0, limit=9) == b"line\n", "and is not forgotten"
+    assert gang.log_size(0) == 5
 
 
 # -- records, requests, deletion ------------------------------------------------------------

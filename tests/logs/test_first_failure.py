@@ -10,9 +10,10 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs import first_failure
+from prefect_bt.logs import first_failure, rank_reader
 from prefect_bt.logs.first_failure import LINES, FirstFailure, read_first_failure, read_last_lines
 from prefect_bt.logs.line_format import format_line
+from prefect_bt.logs.rank_log import StoredLog
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 
@@ -38,10 +39,10 @@ class Job:
         self.ledger.end_attempt(self.record.id, outcome)
         return attempt
 
-    def seal(self, data: bytes, *, attempt: int = 0, rank: int = 1) -> str:
+    def seal(self, data: bytes, *, attempt: int = 0, rank: int = 1) -> StoredLog:
         key = log_key(self.record.project_id, self.record.id, attempt, rank)
         self.ledger.store.put(key, data)
-        return key
+        return StoredLog(self.ledger.store, key, rank, attempt, len(data))
 
     def why(self, attempt: int | None = None) -> FirstFailure:
         return read_first_failure(self.ledger, self.record, attempt)
@@ -59,22 +60,19 @@ def numbered(count: int, text: str = "line") -> bytes:
 @pytest.mark.parametrize("read_bytes", [1, 7, 100, 1 << 16])
 @pytest.mark.parametrize("count", [0, 1, LINES - 1, LINES, LINES + 1, 500])
 def test_the_last_lines(job: Job, monkeypatch: pytest.MonkeyPatch, count: int, read_bytes: int):
-    monkeypatch.setattr(first_failure, "READ_BYTES", read_bytes)
-    data = numbered(count)
-    key = job.seal(data)
-    found = [line.message for line in read_last_lines(job.ledger.store, key, size=len(data))]
+    monkeypatch.setattr(rank_reader, "BLOCK_BYTES", read_bytes)
+    log = job.seal(numbered(count))
+    found = [line.message for line in read_last_lines(log)]
     assert found == [f"line {at}" for at in range(max(0, count - LINES), count)]
 
 
 def test_of_very_long_lines_fewer(job: Job, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(first_failure, "MAX_BYTES", 3 << 16)
-    data = numbered(20, "é" * 30_000)
-    key = job.seal(data)
-    found = read_last_lines(job.ledger.store, key, size=len(data))
+    monkeypatch.setattr(first_failure, "MAX_CHARACTERS", 3 << 15)
+    monkeypatch.setattr(rank_reader, "MAX_LINE_BYTES", 3 << 16)
+    found = read_last_lines(job.seal(numbered(20, "é" * 30_000)))
     assert [line.timestamp for line in found] == [18, 19, 20]
     whole = "x" * (5 << 16)
-    key = job.seal(whole.encode())
-    (line,) = read_last_lines(job.ledger.store, key, size=len(whole))
+    (line,) = read_last_lines(job.seal(whole.encode()))
     assert 0 < len(line.message) < len(whole)
 
 

@@ -14,15 +14,8 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import (
-    CHUNK_BYTES,
-    FollowTiming,
-    JobLine,
-    JobLogs,
-    LineFilter,
-    follow_lines,
-    iter_lines,
-)
+from prefect_bt.logs.job_reader import CHUNK_BYTES, FollowTiming, JobLogs, follow_lines, iter_lines
+from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
@@ -37,6 +30,9 @@ class Node:
     data: bytearray = field(default_factory=bytearray)
     broken: bool = False
     before: Callable[[], object] = lambda: None
+
+    def log_size(self) -> int:
+        return len(self.data)
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
         self.before()

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.logs import last_lines
-from prefect_bt.logs.job_reader import JobLogs, LineFilter, follow_lines, iter_lines
-from prefect_bt.logs.last_lines import find_line_end, iter_backwards, probe_size
+from prefect_bt.logs import rank_reader
+from prefect_bt.logs.job_reader import JobLogs, follow_lines, iter_lines
 from prefect_bt.logs.levels import LevelDetector, LogLevel
+from prefect_bt.logs.line_filter import LineFilter
 from prefect_bt.logs.line_format import format_line, parse_lines
+from prefect_bt.logs.rank_reader import find_line_end, iter_backwards
 from prefect_bt.object_store import open_store
-from tests.logs.test_job_reader import World, texts
+from tests.logs.test_job_reader import Node, World, texts
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(last_lines, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(last_lines, "CONTEXT_BYTES", 1024)
+    monkeypatch.setattr(rank_reader, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(rank_reader, "CONTEXT_BYTES", 1024)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -29,22 +30,22 @@ def test_backwards_is_forwards_reversed(seed: int):
         format_line(10**18 + n, f"{n} " + "x" * chance.choice([0, 1, 61, 62, 63, 64, 300]))
         for n in range(chance.randrange(60))
     ]
-    log = b"".join(lines) + (b"" if chance.random() < 0.5 else b"1000000000000000099 no end")
+    data = b"".join(lines) + (b"" if chance.random() < 0.5 else b"1000000000000000099 no end")
 
-    def read(offset: int, length: int) -> bytes:
-        return log[offset : offset + min(length, chance.choice([1, 7, 1000]))]
+    class Pieces(Node):
+        def read_log(self, *, offset: int, limit: int) -> bytes:
+            return super().read_log(offset=offset, limit=min(limit, chance.choice([1, 7, 1000])))
 
-    assert probe_size(read) == len(log)
-    assert find_line_end(read, len(log)) == log.rfind(b"\n") + 1
-    found = [one.line for one in iter_backwards(read, len(log), rank=3, levels=False)]
-    assert found[::-1] == list(parse_lines(log, rank=3))
+    log = Pieces(0, 3, bytearray(data))
+    assert find_line_end(log, len(data)) == data.rfind(b"\n") + 1
+    found = [one.line for one in iter_backwards(log, len(data))]
+    assert found[::-1] == list(parse_lines(data, rank=3))
 
 
 def test_levels_and_times_come_from_the_lines_before():
     said = ["start", "ERROR:a:b", *(f"  frame {n}" for n in range(20)), "end"]
     log = b"".join(format_line(10**18 + n, text) for n, text in enumerate(said)) + b"unstamped\n"
-    read = lambda offset, length: log[offset : offset + length]  # noqa: E731
-    found = list(iter_backwards(read, len(log), rank=0, levels=True))[::-1]
+    found = list(iter_backwards(Node(0, 0, bytearray(log)), len(log), levels=True))[::-1]
     reader = LevelDetector()
     assert [one.level for one in found] == [reader.detect(text) for text in [*said, "unstamped"]]
     assert found[-1].at == 10**18 + len(said) - 1

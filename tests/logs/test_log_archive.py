@@ -31,6 +31,9 @@ class Node:
     attempt: int = 0
     broken: int | None = None
 
+    def log_size(self) -> int:
+        return len(self.data)
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         if self.broken is not None and offset >= self.broken:
             raise SubstrateError("The disk is gone.", substrate="test", rank=self.rank)

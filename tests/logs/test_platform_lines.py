@@ -20,8 +20,9 @@ from prefect_bt.definitions import (
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import FollowTiming, JobLine, JobLogs, LineFilter, follow_lines
+from prefect_bt.logs.job_reader import FollowTiming, JobLogs, follow_lines
 from prefect_bt.logs.levels import LogLevel
+from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory
 from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.object_store import open_store

@@ -14,7 +14,8 @@ from prefect_bt.ledger.states import JobState
 
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
+    from prefect_bt.logs.job_reader import JobLogs
+    from prefect_bt.logs.line_filter import JobLine, LineFilter
 
 END_MESSAGES = {
     JobState.COMPLETED: ("Training job {id} completed successfully.", "green"),
@@ -52,7 +53,7 @@ def follow_job(
     if not with_log:
         return wait_for_job(terminal, ledger, record)
     from prefect_bt.cli.logs.lines import format_colored, format_text, should_use_color
-    from prefect_bt.logs.job_reader import LineFilter
+    from prefect_bt.logs.line_filter import LineFilter
 
     logs = open_logs(ledger, record, terminal)
     if terminal.machine_readable:

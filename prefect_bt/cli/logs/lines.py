@@ -14,7 +14,7 @@ from prefect_bt.logs.line_format import PLATFORM_RANK, render_line
 from prefect_bt.text.control_characters import escape_line_controls
 
 if TYPE_CHECKING:
-    from prefect_bt.logs.job_reader import JobLine
+    from prefect_bt.logs.line_filter import JobLine
 
 _LEVEL_COLORS: Final = {LogLevel.DEBUG: "2", LogLevel.WARNING: "33", LogLevel.ERROR: "31"}
 _PLATFORM_COLOR: Final = "36"

@@ -29,7 +29,8 @@ from prefect_bt.text.number_ranges import NumberRanges, parse_number_ranges
 if TYPE_CHECKING:
     from prefect_bt.ledger.ledger import Ledger
     from prefect_bt.ledger.records import JobRecord
-    from prefect_bt.logs.job_reader import JobLine, JobLogs, LineFilter
+    from prefect_bt.logs.job_reader import JobLogs
+    from prefect_bt.logs.line_filter import JobLine, LineFilter
 
 
 def _convert_time(_: object, tokens: Sequence[Token]) -> int:
@@ -105,7 +106,7 @@ def logs(
     `prefect-bt logs --first-failure`
     """
     from prefect_bt.ledger.opening import open_ledger
-    from prefect_bt.logs.job_reader import LineFilter
+    from prefect_bt.logs.line_filter import LineFilter
 
     chosen = parse_number_ranges(attempt)
     if first_failure:
@@ -166,7 +167,7 @@ def _print_first_failure(
     terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: NumberRanges | None, *, raw: bool
 ) -> None:
     from prefect_bt.logs.first_failure import read_first_failure
-    from prefect_bt.logs.job_reader import JobLine
+    from prefect_bt.logs.line_filter import JobLine
 
     attempt = chosen.single if chosen else None
     if chosen and attempt is None:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import IO, ClassVar, Final
 
 from prefect_bt import codec
 from prefect_bt.environment import LEADER_PORT_VARIABLE
@@ -125,14 +126,21 @@ class HostHandle:
     def server_process(self) -> processes.ProcessIdentity | None:
         return None
 
+    def log_size(self) -> int:
+        with self._open_log() as file:
+            return file.seek(0, os.SEEK_END)
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
+        with self._open_log() as file:
+            file.seek(offset)
+            return file.read(limit)
+
+    def _open_log(self) -> IO[bytes]:
+        """Open the log; an empty file without one. Commands can replace it by a pipe or a link."""
         try:
-            # Commands beside us (local substrate) can put a pipe or a link there.
-            with os.fdopen(open_file(self.folder.path, self.folder.log.name), "rb") as file:
-                file.seek(offset)
-                return file.read(limit)
+            return os.fdopen(open_file(self.folder.path, self.folder.log.name), "rb")
         except (FileNotFoundError, NotRegularFile):
-            return b""
+            return BytesIO()
 
     def remove(self) -> None:
         """As the protocol says. Checkpoints go with a rank's last attempt, if all are stored."""

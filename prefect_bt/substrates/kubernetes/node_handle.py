@@ -39,6 +39,9 @@ class KubernetesNodeHandle:
     def server_process(self) -> None:
         return None
 
+    def log_size(self) -> int:
+        return self.gang.objects.log_size(self.rank)
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         """Return bytes of the log; none while the store does not answer.
 

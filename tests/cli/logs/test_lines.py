@@ -11,7 +11,7 @@ from prefect_bt.cli.logs.lines import (
     write_document,
     write_lines,
 )
-from prefect_bt.logs.job_reader import JobLine
+from prefect_bt.logs.line_filter import JobLine
 from prefect_bt.logs.line_format import LogLine
 
 
