@@ -77,8 +77,6 @@ class Settings(BaseModel):
     """Settings of the Kubernetes substrate as a JSON object."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between SIGTERM and SIGKILL when a job is stopped."""
-    notice: float | None = Field(default=None, gt=0)
-    """Seconds of notice before the machine is taken back, which limit the grace; None: it stays."""
     settle: float = Field(default=1.5, ge=0)
     """Seconds without a change after which a checkpoint is stable."""
     keep_last: int | None = Field(default=None, ge=1)

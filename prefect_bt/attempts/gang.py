@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from prefect_bt.attempts.diagnosis import Diagnosis, diagnose_cause, diagnose_node, is_agent_lost
 from prefect_bt.attempts.failure_summary import (
@@ -32,8 +31,6 @@ STRAGGLER_SECONDS = 3600.0
 RESPONSE_TIMEOUT = 60.0
 """Longest wait for an agent to report the end of the commands after a forced stop, in seconds. It
 kills for ten seconds at most, on a machine that may be busy."""
-
-_SAVE_GRACE_REASONS: Final = frozenset({StopReason.STOPPED, StopReason.MAX_RUN_TIME})
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,6 @@ class Gang:
     grace: float = 30.0
     timing: Timing = field(default_factory=Timing)
     started_at: float | None = None
-    save_grace: Callable[[], float] | None = None
-    """Asked when the job is to stop: what a last checkpoint needs, where that is longer."""
     run_time_limit: RunTimeLimit | None = None
     """The limit of the job's commands, if it has one."""
     first_failed_rank: int | None = None
@@ -111,8 +106,6 @@ class Gang:
             return
         self._stop_reason = reason
         running = self._list_running()
-        if running and reason in _SAVE_GRACE_REASONS and self.save_grace is not None:
-            self.grace = self.save_grace()
         now = self.timing.wall_clock()
         self._deadline = self.timing.monotonic() + self.grace
         for handle, _ in running:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from prefect_bt.attempts.diagnosis import diagnose_cause, diagnose_error
 from prefect_bt.attempts.gang import Gang
-from prefect_bt.attempts.grace_period import find_save_estimate
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.max_run_time import find_run_time_limit
 from prefect_bt.attempts.retry_policy import RetryDecision, decide_retry
@@ -207,24 +206,8 @@ def adopt_gang(site: JobContext) -> Gang | None:
 
 
 def configure_gang(site: JobContext, gang: Gang) -> Gang:
-    """Give a gang what it needs of the job's record: the limit of its commands, a grace to save."""
+    """Set the limit of the job's commands."""
     gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
-    return set_save_grace(site, gang)
-
-
-def set_save_grace(site: JobContext, gang: Gang) -> Gang:
-    """A stop of this gang waits for as long as a checkpoint takes to write, as far as is known."""
-    settings = site.settings
-
-    def grace() -> float:
-        with suppress(StoreError):
-            found = find_save_estimate(
-                site.ledger, site.record, grace=settings.grace, notice=settings.notice
-            )
-            return found.grace if found else gang.grace
-        return gang.grace
-
-    gang.save_grace = grace
     return gang
 
 

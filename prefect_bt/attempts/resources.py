@@ -1,6 +1,6 @@
 """What each node of an attempt got: written when the attempt is planned, read by `view`.
 
-<job>/attempts/<n>/resources.json     create-only; attempts of older releases have none
+<job>/attempts/<n>/resources.json     create-only
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def save_resources(ledger: Ledger, plan: GangPlan) -> None:
 def find_resources(ledger: Ledger, record: JobRecord) -> Resources | None:
     """Return what each node got in the newest attempt that was planned.
 
-    Before the first attempt, return what the push has planned; None for jobs of older releases.
+    Before the first attempt, return what the push has planned.
     """
     for begun in reversed(ledger.list_attempts(record.id)):
         with suppress(ObjectNotFound):

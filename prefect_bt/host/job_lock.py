@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import StateError
-from prefect_bt.filesystem.confined import open_file, read_regular
+from prefect_bt.filesystem.confined import open_file
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 
@@ -49,23 +49,13 @@ def host_id(state_dir: Path) -> str:
 
 
 def is_this_host(state_dir: Path, host: str) -> bool:
-    """Whether a record's `host` is this one; a job that no host has run yet may be.
+    """Return whether a record's `host` is this one, or "": no host has run the job yet.
 
-    Only the folder's id counts: a machine may be called otherwise tomorrow, a container is with
-    every start. Records of older releases have the folder's path in its place.
+    Only the folder's id counts: the machine's name can change, and a container's does at each
+    start.
     """
-    told = host.partition(":")[2]
-    return not host or told in {_ensure_state_dir_id(state_dir), str(state_dir.absolute())}
-
-
-def normalize_host(host: str) -> str:
-    """Return a host with its folder's id, also for a record of an older release with its path."""
-    machine, _, told = host.partition(":")
-    if machine == os.uname().nodename and told.startswith("/"):
-        with suppress(OSError, UnicodeDecodeError):
-            folder_id = read_regular(Path(told) / "id", max_bytes=_MAX_BYTES).decode().strip()
-            return f"{machine}:{folder_id}"
-    return host
+    folder_id = host.partition(":")[2]
+    return not folder_id or folder_id == _ensure_state_dir_id(state_dir)
 
 
 def _ensure_state_dir_id(state_dir: Path) -> str:

@@ -6,7 +6,6 @@ import getpass
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
-from prefect_bt.attempts.grace_period import find_save_estimate
 from prefect_bt.attempts.max_run_time import sum_run_time
 from prefect_bt.attempts.resources import find_resources
 from prefect_bt.checkpoints.committed.catalog import (
@@ -23,7 +22,6 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition
 from prefect_bt.ledger.records import JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.states import JobState
-from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_iso
 
 if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no definitions
@@ -74,7 +72,6 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "attempts": _attempt_documents(ledger, record.id),
         "checkpoints": [_checkpoint_document(checkpoint, sync) for checkpoint in found],
         "uploads": [] if last.state.terminal else _upload_documents(ledger, record),
-        "last_save": None if last.state.terminal else _last_save_document(ledger, record),
         "weights": _weights_documents(ledger, record.id, job),
         "events": [{**event_document(event), "at": format_iso(event.at)} for event in events],
         "resources": _resources_document(resources),
@@ -146,13 +143,6 @@ def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]
     ]
 
 
-def _last_save_document(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
-    """What a last checkpoint would need, were the job stopped now, and whether it has that."""
-    settings = Settings()
-    found = find_save_estimate(ledger, record, grace=settings.grace, notice=settings.notice)
-    return {**codec.encode(found), "warning": found.warning} if found else None
-
-
 def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
     """Every source with the revision that the job mounts; None for both before its mirror."""
     if not job.weights:
@@ -182,7 +172,7 @@ def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> d
 
 
 def _resources_document(resources: Resources | None) -> dict[str, Any] | None:
-    """Return what each node gets; None for jobs of older releases."""
+    """Return what each node gets; None if the job was never planned."""
     from prefect_bt.planning.allocation import format_resources
 
     if resources is None:

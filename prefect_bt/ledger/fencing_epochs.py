@@ -106,12 +106,12 @@ class Epochs:
             claims.pop()
         return 0
 
-    def find_holder(self) -> str | None:
-        """Return the host of the newest claim, NOBODY if any may follow; None before the first."""
+    def find_holder(self) -> str:
+        """Return the host of the newest claim, NO_HOST if any may follow; "" before the first."""
         names = self._list_names()
         newest = self._newest(names)
         if newest is None:
-            return None
+            return ""
         free = newest.host == ANY_HOST or f"{newest.number:06d}.released" in names
         return NO_HOST if free else newest.host
 
@@ -126,22 +126,15 @@ class Epochs:
         if _claim_names(names)[-1:] != [f"{number:06d}.json"]:
             raise Superseded(self._job_id, self._newest(names))
 
-    def claim(
-        self,
-        host: str,
-        *,
-        purpose: str = RUN,
-        legacy_host: Callable[[], str] = lambda: "",
-        abandoned: bool = False,
-    ) -> int:
+    def claim(self, host: str, *, purpose: str = RUN, abandoned: bool = False) -> int:
         """Return the number of the epoch in which `host` may act.
 
-        The caller holds the job's lock on `host`. `legacy_host`: holder of a job of an older
-        release, which has no claims. Raises StateError while another machine holds the job, unless
-        a person says that it is `abandoned`; NotFoundError when the job is deleted meanwhile.
+        The caller holds the job's lock on `host`. Raises StateError while another machine holds
+        the job, unless a person says that it is `abandoned`; NotFoundError when the job is deleted
+        meanwhile.
         """
         while True:
-            held, ended = self._newest_and_ended(legacy_host)
+            held, ended = self._newest_and_ended()
             if held.host != ANY_HOST and not ended:
                 if not is_same_host(held.host, host):
                     if not abandoned:
@@ -167,17 +160,17 @@ class Epochs:
 
     def find_active(self) -> Epoch | None:
         """Return the claim that keeps other machines from acting; None when there is none."""
-        held, ended = self._newest_and_ended(lambda: "")
+        held, ended = self._newest_and_ended()
         return None if ended or not held.number or held.host == ANY_HOST else held
 
     def fence(self, number: int) -> Callable[[], None]:
         """Return a function that an actor of `number` calls before each act (`check`)."""
         return lambda: self.check(number)
 
-    def _newest_and_ended(self, legacy_host: Callable[[], str]) -> tuple[Epoch, bool]:
+    def _newest_and_ended(self) -> tuple[Epoch, bool]:
         """Return the newest claim, number 0 if there is none, and whether it has ended."""
         names = self._list_names()
-        newest = self._newest(names) or Epoch(0, legacy_host(), "", 0.0)
+        newest = self._newest(names) or Epoch(0, ANY_HOST, "", 0.0)
         if f"{newest.number:06d}.released" in names:
             return newest, True
         last = self._last_event()

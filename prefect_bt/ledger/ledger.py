@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
-from prefect_bt.host.job_lock import normalize_host
 from prefect_bt.ledger.events import Lifecycle
 from prefect_bt.ledger.fencing_epochs import RUN, Epochs, try_create
 from prefect_bt.ledger.pinned_weights import PinnedWeights, load_pin
@@ -176,14 +175,8 @@ class Ledger:
         return bound
 
     def get_host(self, job_id: str) -> str:
-        """Return the last host of the job, "" before one; NOBODY while any host may claim it."""
-        holder = self.get_epochs(job_id).find_holder()
-        return self._recorded_host(job_id) if holder is None else holder
-
-    def _recorded_host(self, job_id: str) -> str:
-        runs = [run.host for run in self.list_runs(job_id) if run.host]
-        found = [*runs[-1:], *[attempt.host for attempt in self.list_attempts(job_id)][-1:]]
-        return normalize_host(found[0] if found else "")
+        """Return the host that holds the job, "" before one; NO_HOST while any may claim it."""
+        return self.get_epochs(job_id).find_holder()
 
     def get_epochs(self, job_id: str) -> Epochs:
         """Return the claims of the job: which machine may act for it."""
@@ -191,12 +184,7 @@ class Ledger:
 
     def claim(self, job_id: str, host: str, *, purpose: str = RUN, abandoned: bool = False) -> int:
         """Return the epoch in which `host` may act for the job (Epochs.claim)."""
-        return self.get_epochs(job_id).claim(
-            host,
-            purpose=purpose,
-            legacy_host=lambda: self._recorded_host(job_id),
-            abandoned=abandoned,
-        )
+        return self.get_epochs(job_id).claim(host, purpose=purpose, abandoned=abandoned)
 
     def find_job_of_run(self, flow_run_id: str) -> str | None:
         try:

@@ -196,13 +196,13 @@ class Outcome:
     newest_checkpoint: str = ""
     """Manifest key of the job's newest committed checkpoint when the attempt ended."""
     cause: Cause | None = None
-    """Cause of the failure; None without a failure, and in records of older releases."""
+    """Cause of the failure; None without a failure."""
     cure: str = ""
     """Remedy of the failure."""
     failed_at: float | None = None
     """Time at which the commands of the first failed rank ended."""
     logs: tuple[ArchivedLog, ...] = ()
-    """Archived logs in rank order; empty in records of older releases."""
+    """Archived logs in rank order."""
 
 
 @dataclass(frozen=True)
@@ -268,9 +268,9 @@ class Resources:
     gpu_type: str = ""
     """Type of the GPUs as in the definition; "" without GPUs."""
     shared_memory: int = 0
-    """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
+    """Size of `/dev/shm`; 0: the node has the machine's own."""
     why: str = ""
-    """Explanation of the amounts in one line (allocation.allocate); "" in older plans."""
+    """Explanation of the amounts in one line (allocation.allocate)."""
     limits: bool = False
     """Whether the substrate enforces the amounts as limits."""
 
@@ -334,11 +334,11 @@ class JobRecord:
     recreated_from: str = ""
     serving: ServingRef | None = None
     resources: Resources | None = None
-    """Resources of each node as planned at the push; None in records of older releases."""
+    """Resources of each node as planned at the push."""
     max_run_time: float | None = None
     """Seconds that the commands may run in all attempts together; None: no limit."""
     provenance: Provenance | None = None
-    """None in records of older releases."""
+    """Code and versions that the job is made from."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ class AttemptRecord:
     flow_run_id: str = ""
     """Prefect flow run of the attempt; "" outside Prefect."""
     host: str = ""
-    """Host that watches the attempt (job_lock.host_id); "" in old records."""
+    """Host that watches the attempt (job_lock.host_id)."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class NodePlan:
     grace: float = 30.0
     """Seconds between SIGTERM and SIGKILL."""
     epoch: int = 0
-    """Epoch in which its uploader commits (ledger.fencing_epochs); 0 in plans of older releases."""
+    """Epoch in which its uploader commits (ledger.fencing_epochs)."""
 
     def for_rank(self, rank: int) -> NodePlan:
         """Return the plan of another node of the same gang: only the rank differs."""

@@ -9,7 +9,7 @@ import pytest
 from prefect_bt.attempts.diagnosis import CAUSES
 from prefect_bt.attempts.gang import RESPONSE_TIMEOUT, Gang, launch_gang
 from prefect_bt.errors import SubstrateError
-from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
 from prefect_bt.ledger.states import JobState
 from tests.attempts.simulated import Clock, Script, Simulated, SimulatedNode, pace_of, plan, run
 
@@ -200,26 +200,6 @@ def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
         1000.0,
         2000.0,
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "reason", "asked"),
-    [(None, StopReason.STOPPED, 1), (None, "its flow died", 0), (5, StopReason.STOPPED, 0)],
-)
-def test_what_a_last_save_needs_is_asked_for_nodes_that_run_and_are_to_stop(
-    seconds: float | None, reason: str, asked: int
-) -> None:
-    clock, questions = Clock(now=1010.0), list[float]()
-
-    def grace() -> float:
-        questions.append(clock.now)
-        return 90.0
-
-    node = SimulatedNode(0, 0, Script(seconds=seconds), clock, 1000.0)
-    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0, save_grace=grace)
-    gang.shut_down(reason)
-    assert len(questions) == asked
-    assert gang.grace == (90.0 if asked else 30.0)
 
 
 def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:

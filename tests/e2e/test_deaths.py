@@ -184,26 +184,16 @@ def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
     machine.nothing_left(job_id)
 
 
-def test_a_stop_waits_for_as_long_as_a_checkpoint_takes(machine: Machine) -> None:
-    """Its grace is 5 s; the last checkpoint takes 6 s to write, and the one before 40 s, as its
-    files' times say: a stop then gives a minute."""
+def test_a_last_checkpoint_within_the_grace_is_committed(machine: Machine) -> None:
     script = """
     save() { mkdir -p $BT_CHECKPOINT_DIR/$1; echo "{}" > $BT_CHECKPOINT_DIR/$1/a.json; sleep $2
              echo "{}" > $BT_CHECKPOINT_DIR/$1/b.json; }
-    trap 'save checkpoint-2 6; exit 0' TERM
-    save checkpoint-1 0; now=$(($(date +%s) + 1))
-    touch -d @$now $BT_CHECKPOINT_DIR/checkpoint-1/a.json
-    touch -d @$((now + 40)) $BT_CHECKPOINT_DIR/checkpoint-1/b.json
+    trap 'save checkpoint-2 2; exit 0' TERM
+    save checkpoint-1 0
     while :; do sleep 0.1; done
     """
     job_id = machine.push(machine.folder(script))["id"]
-
-    def known() -> bool:
-        found = machine.view(job_id)["last_save"]
-        return found is not None and found["write"] == 40
-
-    until(known, seconds=60, what="the first checkpoint's time")
-    assert machine.view(job_id)["last_save"]["grace"] == 60
+    until(lambda: machine.view(job_id)["checkpoints"], seconds=60, what="the first checkpoint")
     machine.run("stop", "--job-id", job_id)
     machine.wait(job_id, "STOPPED")
     record = machine.ledger.get_job(job_id)

@@ -76,11 +76,9 @@ def test_commits_refresh_the_card_less_and_less(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         upload_progress, "report_commit", lambda _, **given: reported.append(given["name"])
     )
-    monkeypatch.setattr(upload_progress, "find_save_estimate", lambda *_, **__: None)
     site: Any = SimpleNamespace(
         record=SimpleNamespace(id="j", project_id="p"),
         ledger=SimpleNamespace(store=None),
-        settings=SimpleNamespace(grace=1, notice=1),
     )
     reporter = upload_progress.UploadProgressReporter(site, 0)
     names = list[str]()

@@ -35,7 +35,7 @@ def running(ledger: Ledger, host: str) -> str:
     project = ledger.ensure_project("p")
     job_id = ledger.reserve_job_id(project.id)
     ledger.write_job(JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION))
-    ledger.bind_run("run-1", job_id, host=host)
+    ledger.claim(job_id, host)
     ledger.begin_attempt(job_id, flow_run_id="run-1", host=host)
     for state in (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING):
         ledger.append_event(job_id, state)
@@ -100,15 +100,4 @@ def test_a_machine_is_known_by_its_folder_not_by_its_name(state_dir: Path) -> No
     assert here == host_id(state_dir)
     _, _, folder = here.partition(":")
     assert is_this_host(state_dir, f"renamed-since:{folder}")
-    assert is_this_host(state_dir, f"older-release:{state_dir}")
     assert not is_this_host(state_dir, host_id(state_dir.with_name("another")))
-
-
-def test_a_retry_on_another_machine_tells_it_before_its_first_attempt(
-    ledger: Ledger, state_dir: Path
-) -> None:
-    job_id = running(ledger, host_id(state_dir))
-    assert ledger.get_host(job_id) == host_id(state_dir)
-    ledger.bind_run("run-1", job_id, host=ELSEWHERE)
-    assert ledger.get_host(job_id) == ELSEWHERE
-    assert len(ledger.list_runs(job_id)) == 1

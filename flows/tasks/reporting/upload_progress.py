@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from prefect.logging import get_run_logger
 
-from prefect_bt.attempts.grace_period import find_save_estimate
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.checkpoints.upload.progress_text import (
     format_upload,
@@ -63,7 +62,7 @@ class UploadProgressReporter:
 
     def __init__(self, site: JobContext, attempt: int) -> None:
         record = site.record
-        self._site, self._warned = site, False
+        self._site = site
         self._attempt = attempt
         self._uploads = UploadStatusReader(site.ledger.store, record.project_id, record.id, attempt)
         self._steps = StepFilter()
@@ -106,7 +105,6 @@ class UploadProgressReporter:
                 self._card_stale = True
                 shown = escape_controls(", ".join(new))
                 self._logger.info("rank %d: committed %s; %s", one.rank, shown, format_upload(one))
-                self._warn_about_last_save()
             trouble = one.status.trouble
             if trouble != self._errors.get(one.rank, ""):
                 self._errors[one.rank] = trouble
@@ -121,14 +119,3 @@ class UploadProgressReporter:
             self._card_stale, self._card_due = False, now + self._card_interval
             self._card_interval *= 2
             publish_job_card(self._site)
-
-    def _warn_about_last_save(self) -> None:
-        """Warn once an attempt, where a last checkpoint would not be saved in the time there is."""
-        site = self._site
-        settings = site.settings
-        found = find_save_estimate(
-            site.ledger, site.record, grace=settings.grace, notice=settings.notice
-        )
-        if found and found.warning and not self._warned:
-            self._warned = True
-            self._logger.warning("%s", found.warning)

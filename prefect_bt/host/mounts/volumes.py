@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 from prefect_bt.filesystem.confined import Identity, get_identity, open_folder
 from prefect_bt.filesystem.permissions import PRIVATE_MODE, ensure_private_folder, find_exposed
-from prefect_bt.host.mounts.hf_cache_migration import migrate_hf_cache
 from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, VolumeFolderError
 from prefect_bt.host.mounts.nested_volumes import create_mount_points
 from prefect_bt.host.state_folder import NodeFolder, volume_folder
@@ -55,8 +54,6 @@ def ensure_volumes(plan: NodePlan, *, state_dir: Path, node: NodeFolder) -> Node
         binds.append(Bind(folder, volume.target, volume.read_only, opened))
     workspace = folders.setdefault(VolumeKind.WORKSPACE, node.path / "workspace")
     _ensure_folder(workspace, state_dir, create=True)
-    if VolumeKind.HF_CACHE in folders:
-        migrate_hf_cache(plan, state_dir=state_dir)
     kept = {folder for kind, folder in folders.items() if kind in PERSISTENT_KINDS}
     create_mount_points(binds, within=kept)
     return NodePaths(tuple(binds), folders)

@@ -131,7 +131,7 @@ class ContainerRecord:
     """The image's own WORKDIR."""
     began: int = 0
     address: str = ""
-    """On its network, as this machine reaches it; "" in records of older releases."""
+    """On its network, as this machine reaches it; "" without a network."""
 
     @property
     def process(self) -> ProcessIdentity:

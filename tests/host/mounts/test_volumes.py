@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from prefect_bt import codec
 from prefect_bt.definitions import training_project_from_json
-from prefect_bt.host.mounts import hf_cache_migration
-from prefect_bt.host.mounts.container_check import find_wrong_mount
 from prefect_bt.host.mounts.namespace_plan import Bind, VolumeFolderError
 from prefect_bt.host.mounts.nested_volumes import create_mount_points
 from prefect_bt.host.mounts.volumes import ensure_volumes
@@ -22,7 +17,6 @@ from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import NodePlan, Volume, VolumeKind
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.substrates.protocol import Capacity
-from tests.altered import altered
 from tests.node_agent.rig import make_plan
 
 BASE = Volume(VolumeKind.CACHE_BASE, "/mnt/c", "k")
@@ -132,139 +126,3 @@ def test_no_mount_point_is_made_in_a_folder_that_was_replaced(tmp_path: Path) ->
     with pytest.raises(VolumeFolderError, match="cannot be mounted in the job"):
         create_mount_points(binds, within=[outer])
     assert listing(tmp_path) == ["other", "outer"]
-
-
-# -- what older releases left -------------------------------------------------------------------
-
-
-def put_old(state: Path, *names: str) -> Path:
-    old = state / "cache/bases/k/huggingface"
-    for name in names:
-        (old / name).parent.mkdir(parents=True, exist_ok=True)
-        (old / name).write_text("old")
-    return old
-
-
-def test_the_cache_of_an_older_release_moves(state: Path) -> None:
-    old = put_old(state, "hub/models--a/blob", "hub/models--b/blob", "token")
-    new = state / "cache/huggingface/k"
-    (new / "hub/models--a").mkdir(parents=True)
-    (new / "hub/models--a/blob").write_text("new")
-    ensure(state, BASE, HF)
-    assert (new / "hub/models--a/blob").read_text() == "new"
-    assert (new / "hub/models--b/blob").read_text() == "old"
-    assert (new / "token").read_text() == "old"
-    assert listing(old) == ["hub", "hub/models--a", "hub/models--a/blob"]
-
-
-def test_links_in_it_are_not_followed(state: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    (outside / "precious").mkdir(parents=True)
-    put_old(state, "file")
-    old, new = state / "cache/bases/k/huggingface", state / "cache/huggingface/k"
-    (old / "hub").symlink_to(outside)
-    (new / "hub").mkdir(parents=True)
-    ensure(state, BASE, HF)
-    assert listing(outside) == ["precious"]
-    assert (new / "file").exists()
-    (old / "hub").unlink()
-    old.rmdir()
-    old.symlink_to(outside)
-    ensure(state, BASE, HF)
-    assert listing(outside) == ["precious"]
-    assert listing(new) == ["file", "hub"]
-
-
-@pytest.mark.timeout(120)
-def test_a_lock_that_a_job_holds_delays_no_other(state: Path) -> None:
-    put_old(state, "token")
-    new = state / "cache/huggingface/k"
-    new.mkdir(parents=True)
-    (new / "token").write_text("new")  # both stay where they are, so each start looks again
-    held = os.open(new, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        ensure(state, BASE, HF)
-    finally:
-        os.close(held)
-
-
-@pytest.mark.parametrize("alive", [True, False])
-def test_it_waits_for_nodes_of_an_older_release(state: Path, alive: bool) -> None:
-    put_old(state, "file")
-    other = NodeFolder(state / "jobs/older12/attempt-0/rank-0")
-    other.path.mkdir(parents=True)
-    other.plan.write_text(codec.dumps(plan_of(state, BASE)))
-    with other.lock.open("w") as held:
-        if alive:
-            fcntl.flock(held, fcntl.LOCK_EX)
-        ensure(state, BASE, HF)
-    assert (state / "cache/huggingface/k/file").exists() is not alive
-    ensure(state, BASE, HF)
-    assert (state / "cache/huggingface/k/file").exists()
-
-
-@pytest.mark.parametrize("renames", range(5))
-def test_a_move_that_is_killed_goes_on(
-    state: Path, monkeypatch: pytest.MonkeyPatch, renames: int
-) -> None:
-    """Kill the move after any number of its steps: nothing is lost, and the next start ends it."""
-    names = ["a", "b", "hub/x/1", "hub/y/2"]
-    put_old(state, *names)
-    (state / "cache/huggingface/k/hub").mkdir(parents=True)
-    done = list[str]()
-
-    def rename(source: str, target: str, **given: int) -> None:
-        if len(done) == renames:
-            raise KeyboardInterrupt
-        os.rename(source, target, **given)  # noqa: PTH104 (by descriptors)
-        done.append(source)
-
-    monkeypatch.setattr(hf_cache_migration, "os", altered(os, rename=rename))
-    try:
-        ensure(state, BASE, HF)
-    except KeyboardInterrupt:
-        assert len(done) == renames
-    monkeypatch.undo()
-    files = [path for path in (state / "cache").rglob("*") if path.is_file()]
-    assert len(files) == len(names)
-    ensure(state, BASE, HF)
-    new = state / "cache/huggingface/k"
-    assert all((new / name).read_text() == "old" for name in names)
-
-
-def test_every_two_volumes_can_be_had_together(state: Path) -> None:
-    """Nest every volume in every other."""
-    kinds = [kind for kind in VolumeKind if kind is not VolumeKind.WEIGHTS]
-    for one, other in combinations(kinds, 2):
-        volumes = (Volume(one, "/v/outer", "k"), Volume(other, "/v/outer/in/side", "k"))
-        plan = replace(plan_of(state), volumes=volumes)
-        binds = ensure_volumes(plan, state_dir=state, node=node_of(state)).binds
-        assert all(bind.source.is_dir() for bind in binds)
-
-
-# -- what a container has mounted ---------------------------------------------------------------
-
-
-def bind_of(folder: Path, target: Path) -> Bind:
-    facts = folder.stat()
-    return Bind(folder, str(target), identity=(facts.st_dev, facts.st_ino))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to look into another process")
-def test_mounts_are_compared_as_the_process_sees_them(tmp_path: Path) -> None:
-    one, other, link = (tmp_path / name for name in ("one", "other", "link"))
-    one.mkdir()
-    other.mkdir()
-    link.symlink_to(other)
-    right, wrong = bind_of(one, one), bind_of(one, other)
-    assert find_wrong_mount(os.getpid(), [right]) is None
-    assert find_wrong_mount(os.getpid(), [right, wrong]) == wrong
-    assert find_wrong_mount(os.getpid(), [bind_of(one, link)]) is not None
-    assert find_wrong_mount(os.getpid(), [bind_of(one, tmp_path / "missing")]) is not None
-    child = os.fork()
-    if child == 0:
-        os.setgid(65534)
-        os.setuid(65534)
-        os._exit(find_wrong_mount(1, [wrong]) is not None)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # left to the layout

@@ -213,13 +213,3 @@ def test_another_state_folder_of_this_machine_is_called_so(ledger: Ledger, here:
     assert f"prefect-bt stop --job-id {job_id} --abandoned" in str(refused.value)
     said = stop_job(ledger, job_id, by="me")
     assert f"It runs on another state folder of this machine ({name})" in said
-
-
-def test_a_job_of_an_older_release_is_its_own_machines(
-    ledger: Ledger, state_dir: Path, here: str
-) -> None:
-    job_id = job_of(ledger, "", FAILED[:1])
-    ledger.bind_run("run-1", job_id, host=f"{os.uname().nodename}:{state_dir}")
-    with pytest.raises(StateError, match="is run by"):
-        ledger.claim(job_id, ELSEWHERE)
-    assert ledger.claim(job_id, here) == 1
