@@ -1,7 +1,7 @@
 """Unpack an archive of unknown origin to a working directory, entirely or not at all.
 
-    <ancestor>/.unpack-<random>/tree/    filled and checked here, beside the target
-    <target>                             then renamed into place
+    <ancestor>/.unpack-<random>/    filled and checked here, beside the target
+    <target>                        then renamed into place
 
 Where the target exists already (empty: a volume, a mount point) the staging folder is inside it and
 its children are moved up, so that the folder itself, its owner and its mount stay as they are.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import tarfile
-import tempfile
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -54,12 +54,13 @@ def unpack_workspace(
     """
     try:
         _check_target(target)
-        with _open_archive(archive) as stream, _staging_folder(target) as tree:
+        source = archive.open("rb") if isinstance(archive, Path) else nullcontext(archive)
+        with source as stream, _staging_folder(target) as tree:
             name = str(getattr(stream, "name", "stream"))
             _extract_all(ExtractionRoot(tree), stream, name, max_bytes)
             _publish(tree, target)
     except OSError as error:
-        raise _unpack_error(str(target), error) from error
+        raise _unpack_error(str(error.filename or target), error) from error
 
 
 def _check_target(target: Path) -> None:
@@ -79,32 +80,17 @@ def _check_target(target: Path) -> None:
 
 
 @contextmanager
-def _open_archive(archive: Path | BinaryIO) -> Generator[IO[bytes]]:
-    try:
-        source = archive.open("rb") if isinstance(archive, Path) else nullcontext(archive)
-    except OSError as error:
-        raise WorkspaceError(
-            f"The workspace archive {str(archive)!r} cannot be opened: {error.strerror or error}.",
-            next_step="Check that the file exists and is readable.",
-            path=str(archive),
-        ) from error
-    with source as stream:
-        yield stream
-
-
-@contextmanager
 def _staging_folder(target: Path) -> Generator[Path]:
     """Yield an empty folder on the target's file system, removed at the end with its contents."""
     place = target
     while not place.exists():
         place = place.parent
-    holder = Path(tempfile.mkdtemp(dir=place, prefix=".unpack-"))
+    tree = place / f".unpack-{uuid.uuid4().hex}"
+    tree.mkdir()
     try:
-        tree = holder / "tree"  # mkdtemp made the holder private; this one has ordinary permissions
-        tree.mkdir()
         yield tree
     finally:
-        remove_tree(holder)
+        remove_tree(tree)
 
 
 def _extract_all(tree: ExtractionRoot, stream: IO[bytes], name: str, max_bytes: int) -> None:

@@ -175,7 +175,7 @@ def test_a_target_in_use_is_refused_and_untouched(
 
 
 def test_a_missing_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="cannot be opened: No such file"):
+    with pytest.raises(WorkspaceError, match=r"absent\.tar' cannot be unpacked: No such file"):
         unpack_workspace(tmp_path / "absent.tar", tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
 
