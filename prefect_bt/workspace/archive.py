@@ -79,8 +79,8 @@ def pack_workspace(
     except OSError as error:
         raise _write_error(target, error) from error
     contents = describe_contents(layout, found.entries, found.ignored, found.linked_folders)
-    size, count = sink.tell(), len(found.entries)
-    return PackedWorkspace(target, sink.sha256, size, count, found.skipped, contents)
+    size, count, skipped = sink.tell(), len(found.entries), tuple(found.skipped)
+    return PackedWorkspace(target, sink.sha256, size, count, skipped, contents)
 
 
 def write_archive(entries: Iterable[PackEntry], sink: IO[bytes]) -> None:

@@ -50,10 +50,10 @@ class CollectedEntries(NamedTuple):
     `linked_folders` are the names of links to folders that are not packed.
     """
 
-    entries: tuple[PackEntry, ...]
-    skipped: tuple[str, ...]
-    ignored: tuple[tuple[str, Path], ...] = ()
-    linked_folders: tuple[str, ...] = ()
+    entries: list[PackEntry]
+    skipped: list[str]
+    ignored: list[tuple[str, Path]]
+    linked_folders: list[str]
 
 
 class _Folder(NamedTuple):
@@ -68,17 +68,14 @@ def collect_entries(layout: WorkspaceLayout) -> CollectedEntries:
     Raises WorkspaceError naming the path for a broken link, a folder that contains itself through
     links, or an entry that cannot be read.
     """
-    walk = _Collector(layout)
-    walk.run()
-    entries = walk.entries
+    found = _Collector(layout).run()
+    entries = found.entries
     if not layout.gathered:
         names = {entry.name for entry in entries}
         entries = [_rewrite_link(entry, names, layout.root) for entry in entries]
+    entries.sort(key=lambda entry: os.fsencode(entry.name))
     return CollectedEntries(
-        tuple(sorted(entries, key=lambda entry: os.fsencode(entry.name))),
-        tuple(sorted(walk.skipped)),
-        tuple(walk.ignored),
-        tuple(sorted(walk.linked_folders)),
+        entries, sorted(found.skipped), found.ignored, sorted(found.linked_folders)
     )
 
 
@@ -93,18 +90,16 @@ class _Collector:
         excluded = IGNORE_FILE in layout.excluded
         self._rules = load_ignore_rules(None if excluded else layout.root / IGNORE_FILE)
         self._pending: list[_Folder] = []
-        self.entries: list[PackEntry] = []
-        self.skipped: list[str] = []
-        self.ignored: list[tuple[str, Path]] = []
-        self.linked_folders: list[str] = []
+        self._found = CollectedEntries([], [], [], [])
 
-    def run(self) -> None:
+    def run(self) -> CollectedEntries:
         self._list_folder(_Folder(str(self._layout.root), ""))
         for external in self._layout.externals:
             if not self._is_ignored(external.name, str(external), is_folder=True):
                 self._pending.append(_Folder(str(external), external.name))
         while self._pending:
             self._list_folder(self._pending.pop())
+        return self._found
 
     def _list_folder(self, folder: _Folder) -> None:
         try:
@@ -133,8 +128,8 @@ class _Collector:
         if not is_folder:
             self._add_file(found, name)
         elif found.is_symlink() and not self._layout.gathered:
-            self.skipped.append(f"{name!r} is a link to a folder")
-            self.linked_folders.append(name)
+            self._found.skipped.append(f"{name!r} is a link to a folder")
+            self._found.linked_folders.append(name)
         else:
             self._pending.append(_Folder(found.path, name, folder.ancestors))
 
@@ -142,19 +137,19 @@ class _Collector:
         ignored = self._rules.ignores(name, is_folder=is_folder)
         if ignored:
             shown = f"{name}/" if is_folder else name
-            self.skipped.append(f"{shown!r} is ignored by {self._rules.origin}")
+            self._found.skipped.append(f"{shown!r} is ignored by {self._rules.origin}")
             if self._rules.origin == BUILT_IN_ORIGIN:
-                self.ignored.append((shown, Path(path)))
+                self._found.ignored.append((shown, Path(path)))
         return ignored
 
     def _add_file(self, found: os.DirEntry[str], name: str) -> None:
         state = _stat_target(found)
         if not stat.S_ISREG(state.st_mode):
             kind = _SPECIAL_KINDS.get(stat.S_IFMT(state.st_mode), "device")
-            self.skipped.append(f"{name!r} is a {kind}")
+            self._found.skipped.append(f"{name!r} is a {kind}")
             return
         is_kept_link = found.is_symlink() and not self._layout.gathered
-        self.entries.append(
+        self._found.entries.append(
             PackEntry(
                 name=name,
                 path=Path(found.path),

@@ -1,4 +1,4 @@
-"""How large a workspace may be, spelled once for packing and unpacking."""
+"""Limits of a workspace, for packing and unpacking."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ MAX_DEPTH: Final = 256
 """Limit for the parts of a name or of a link's target: each part of a name makes a folder."""
 
 MAX_LINKS_FOLLOWED: Final = 40
-"""Limit for one path. Linux follows no more (path_resolution(7))."""
+"""Limit for a chain of links. Linux follows no more (path_resolution(7))."""
 
 MAX_LINK_BYTES: Final = 64 * 1024**2
 """Limit for the names and targets of all links together, which are kept in memory."""
 
 MAX_HEADER_BYTES: Final = 1024**2
-"""Limit for the headers of one member: extended headers, long names, the map of a sparse file."""
+"""Limit for the headers of one member: extended headers and long names."""
 
 MAX_GLOBAL_RECORDS: Final = 64
 """Limit for the global headers of an archive. `git archive` writes one record."""
 
 UNPACK_SLACK_BYTES: Final = 64 * 1024**2
-"""What other archivers may spend on headers and padding beyond MAX_WORKSPACE_BYTES."""
-
-MAX_SPARSE_PIECES: Final = 1_000_000
-"""Limit for all sparse files together: tarfile needs about 30 µs for each piece."""
+"""Bytes that other archivers may spend on headers and padding beyond MAX_WORKSPACE_BYTES."""
 
 
 def format_bytes(count: int) -> str:
-    """`count` bytes for a message, in binary units: "17 bytes", "6.00 GiB"."""
+    """Return `count` bytes in binary units: "17 bytes", "6.00 GiB"."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -1,23 +1,23 @@
 """Unpack an archive of unknown origin to a working directory, entirely or not at all.
 
-    <ancestor>/.unpack-<random>/tree/    filled and checked here, beside the target
-    <target>                             then renamed into place
+    <ancestor>/.unpack-<random>/    filled and checked here, beside the target
+    <target>                        then renamed into place
 
 Where the target exists already (empty: a volume, a mount point) the staging folder is inside it and
 its children are moved up, so that the folder itself, its owner and its mount stay as they are.
 
-Member types, names and links are checked by `extraction`, headers by `tar_members`, sizes by
-`tar_stream`. The filters of tarfile are not used: Python before 3.11.4 has none, before 3.11.13
-links longer than a path pass them (CVE-2025-4517), and they bound neither memory nor time. Times
-are those of the unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are not
-restored.
+Archives are plain tars, as `pack_workspace` writes them. Member types, names and links are checked
+by `extraction`, headers and sizes by `tar_reader`. The filters of tarfile are not used: Python
+before 3.11.4 has none, before 3.11.13 links longer than a path pass them (CVE-2025-4517), and they
+bound neither memory nor time. Times are those of the unpacking (a workspace dated 1970 could not be
+zipped into a wheel); owners are not restored.
 """
 
 from __future__ import annotations
 
 import errno
 import tarfile
-import tempfile
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -31,14 +31,12 @@ from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_ENTRIES,
     UNPACK_SLACK_BYTES,
 )
-from prefect_bt.workspace.tar_members import MALFORMED, iter_members
-from prefect_bt.workspace.tar_stream import (
-    BoundedReader,
+from prefect_bt.workspace.tar_reader import (
+    MALFORMED,
     corrupt_archive_error,
-    open_decompressed,
-    refused,
-    spelled,
-    too_large_error,
+    iter_members,
+    quote_name,
+    refused_member,
 )
 
 
@@ -48,21 +46,21 @@ def unpack_workspace(
     *,
     max_bytes: int = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES,
 ) -> None:
-    """Unpack a tar (plain, gzip, bzip2 or xz; detected) into `target`, absent or an empty folder.
+    """Unpack an uncompressed tar into `target`, absent or an empty folder.
 
-    `max_bytes` bounds what comes out, headers included; a stream need not be seekable. Raises
+    `max_bytes` bounds the archive, headers included; a stream need not be seekable. Raises
     WorkspaceError naming the member or the archive, with `target` as it was before: for names or
     links that lead outside, devices and fifos, writing through a link, damage, and the limits.
     """
-    name = str(archive) if isinstance(archive, Path) else str(getattr(archive, "name", "stream"))
     try:
         _check_target(target)
-        with _open_archive(archive) as stream, _staging_folder(target) as tree:
-            reader = BoundedReader(open_decompressed(stream, name), name=name, max_bytes=max_bytes)
-            _extract_all(ExtractionRoot(tree), reader, name, max_bytes)
+        source = archive.open("rb") if isinstance(archive, Path) else nullcontext(archive)
+        with source as stream, _staging_folder(target) as tree:
+            name = str(getattr(stream, "name", "stream"))
+            _extract_all(ExtractionRoot(tree), stream, name, max_bytes)
             _publish(tree, target)
     except OSError as error:
-        raise _unpack_error(str(target), error) from error
+        raise _unpack_error(str(error.filename or target), error) from error
 
 
 def _check_target(target: Path) -> None:
@@ -82,43 +80,29 @@ def _check_target(target: Path) -> None:
 
 
 @contextmanager
-def _open_archive(archive: Path | BinaryIO) -> Generator[IO[bytes], None, None]:
-    try:
-        source = archive.open("rb") if isinstance(archive, Path) else nullcontext(archive)
-    except OSError as error:
-        raise WorkspaceError(
-            f"The workspace archive {str(archive)!r} cannot be opened: {error.strerror or error}.",
-            next_step="Check that the file exists and is readable.",
-            path=str(archive),
-        ) from error
-    with source as stream:
-        yield stream
-
-
-@contextmanager
-def _staging_folder(target: Path) -> Generator[Path, None, None]:
+def _staging_folder(target: Path) -> Generator[Path]:
     """Yield an empty folder on the target's file system, removed at the end with its contents."""
     place = target
     while not place.exists():
         place = place.parent
-    holder = Path(tempfile.mkdtemp(dir=place, prefix=".unpack-"))
+    tree = place / f".unpack-{uuid.uuid4().hex}"
+    tree.mkdir()
     try:
-        tree = holder / "tree"  # mkdtemp made the holder private; this one has ordinary permissions
-        tree.mkdir()
         yield tree
     finally:
-        remove_tree(holder)
+        remove_tree(tree)
 
 
-def _extract_all(tree: ExtractionRoot, reader: BoundedReader, name: str, max_bytes: int) -> None:
-    unpacked = 0
-    for count, (tar, member) in enumerate(iter_members(reader, name)):
-        unpacked += member.size if member.isreg() else 0
-        # A sparse member is larger than what is stored for it, so the reader alone cannot tell.
-        if unpacked > max_bytes:
-            raise too_large_error(name, max_bytes)
+def _extract_all(tree: ExtractionRoot, stream: IO[bytes], name: str, max_bytes: int) -> None:
+    for count, (tar, member) in enumerate(iter_members(stream, name, max_bytes)):
         if count + tree.folders_made >= MAX_WORKSPACE_ENTRIES:
-            raise _too_many_members_error(name)
+            limit = MAX_WORKSPACE_ENTRIES
+            raise WorkspaceError(
+                f"The workspace archive {name!r} has more than {limit} files and folders.",
+                next_step="Leave some out (.truss_ignore, exclude_dirs), or pack them into one "
+                "file.",
+                path=name,
+            )
         try:
             _extract_member(tree, tar, member)
         except OSError as error:
@@ -129,18 +113,16 @@ def _extract_all(tree: ExtractionRoot, reader: BoundedReader, name: str, max_byt
 
 
 def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    if member.size < 0:
-        raise refused(member.name, "has a negative size")
     if member.isdir():
         tree.add_folder(member)
     elif member.issym():
         tree.add_symlink(member)
     elif member.islnk():
         tree.add_hard_link(member)
-    elif member.isreg():
+    elif member.isreg() and not member.issparse():
         tree.add_file(member, cast("IO[bytes]", tar.extractfile(member)))
     else:
-        raise refused(member.name, "is neither a file, a folder nor a link")
+        raise refused_member(member.name, "is neither a file, a folder nor a link")
 
 
 def _publish(tree: Path, target: Path) -> None:
@@ -152,17 +134,9 @@ def _publish(tree: Path, target: Path) -> None:
         tree.rename(target)
 
 
-def _too_many_members_error(name: str) -> WorkspaceError:
-    return WorkspaceError(
-        f"The workspace archive {name!r} has more than {MAX_WORKSPACE_ENTRIES} files and folders.",
-        next_step="Leave some out (.truss_ignore, exclude_dirs), or pack them into one file.",
-        path=name,
-    )
-
-
 def _unpack_error(path: str, error: OSError) -> WorkspaceError:
     return WorkspaceError(
-        f"{spelled(path)} cannot be unpacked: {error.strerror or error}.",
+        f"{quote_name(path)} cannot be unpacked: {error.strerror or error}.",
         next_step="Use shorter names."
         if error.errno == errno.ENAMETOOLONG
         else "Check the free space and the permissions of the node's disk.",

@@ -1,4 +1,4 @@
-"""Check that an archive is unpacked completely or not at all, in any compression."""
+"""Check that an archive is unpacked completely or not at all, whatever its dialect."""
 
 from __future__ import annotations
 
@@ -28,17 +28,11 @@ def info(
     return member
 
 
-@pytest.mark.parametrize("mode", ["w:", "w:gz", "w:bz2", "w:xz"])
-def test_compression_is_detected(tmp_path: Path, make_tar: MakeTar, mode: str) -> None:
-    unpack_workspace(make_tar(("a/b", b"1"), ("c", b"2"), mode=mode), tmp_path / "t")
-    assert (tmp_path / "t/a/b").read_bytes() == b"1"
-    assert (tmp_path / "t/c").read_bytes() == b"2"
-    assert [path.name for path in tmp_path.iterdir()] == ["t"]
-
-
-def test_zstandard_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="Zstandard"):
-        unpack_workspace(io.BytesIO(b"\x28\xb5\x2f\xfd" + bytes(100)), tmp_path / "t")
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_compressed_archive_is_refused(tmp_path: Path, make_tar: MakeTar, mode: str) -> None:
+    with pytest.raises(WorkspaceError, match="not a tar"):
+        unpack_workspace(make_tar(("a/b", b"1"), mode=mode), tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
@@ -64,7 +58,7 @@ def test_a_path_and_a_stream_that_cannot_seek_are_both_read(
         def read(self, size: int = -1) -> bytes:
             return self._under.read(min(size, 7) if size > 0 else size)
 
-    data = make_tar(("a", b"x" * 5000), mode="w:gz").getvalue()
+    data = make_tar(("a", b"x" * 5000)).getvalue()
     (tmp_path / "w.tar").write_bytes(data)
     unpack_workspace(tmp_path / "w.tar", tmp_path / "one")
     unpack_workspace(cast("BinaryIO", Dribble(io.BytesIO(data))), tmp_path / "two")
@@ -133,17 +127,16 @@ def test_the_last_of_several_members_of_one_name_counts(tmp_path: Path, make_tar
     assert (tmp_path / "t/b").read_bytes() == b"old"
 
 
-def test_a_sparse_member_is_read_and_counted_at_its_full_size(tmp_path: Path) -> None:
+def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "holes").open("wb") as file:
         file.truncate(8 * 1024**2)
         file.write(b"x")
     archive = tmp_path / "w.tar"
     subprocess.run(["tar", "-S", "-C", tmp_path, "-cf", archive, "holes"], check=True)
     assert archive.stat().st_size < 100_000
-    with pytest.raises(WorkspaceError, match="unpacks to more than"):
-        unpack_workspace(archive, tmp_path / "t", max_bytes=1024**2)
-    unpack_workspace(archive, tmp_path / "t")
-    assert (tmp_path / "t/holes").stat().st_size == 8 * 1024**2
+    with pytest.raises(WorkspaceError, match="'holes' is neither a file"):
+        unpack_workspace(archive, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
 
 
 def test_missing_parents_of_the_target_are_made(tmp_path: Path, make_tar: MakeTar) -> None:
@@ -182,7 +175,7 @@ def test_a_target_in_use_is_refused_and_untouched(
 
 
 def test_a_missing_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="cannot be opened: No such file"):
+    with pytest.raises(WorkspaceError, match=r"absent\.tar' cannot be unpacked: No such file"):
         unpack_workspace(tmp_path / "absent.tar", tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
 
@@ -199,16 +192,6 @@ CUTS = (0, 1, 100, 511, 512, 513, 2000, 3584, 3585, 4096, 4608, 5119, 5120)
 def test_an_archive_cut_short_is_refused(tmp_path: Path, good: bytes, end: int) -> None:
     with pytest.raises(WorkspaceError, match="corrupt"):
         unpack_workspace(io.BytesIO(good[:end]), tmp_path / "t")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_compressed_archive_with_a_wrong_checksum_is_refused(
-    tmp_path: Path, make_tar: MakeTar
-) -> None:
-    data = bytearray(make_tar(("a", b"1"), mode="w:gz").getvalue())
-    data[-6] ^= 1
-    with pytest.raises(WorkspaceError, match=r"corrupt.*CRC"):
-        unpack_workspace(io.BytesIO(bytes(data)), tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
 import os
 import subprocess
 import sys
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,8 +108,8 @@ def sparse_map() -> Iterator[bytes]:
     first[148:156] = b"%06o\0 " % sum(first)
     yield bytes(first)
     more = b"".join(b"%011o\0" % n for n in range(42)) + b"\1" + bytes(7)
-    for _ in range(100):
-        yield more * 8192  # 400 MiB, 17 million pieces
+    for _ in range(10):
+        yield more * 8192  # 40 MiB, 3.4 million pieces
 
 
 def many_members() -> Iterator[bytes]:
@@ -143,50 +140,24 @@ HUNGRY: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
 @pytest.mark.parametrize("case", HUNGRY)
 def test_what_asks_for_gigabytes_or_hours_is_refused(tmp_path: Path, case: str) -> None:
     parts, why = HUNGRY[case]
-    with gzip.open(tmp_path / "w.tgz", "wb", 1) as archive:
+    with (tmp_path / "w.tar").open("wb") as archive:
         for part in parts():
             archive.write(part)
         archive.write(END)
-    told = unpack_with_little(tmp_path / "w.tgz", tmp_path / "t")
+    told = unpack_with_little(tmp_path / "w.tar", tmp_path / "t")
     assert told.startswith("refused:")
     assert why in told
     assert len(told) < 1000
-    assert [path.name for path in tmp_path.iterdir()] == ["w.tgz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["w.tar"]
 
 
 @pytest.mark.slow
 def test_members_take_no_memory(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "w.tgz", "wb", 1) as archive:
+    with (tmp_path / "w.tar").open("wb") as archive:
         for part in many_members():
             archive.write(part)
         archive.write(END)
-    assert unpack_with_little(tmp_path / "w.tgz", tmp_path / "t") == "unpacked"
-
-
-@pytest.mark.slow
-def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path, make_tar: MakeTar) -> None:
-    """The header of an xz block may ask for up to 4 GiB, however small the block is."""
-    plain = make_tar(("a", bytes(1000))).getvalue()
-    data = bytearray(lzma.compress(plain, check=lzma.CHECK_CRC32))
-    block = data[12 : 12 + (data[12] + 1) * 4]
-    assert block[2] == 0x21  # LZMA2; its one property is the size of the dictionary
-    block[4] = 38  # 2 GiB
-    block[-4:] = zlib.crc32(block[:-4]).to_bytes(4, "little")
-    data[12 : 12 + len(block)] = block
-    assert lzma.decompress(data) == plain
-    (tmp_path / "w.txz").write_bytes(data)
-    told = unpack_with_little(tmp_path / "w.txz", tmp_path / "t")
-    assert told.startswith("refused:")
-    assert "emory usage limit" in told
-
-
-def test_xz_streams_one_after_another_are_read(tmp_path: Path, make_tar: MakeTar) -> None:
-    plain = make_tar(("a", b"1" * 100_000)).getvalue()
-    data = lzma.compress(plain[:5000], preset=9) + lzma.compress(plain[5000:])
-    unpack_workspace(io.BytesIO(data), tmp_path / "t")
-    assert (tmp_path / "t/a").read_bytes() == b"1" * 100_000
-    with pytest.raises(WorkspaceError, match="corrupt"):
-        unpack_workspace(io.BytesIO(data[:-40]), tmp_path / "u")
+    assert unpack_with_little(tmp_path / "w.tar", tmp_path / "t") == "unpacked"
 
 
 def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
@@ -228,7 +199,7 @@ def test_a_chain_that_ends_outside_is_refused(tmp_path: Path, make_tar: MakeTar)
 def test_links_that_double_at_each_step_end(tmp_path: Path, make_tar: MakeTar) -> None:
     doubling = [link("l0", "d")]
     doubling += [link(f"l{n + 1}", f"l{n}/../l{n}") for n in range(64)]
-    with pytest.raises(WorkspaceError, match="goes through more than 40 links"):
+    with pytest.raises(WorkspaceError, match="through another link"):
         unpack_workspace(make_tar(("d/x", b""), *doubling), tmp_path / "t")
 
 
@@ -244,22 +215,6 @@ def test_links_whose_names_fill_the_memory_are_refused(
     unpack_workspace(make_tar(*[link(f"{n}", "x") for n in range(20)]), tmp_path / "few")
     with pytest.raises(WorkspaceError, match="is one link too many"):
         unpack_workspace(make_tar(*[link(f"{n}", "x" * 200) for n in range(30)]), tmp_path / "t")
-
-
-def sparse(pieces: int) -> bytes:
-    numbers = ",".join(f"{2 * n},1" for n in range(pieces))
-    told = records(("GNU.sparse.map", numbers), ("GNU.sparse.size", str(2 * pieces)))
-    return header(b"x", told) + header(b"0", b"d" * pieces)
-
-
-def test_pieces_of_sparse_files_are_counted_over_the_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unpack_workspace(io.BytesIO(sparse(10) * 3 + END), tmp_path / "few")
-    assert (tmp_path / "few/x").read_bytes() == b"d\0" * 10
-    monkeypatch.setattr("prefect_bt.workspace.tar_members.MAX_SPARSE_PIECES", 25)
-    with pytest.raises(WorkspaceError, match="more than 25 pieces"):
-        unpack_workspace(io.BytesIO(sparse(10) * 3 + END), tmp_path / "t")
 
 
 def test_a_link_that_was_replaced_is_no_link_any_more(tmp_path: Path, make_tar: MakeTar) -> None:

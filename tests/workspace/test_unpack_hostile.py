@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import tarfile
 from collections.abc import Callable
@@ -141,25 +140,11 @@ def test_links_in_a_circle_stay_inside(tmp_path: Path, make_tar: MakeTar) -> Non
     assert (tmp_path / "t/a").is_symlink()
 
 
-@pytest.mark.slow
-def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path) -> None:
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w:") as tar:
-        info = tarfile.TarInfo("zeros")
-        info.size = 200 * 1024**2
-        tar.addfile(info, io.BytesIO(bytes(info.size)))
-    bomb = gzip.compress(plain.getvalue(), 1)
-    assert len(bomb) < 1024**2
+def test_an_archive_is_stopped_at_the_limit(tmp_path: Path, make_tar: MakeTar) -> None:
+    archive = make_tar(member("zeros", bytes(20 * 1024**2)))
     with pytest.raises(WorkspaceError, match=r"unpacks to more than the 10\.00 MiB"):
-        unpack_workspace(io.BytesIO(bomb), tmp_path / "t", max_bytes=10 * 1024**2)
+        unpack_workspace(archive, tmp_path / "t", max_bytes=10 * 1024**2)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_trailing_data_counts_as_well(tmp_path: Path, make_tar: MakeTar) -> None:
-    data = gzip.compress(make_tar(member("a")).getvalue() + bytes(50 * 1024**2))
-    with pytest.raises(WorkspaceError, match="unpacks to more"):
-        unpack_workspace(io.BytesIO(data), tmp_path / "t", max_bytes=1024**2)
 
 
 def test_a_huge_number_of_members_is_refused(
