@@ -1,9 +1,9 @@
 """CPU and wall time of lists over a store with many ended jobs, beside `find` over the same folder.
 
 `python benchmarks/listing.py [--jobs 2000] [--runs 5] [--json]`. The records are written directly,
-as the ledger writes them. Cold: without a catalogue in the state folder; warm: with the one that
-the run before left. `find` prints the names of the store's files, and `cat` of the records is what
-any reader without a catalogue pays at least. Each figure is a child process, taken in turn.
+as the ledger writes them. Cold: without an index of ended jobs in the store; all other lists run
+after one that wrote it. `find` prints the names of the store's files, and `cat` of the records is
+what any reader without an index pays at least. Each figure is a child process, taken in turn.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from prefect_bt.ledger.records import (
 )
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import (
+    INDEX_ENDED,
     attempt_prefix,
     event_key,
     job_index_key,
@@ -111,15 +112,15 @@ def measure(command: Sequence[str], environment: dict[str, str]) -> tuple[float,
 
 
 def figures(root: Path) -> dict[str, tuple[list[str], bool]]:
-    """Name -> command, and whether the catalogue is removed before it."""
+    """Name -> command, and whether the index is removed before it."""
     view, store = [*CLI, "view"], str(root / "store")
     return {
+        "view, cold": (view, True),
         "view --project, cold": ([*view, "--project", PROJECT], True),
-        "view --project": ([*view, "--project", PROJECT], False),
-        "view --project -o json": ([*view, "--project", PROJECT, "-o", "json"], False),
         "view --project --all, cold": ([*view, "--project", PROJECT, "--all"], True),
         "view --project --all": ([*view, "--project", PROJECT, "--all"], False),
-        "view, cold": (view, True),
+        "view --project": ([*view, "--project", PROJECT], False),
+        "view --project -o json": ([*view, "--project", PROJECT, "-o", "json"], False),
         "view": (view, False),
         "find": (["find", store, "-type", "f"], False),
         "ls -lR": (["ls", "-lR", store], False),
@@ -149,7 +150,7 @@ def main() -> None:
         for _ in range(given.runs):
             for name, (command, cold) in figures(root).items():
                 if cold:
-                    shutil.rmtree(root / "state", ignore_errors=True)
+                    shutil.rmtree(root / "store" / INDEX_ENDED, ignore_errors=True)
                 taken.setdefault(name, []).append(measure(command, environment))
     report(taken, as_json=given.json)
 

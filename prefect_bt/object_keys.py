@@ -6,8 +6,9 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
                                               with "deleted" after a deletion: no id is reused
     index/projects/<quoted name>              -> {"project_id"}: the first team's of that name
-    index/reopened/<job id>/<seq>             event <seq> reopens a job that was over; written
-                                              before the event, so that one listing finds such jobs
+    index/ended/<job id>/<creation time>-<project id>.json
+                                              the document of an ended job
+                                              (ledger/ended_documents.py)
     index/team-projects/<quoted name>/team-<quoted team>
                                               -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}
@@ -62,7 +63,7 @@ from urllib.parse import quote
 
 JOB_ID_LENGTH: Final = 7
 INDEX_JOBS: Final = "index/jobs"
-INDEX_REOPENED: Final = "index/reopened"
+INDEX_ENDED: Final = "index/ended"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALLS_INDEX: Final = "index/calls"
@@ -91,11 +92,6 @@ def quote_name(name: str) -> str:
 
 def job_index_key(job_id: str) -> str:
     return f"{INDEX_JOBS}/{job_id}"
-
-
-def reopened_key(job_id: str, event: int) -> str:
-    """Return the key of the marker that an event reopens a job, for indexes of ended jobs."""
-    return f"{INDEX_REOPENED}/{job_id}/{event:06d}"
 
 
 def project_index_key(name: str) -> str:

@@ -1,5 +1,1 @@
-"""The index of ended jobs: a cache of the store in the state folder, so that lists are fast.
-
-The store is the truth; decision 014 says how a change in it is noticed. Begin with `entries`;
-`database` is the SQLite file, in the folder `catalogue/`.
-"""
+"""Lists of jobs, their documents, the overview of a store, and the progress of one job."""

@@ -1,311 +1,175 @@
-"""The jobs of a store, oldest first, and the documents of those that are over.
+"""List the jobs of a store, oldest first, and read the documents of jobs (decision 014).
 
-What is read anew at each use: the listing of the index (one call), and of a job that is shown, the
-names, sizes and times of its records. What is kept: each job's project and time of creation, which
-never change, the number of its events if it is over, and its document with the listing that it was
-made from. Names, counts and equality decide, never the order of two times.
-
-A job that is over has been reopened if there is an event after the last one that was kept. A store
-in a folder is asked for that file. Any other is asked once for all jobs: who reopens a job writes
-`index/reopened/<job>/<number of the event>` before the event (object_keys.reopened_key).
+A list needs two listings: `index/jobs` has every job, `index/ended` the jobs whose document is
+stored. The records of any other job are read, and its document is stored if the job has ended.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from prefect_bt.errors import NotFoundError, ObjectNotFound
-from prefect_bt.job_index.database import CatalogDatabase
+from prefect_bt.errors import NotFoundError, ObjectNotFound, StoreError
+from prefect_bt.ledger.ended_documents import ended_document_key, parse_ended_document_key
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import NodePhase
 from prefect_bt.ledger.states import JobState
-from prefect_bt.object_keys import (
-    INDEX_JOBS,
-    INDEX_REOPENED,
-    event_key,
-    job_index_key,
-    job_prefix,
-)
+from prefect_bt.object_keys import INDEX_ENDED, INDEX_JOBS, job_index_key, job_prefix
 from prefect_bt.object_store.protocols import ObjectInfo, SupportsLinks
-from prefect_bt.settings import Settings
 
-FORMAT_VERSION: Final = 1
-"""Of the bodies that are kept; a change of the document's code is noticed without it."""
-_RECORDS: Final = ("attempts", "events", "manifests", "runs", "withdrawn")
-"""Folders of a job whose files its document is made of."""
-_ROOT: Final = Path(__file__).parents[1]
+FORMAT: Final = 1
+"""Increase it with every change of what a job's document contains (jobs/job_json.py)."""
+_RECORDS: Final = ("attempts", "epochs", "events", "manifests", "runs", "withdrawn")
+"""Folders of a job whose objects may change after the job was created."""
 _THREADS: Final = 16
-"""Requests at once to a store that is not a folder of this machine."""
-
-_SOURCES: Final = (
-    "*.py",
-    "attempts/**/*.py",
-    "checkpoints/**/*.py",
-    "definitions/**/*.py",
-    "jobs/**/*.py",
-    "ledger/**/*.py",
-    "planning/**/*.py",
-    "text/**/*.py",
-)
-"""Modules that take part in making documents: an edited one invalidates the kept documents."""
+"""Concurrent requests to a store that is not a folder of this machine."""
+_MAX_STORED: Final = 100
+"""Documents of jobs that are not displayed that one command stores at most."""
 
 Document = dict[str, Any]
+ReadDocument = Callable[[str], Document]
+"""Function that makes the document of a job, given by its ID, from the records."""
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job in the job index. `fingerprint` is its index entry as listed, compared for equality."""
+    """A job in a list. `document_key` is empty if the index has no document of it."""
 
     id: str
-    fingerprint: str
     project_id: str
-    created_at: float = 0.0
-    event_count: int = 0
-    """Number of its events when it was over; 0: not known to be over."""
-
-    @property
-    def exists(self) -> bool:
-        """False for a deleted job, whose index entry stays."""
-        return bool(self.project_id)
+    created_at: float
+    document_key: str = ""
 
 
-def open_catalog(ledger: Ledger, *, warn: Callable[[str], object]) -> JobCatalog:
-    """Return the job index of the ledger's store in this machine's state folder.
+class JobIndex:
+    """The jobs of one store as they were when this object listed them."""
 
-    `warn` is given a sentence where the file of the job index had to be replaced.
-    """
-    folder = Settings().state_dir / "catalogue"
-    return JobCatalog(ledger, folder, stamp=document_stamp(), warn=warn)
-
-
-def document_stamp() -> str:
-    """Return a digest of the modules that make documents, which differs between releases."""
-    digest = hashlib.sha256(str(FORMAT_VERSION).encode())
-    for path in iter_document_sources():
-        with suppress(OSError):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def iter_document_sources() -> Iterator[Path]:
-    """Yield the files of the modules that make documents; none if the package is an archive."""
-    for pattern in _SOURCES:
-        yield from sorted(_ROOT.glob(pattern))
-
-
-class JobCatalog:
-    """The jobs of one store as this process sees them; consistent for the life of the object."""
-
-    def __init__(
-        self, ledger: Ledger, folder: Path, *, stamp: str, warn: Callable[[str], object]
-    ) -> None:
-        """Use the database in `folder`. `stamp` names the code that makes documents."""
-        self.ledger = ledger
-        self._local = ledger.store if isinstance(ledger.store, SupportsLinks) else None
-        self._database = CatalogDatabase(folder, store=ledger.store.url, stamp=stamp, warn=warn)
+    def __init__(self, ledger: Ledger, read: ReadDocument) -> None:
+        self.ledger, self.read = ledger, read
 
     def list_entries(self, project_id: str | None = None) -> list[JobEntry]:
-        """Every job of the project, or of the store, oldest first."""
-        found = [one for one in self._entries.values() if one.exists]
-        if project_id is not None:
-            found = [one for one in found if one.project_id == project_id]
+        """Return the jobs of the project, or of the store, oldest first."""
+        found = [one for one in self._entries if project_id in (None, one.project_id)]
         return sorted(found, key=lambda one: (one.created_at, one.id))
 
     def list_unfinished(
         self, entries: Iterable[JobEntry], refresh_state: Callable[[str], JobState]
     ) -> list[JobEntry]:
-        """The entries whose job is not over, after `refresh_state`, which returns a job's state."""
-        asked = [entry for entry in entries if not self._is_still_ended(entry)]
-        states = self._map(self._state, asked)
-        going = {
-            entry.id
-            for entry, state in zip(asked, states, strict=True)
-            if state is not None and not state.terminal and not refresh_state(entry.id).terminal
-        }
-        over = [
+        """Return the entries whose job has not ended, after `refresh_state` (ID -> state)."""
+        asked = [entry for entry in entries if not entry.document_key]
+        states = list(zip(asked, self._map(self._find_state, asked), strict=True))
+        ended = [entry.id for entry, state in states if state and state.terminal]
+        self._map(self._store_document, ended[-_MAX_STORED:])
+        return [
             entry
-            for entry, state in zip(asked, states, strict=True)
-            if state is not None and entry.id not in going
+            for entry, state in states
+            if state and not state.terminal and not refresh_state(entry.id).terminal
         ]
-        self._store_event_counts(over)
-        return [entry for entry in asked if entry.id in going]
 
-    def list_documents(
-        self, entries: Sequence[JobEntry], read: Callable[[str], Document]
-    ) -> list[Document]:
-        """The document of each entry; `read` makes one from the store's records.
-
-        A job that is deleted meanwhile is left out.
-        """
-        kept = self._database.read("documents", [entry.id for entry in entries])
-        signatures = dict(
-            zip(
-                [entry.id for entry in entries],
-                self._map(self._signature, entries),
-                strict=True,
-            )
-        )
-        found = dict(_valid(kept, signatures))
-        missing = [entry for entry in entries if entry.id not in found]
-        over = [entry for entry in missing if self._is_still_ended(entry)]
-        fresh = dict(self._map(lambda one: (one.id, _read_or_none(read, one.id)), over))
-        fresh |= {one.id: _read_or_none(read, one.id) for one in missing if one.id not in fresh}
-        made = {key: document for key, document in fresh.items() if document is not None}
-        self._store_documents(made, signatures)
-        found |= made
-        return [found[entry.id] for entry in entries if entry.id in found]
-
-    # -- what the index lists -----------------------------------------------------------------
+    def list_documents(self, entries: Sequence[JobEntry]) -> list[Document]:
+        """Return the documents of the entries. Jobs that were deleted meanwhile are left out."""
+        stored = self._map(self._find_document, entries)
+        missing = [one for one, found in zip(entries, stored, strict=True) if found is None]
+        states = dict(zip(missing, self._map(self._find_state, missing), strict=True))
+        ended = [one.id for one, state in states.items() if state and state.terminal]
+        made = dict(zip(ended, self._map(self._store_document, ended), strict=True))
+        # One after another, because reading a job that has not ended may also recover it.
+        made |= {one.id: self._store_document(one.id) for one in missing if one.id not in made}
+        found = [known or made[one.id] for one, known in zip(entries, stored, strict=True)]
+        return [document for document in found if document is not None]
 
     @cached_property
-    def _entries(self) -> dict[str, JobEntry]:
-        """By id, also of deleted jobs."""
-        listed = {
-            _last_part(info.key): _fingerprint(info) for info in self.ledger.store.list(INDEX_JOBS)
-        }
-        kept = {entry.id: entry for entry in _decode(self._database.read("jobs"))}
-        known = {key: one for key, one in kept.items() if listed.get(key) == one.fingerprint}
-        unknown = [(key, seen) for key, seen in listed.items() if key not in known]
-        found = [entry for entry in self._map(self._read_entry, unknown) if entry is not None]
-        self._database.write(
-            "jobs", {one.id: _encode(one) for one in found}, deleted=kept.keys() - known.keys()
-        )
-        return known | {one.id: one for one in found}
+    def _entries(self) -> list[JobEntry]:
+        keys = [info.key for info in self.ledger.store.list(INDEX_ENDED)]
+        parsed = [(key, parse_ended_document_key(key)) for key in keys]
+        ended = {found[0]: JobEntry(*found, key) for key, found in parsed if found}
+        ids = [info.key.rpartition("/")[2] for info in self.ledger.store.list(INDEX_JOBS)]
+        others = self._map(self._read_entry, [one for one in ids if one not in ended])
+        return [*filter(None, others), *(ended[one] for one in ids if one in ended)]
 
-    def _read_entry(self, listed: tuple[str, str]) -> JobEntry | None:
-        """None for an id without a job: a push is about to write it."""
-        job_id, seen = listed
+    def _read_entry(self, job_id: str) -> JobEntry | None:
+        """Return None for a deleted job, and for a job that its push has not written yet."""
         store = self.ledger.store
-        try:
+        with suppress(ObjectNotFound):
             pointer = json.loads(store.get(job_index_key(job_id)))
-            if "deleted" in pointer:
-                return JobEntry(job_id, seen, "")
-            project_id = str(pointer["project_id"])
-            record = json.loads(store.get(f"{job_prefix(project_id, job_id)}/job.json"))
-        except ObjectNotFound:
-            return None
-        return JobEntry(job_id, seen, project_id, float(record["created_at"]))
+            if "deleted" not in pointer:
+                project_id = str(pointer["project_id"])
+                record = json.loads(store.get(f"{job_prefix(project_id, job_id)}/job.json"))
+                return JobEntry(job_id, project_id, float(record["created_at"]))
+        return None
 
-    # -- what has changed ---------------------------------------------------------------------
-
-    def _is_still_ended(self, entry: JobEntry) -> bool:
-        """Whether the job is known to be over, and its last event is still its last."""
-        if not entry.event_count:
-            return False
-        if self._local is None:
-            return self._reopened.get(entry.id, -1) < entry.event_count
-        last, following = (
-            event_key(entry.project_id, entry.id, number)
-            for number in (entry.event_count - 1, entry.event_count)
-        )
-        return (
-            self._local.find_local_path(last) is not None
-            and self._local.find_local_path(following) is None
-        )
-
-    def _state(self, entry: JobEntry) -> JobState | None:
-        """None where the job's records were removed without a mark in the index."""
+    def _find_state(self, entry: JobEntry) -> JobState | None:
+        """Return None if the job was deleted meanwhile."""
         state = self.ledger.get_state(entry.id)
-        if state is JobState.PENDING:
-            try:
+        with suppress(NotFoundError):
+            if state is JobState.PENDING:
                 self.ledger.get_job(entry.id)
-            except NotFoundError:
-                return None
-        return state
+            return state
+        return None
 
-    @cached_property
-    def _reopened(self) -> dict[str, int]:
-        """Job -> highest number of an event that reopened it; keys are sorted."""
-        found: dict[str, int] = {}
-        for info in self.ledger.store.list(INDEX_REOPENED):
-            job_id, _, number = info.key.removeprefix(f"{INDEX_REOPENED}/").partition("/")
-            if number.isdigit():
-                found[job_id] = max(int(number), found.get(job_id, -1))
-        return found
+    def _find_document(self, entry: JobEntry) -> Document | None:
+        """Return the stored document; None for none, a damaged one, and one of another format."""
+        if not entry.document_key:
+            return None
+        with suppress(ObjectNotFound, ValueError, LookupError, TypeError, RecursionError):
+            stored = json.loads(self.ledger.store.get(entry.document_key))
+            document = stored["document"]
+            if stored["format"] == FORMAT and document["id"] == entry.id:
+                return {**document, "store": self.ledger.store.url}
+        return None
 
-    def _signature(self, entry: JobEntry) -> str:
-        """Names, sizes and times of the records that the job's document is made of."""
-        prefix, digest = job_prefix(entry.project_id, entry.id), hashlib.sha256()
-        for folder in _RECORDS:
-            for info in self.ledger.store.list(f"{prefix}/{folder}"):
-                digest.update(f"{info.key} {_fingerprint(info)}\n".encode("utf-8", "surrogatepass"))
-        return f"{entry.fingerprint} {digest.hexdigest()}"
-
-    # -- what is kept -------------------------------------------------------------------------
-
-    def _store_event_counts(self, over: Sequence[JobEntry]) -> None:
-        """Note the number of events of jobs that are over."""
-        counts = self._map(lambda entry: len(self.ledger.list_event_keys(entry.id)), over)
-        self._update_event_counts({one.id: count for one, count in zip(over, counts, strict=True)})
-
-    def _store_documents(
-        self, documents: Mapping[str, Document], signatures: Mapping[str, str]
-    ) -> None:
-        """Keep the documents of jobs that are over, with what was listed before they were made."""
-        over = {
-            key: document
-            for key, document in documents.items()
-            if JobState(document["current_status"]).terminal
-        }
-        bodies = {key: json.dumps([signatures[key], body]) for key, body in over.items()}
-        self._database.write("documents", bodies)
-        self._update_event_counts({key: len(document["events"]) for key, document in over.items()})
-
-    def _update_event_counts(self, counts: Mapping[str, int]) -> None:
-        changed = {
-            key: replace(self._entries[key], event_count=count)
-            for key, count in counts.items()
-            if self._entries[key].event_count != count
-        }
-        self._entries.update(changed)
-        self._database.write("jobs", {key: _encode(entry) for key, entry in changed.items()})
+    def _store_document(self, job_id: str) -> Document | None:
+        with suppress(NotFoundError):
+            return store_document(self.ledger, job_id, self.read)
+        return None
 
     def _map(self, do: Callable[[S], T], items: Collection[S]) -> list[T]:
-        """In threads where each call is a request to another machine."""
-        if self._local is not None or len(items) < 2:
+        """Call `do` in threads if each call is a request to another machine."""
+        if isinstance(self.ledger.store, SupportsLinks) or len(items) < 2:
             return [do(item) for item in items]
-        from concurrent.futures import ThreadPoolExecutor
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
 
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="job-index") as pool:
             return list(pool.map(do, items))
 
 
-def _read_or_none(read: Callable[[str], Document], job_id: str) -> Document | None:
-    try:
+def store_document(ledger: Ledger, job_id: str, read: ReadDocument) -> Document:
+    """Make the document of a job, and store it in the index if the job has ended.
+
+    A document that was made while the records changed is not kept. A store that cannot be written
+    is no error. Raises NotFoundError for a deleted job.
+    """
+    if not ledger.get_state(job_id).terminal:
         return read(job_id)
-    except NotFoundError:
-        return None
+    before, is_final = _list_records(ledger, job_id), _is_final(ledger, job_id)
+    document = read(job_id)
+    if is_final:
+        record = ledger.get_job(job_id)
+        key = ended_document_key(job_id, record.project_id, record.created_at)
+        stored = json.dumps({"format": FORMAT, "document": document})
+        with suppress(StoreError):
+            ledger.store.put(key, stored.encode())
+            if _list_records(ledger, job_id) != before:
+                ledger.store.delete(key)
+    return document
 
 
-def _valid(
-    stored: Mapping[str, str], signatures: Mapping[str, str]
-) -> Iterator[tuple[str, Document]]:
-    for job_id, body in stored.items():
-        signature, document = json.loads(body)
-        if signature == signatures[job_id]:
-            yield job_id, document
+def _is_final(ledger: Ledger, job_id: str) -> bool:
+    """Return whether only a new claim can change the document of a job that has ended.
+
+    A node that did not report its end, as after the loss of its machine, may still upload.
+    """
+    last = ledger.list_outcomes(job_id)[-1:]
+    reported = all(node.phase is NodePhase.DONE for outcome in last for node in outcome.nodes)
+    return reported and ledger.get_epochs(job_id).has_ended()
 
 
-def _fingerprint(info: ObjectInfo) -> str:
-    return f"{info.size}:{info.modified!r}"
-
-
-def _last_part(key: str) -> str:
-    return key.rpartition("/")[2]
-
-
-def _encode(entry: JobEntry) -> str:
-    return json.dumps(astuple(entry))
-
-
-def _decode(bodies: Mapping[str, str]) -> Iterator[JobEntry]:
-    for body in bodies.values():
-        yield JobEntry(*json.loads(body))
+def _list_records(ledger: Ledger, job_id: str) -> list[ObjectInfo]:
+    prefix = job_prefix(ledger.get_job(job_id).project_id, job_id)
+    return [info for folder in _RECORDS for info in ledger.store.list(f"{prefix}/{folder}")]

@@ -20,12 +20,12 @@ from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.jobs.stop import open_job_context, reconcile_job
+from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.parent_calls import delete_calls
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import (
-    INDEX_REOPENED,
     deleting_key,
     job_index_key,
     job_objects_prefix,
@@ -150,6 +150,7 @@ def claim_finished_job(
             with claim.keep_on_error():
                 epoch = ledger.claim(job_id, host_id(settings.state_dir), purpose=purpose)
             _check_finished(ledger, job_id)
+            delete_ended_document(ledger.store, job_id)
             fence = ledger.get_epochs(job_id).fence(epoch)
         yield fence
     finally:
@@ -223,8 +224,6 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
     for upload in store.list_unfinished_uploads(job_objects_prefix(project_id, job_id)):
         store.abort_upload(upload)
     delete_calls(store, project_id, job_id)
-    for info in store.list(f"{INDEX_REOPENED}/{job_id}"):
-        store.delete(info.key)
     marker = deleting_key(project_id, job_id)
     for info in store.list(prefix):
         if info.key.startswith(f"{prefix}/runs/"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
@@ -16,7 +17,8 @@ from prefect_bt.checkpoints.committed.catalog import (
 from prefect_bt.checkpoints.sync_status import SyncStatus, read_sync_status
 from prefect_bt.checkpoints.upload.progress_text import format_upload
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
-from prefect_bt.errors import DefinitionError
+from prefect_bt.errors import DefinitionError, PrefectBtError
+from prefect_bt.job_index.entries import store_document
 from prefect_bt.jobs.provenance import provenance_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition
@@ -87,6 +89,15 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "flow_run_id": runs[-1].flow_run_id if runs else None,
         "flow_run_url": (runs[-1].url or None) if runs else None,
     }
+
+
+def store_ended_job(ledger: Ledger, job_id: str) -> None:
+    """Store the document of a job that has just ended in the index of ended jobs.
+
+    If that fails, the next list of jobs stores it.
+    """
+    with suppress(PrefectBtError):
+        store_document(ledger, job_id, lambda one: job_document(ledger, ledger.get_job(one)))
 
 
 _WITH_ERROR = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})

@@ -12,6 +12,7 @@ from prefect_bt.checkpoints.retention.policy import select_prunable
 from prefect_bt.checkpoints.retention.prune import Inventory, PruneResult, prune_job
 from prefect_bt.errors import NotFoundError
 from prefect_bt.jobs.delete import claim_finished_job, list_reconciled_holds
+from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import PRUNE
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, RetentionPolicy
@@ -126,6 +127,7 @@ def execute_prune(ledger: Ledger, plan: PrunePlan, *, settings: Settings) -> Pru
     place = ledger.store, plan.record.project_id, plan.record.id
     if plan.is_running:
         pruned = prune_job(*place, plan.to_delete, is_running=True)
+        delete_ended_document(ledger.store, plan.record.id)  # the job may have ended meanwhile
     else:
         owning = claim_finished_job(ledger, plan.record.id, settings=settings, purpose=PRUNE)
         with owning as fence:

@@ -162,6 +162,7 @@ def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, own
     """Record it, unless a worker has claimed the job meanwhile. `owned`: by this process."""
     from prefect_bt.errors import StateError
     from prefect_bt.host.job_lock import JobLock, host_id
+    from prefect_bt.jobs.job_json import store_ended_job
     from prefect_bt.ledger.states import JobState
     from prefect_bt.settings import Settings
 
@@ -174,6 +175,7 @@ def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, own
             epoch = ledger.claim(job_id, host_id(state_dir))
             why = f"It could not be started: {error}"
             ledger.append_event(job_id, JobState.FAILED, message=why, epoch=epoch)
+            store_ended_job(ledger, job_id)
     claim.release_and_remove()
 
 

@@ -28,6 +28,7 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
+from prefect_bt.jobs.job_json import store_ended_job
 from prefect_bt.jobs.recover import recover_job, release_unstarted_claim
 from prefect_bt.ledger.fencing_epochs import NO_HOST, abandon_hint, describe_holder
 from prefect_bt.ledger.ledger import Ledger
@@ -225,6 +226,7 @@ def finalize_abandoned_job(
             message = _final_message(site, end, reason)
             site.ledger.append_event(site.job_id, end, message=message, epoch=site.epoch)
         site.ledger.get_epochs(site.job_id).release_unused(site.epoch)  # it was over before
+        store_ended_job(site.ledger, site.job_id)
         remove_nodes(site)
         kill_flow_helpers(site.job_id)
         remove_job_lock(state_dir, site.job_id, lock)

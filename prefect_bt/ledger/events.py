@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from prefect_bt import codec
 from prefect_bt.errors import StateError
+from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import Epochs, try_create
 from prefect_bt.ledger.records import JobEvent
 from prefect_bt.ledger.states import TRANSITIONS
-from prefect_bt.object_keys import reopened_key
 from prefect_bt.object_store.protocols import Store
 
 
@@ -47,8 +47,8 @@ class Lifecycle:
                 if _is_repeated(last, event):
                     return last
                 self._check_transition(last, event)
-                if last.state.terminal:  # before the event: see object_keys.reopened_key
-                    self._store.put(reopened_key(self._job_id, len(events)), b"{}")
+                if last.state.terminal:
+                    delete_ended_document(self._store, self._job_id)
             key = f"{self._prefix}/events/{len(events):06d}.json"
             if try_create(self._store, key, codec.dumps(event).encode()):
                 return event

@@ -163,6 +163,10 @@ class Epochs:
         held, ended = self._newest_and_ended()
         return None if ended or not held.number or held.host == ANY_HOST else held
 
+    def has_ended(self) -> bool:
+        """Return whether the newest claim has ended, also for a job that ended without claims."""
+        return self._newest_and_ended(lambda: "")[1]
+
     def fence(self, number: int) -> Callable[[], None]:
         """Return a function that an actor of `number` calls before each act (`check`)."""
         return lambda: self.check(number)

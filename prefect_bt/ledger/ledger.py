@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.events import Lifecycle
 from prefect_bt.ledger.fencing_epochs import RUN, Epochs, try_create
 from prefect_bt.ledger.pinned_weights import PinnedWeights, load_pin
@@ -172,6 +173,7 @@ class Ledger:
         run = FlowRunRecord(flow_run_id, self._clock(), url, host)
         key = f"{self._job_prefix(bound)}/runs/{flow_run_id}.json"
         self.store.put(key, codec.dumps(run).encode())
+        delete_ended_document(self.store, bound)
         return bound
 
     def get_host(self, job_id: str) -> str:

@@ -1,30 +1,33 @@
-"""What the catalogue says of a store is what the store says, however the store was changed."""
+"""Lists of jobs show what the records say, however and whenever the records were changed."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefect_bt.job_index.entries import JobCatalog, document_stamp, iter_document_sources
+from prefect_bt.errors import NotFoundError, StoreError
+from prefect_bt.job_index import entries
+from prefect_bt.job_index.entries import JobIndex, ReadDocument, store_document
 from prefect_bt.jobs.delete import delete_job
-from prefect_bt.jobs.job_json import job_document
+from prefect_bt.jobs.job_json import job_document, store_ended_job
+from prefect_bt.jobs.prune import execute_prune, plan_prune
+from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, RetentionPolicy
 from prefect_bt.ledger.states import JobState
-from prefect_bt.object_keys import INDEX_REOPENED, job_prefix, manifests_prefix
+from prefect_bt.object_keys import INDEX_ENDED
 from prefect_bt.object_store.bucket import BucketStore
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import ObjectInfo, Store
 from prefect_bt.settings import Settings
-from tests.architecture.sources import PACKAGE, ROOT, our_imports, reachable, read_sources, top
 from tests.cli.conftest import ENDED, Shop
 
-READING_BYTES = {"credentials", "filesystem", "host", "object_store", "registries", "substrates"}
 Look = Callable[..., "Seen"]
 
 
@@ -54,13 +57,11 @@ class CountingBucket(Counting, BucketStore):
 class Seen:
     """What a process sees that has just begun: documents, and the jobs that are not over."""
 
-    def __init__(self, ledger: Ledger, folder: Path, told: list[str], **given: Any) -> None:
-        self.catalogue = JobCatalog(ledger, folder, stamp=given.pop("stamp", "x"), warn=told.append)
-        entries = self.catalogue.list_entries(**given)
-        self.going = [one.id for one in self.catalogue.list_unfinished(entries, ledger.get_state)]
-        documents = self.catalogue.list_documents(
-            entries, lambda job_id: job_document(ledger, ledger.get_job(job_id))
-        )
+    def __init__(self, ledger: Ledger, read: ReadDocument, **given: Any) -> None:
+        self.jobs = JobIndex(ledger, read)
+        entries = self.jobs.list_entries(**given)
+        self.going = [one.id for one in self.jobs.list_unfinished(entries, ledger.get_state)]
+        documents = self.jobs.list_documents(entries)
         self.ids = [one["id"] for one in documents]
         self.documents = dict(zip(self.ids, documents, strict=True))
 
@@ -81,23 +82,28 @@ def shop(store: Store, tmp_path: Path) -> Shop:
 
 
 @pytest.fixture
-def told() -> list[str]:
-    return []
+def look(shop: Shop, store: Store) -> Look:
+    """As a process that begins now; what it sees is compared with the records."""
 
-
-@pytest.fixture
-def look(shop: Shop, store: Store, tmp_path: Path, told: list[str]) -> Look:
-    """As a process that begins now; what it sees is compared with the store itself."""
-
-    def look(**given: Any) -> Seen:
-        seen = Seen(Ledger(store), tmp_path / "state" / "catalogue", told, **given)
+    def look(read: ReadDocument | None = None, **given: Any) -> Seen:
+        ledger = Ledger(store)
+        seen = Seen(ledger, read or (lambda job_id: read_records(ledger, job_id)), **given)
         fresh = Ledger(store)
         for job_id, document in seen.documents.items():
-            assert document == job_document(fresh, fresh.get_job(job_id))
+            assert document == read_records(fresh, job_id)
         assert seen.going == [i for i in seen.ids if not fresh.get_state(i).terminal]
         return seen
 
     return look
+
+
+def read_records(ledger: Ledger, job_id: str) -> dict[str, Any]:
+    return job_document(ledger, ledger.get_job(job_id))
+
+
+def stored(store: Store, job_id: str) -> list[str]:
+    """Keys of the job's documents in the index."""
+    return [info.key for info in store.list(f"{INDEX_ENDED}/{job_id}")]
 
 
 def ended(shop: Shop, *, end: JobState = JobState.COMPLETED) -> JobRecord:
@@ -107,9 +113,9 @@ def ended(shop: Shop, *, end: JobState = JobState.COMPLETED) -> JobRecord:
     return record
 
 
-def test_an_empty_store(look: Look, tmp_path: Path) -> None:
+def test_an_empty_store(look: Look, store: Store) -> None:
     assert look().ids == []
-    assert not (tmp_path / "state").exists()
+    assert list(store.list("")) == []
 
 
 def test_jobs_come_oldest_first_and_by_project(shop: Shop, look: Look) -> None:
@@ -120,26 +126,35 @@ def test_jobs_come_oldest_first_and_by_project(shop: Shop, look: Look) -> None:
         assert look(project_id="none").ids == []
 
 
-@pytest.mark.slow
-def test_of_ended_jobs_no_record_is_read_twice(
-    shop: Shop, look: Look, store: Any, told: list[str], tmp_path: Path
+def test_a_list_reads_the_documents_of_displayed_jobs_and_nothing_else(
+    shop: Shop, look: Look, store: Any
 ) -> None:
-    jobs = [ended(shop) for _ in range(30)]
+    jobs = [ended(shop) for _ in range(20)]
     shop.checkpoint(jobs[0], "checkpoint-1", size=10, at=1)
     look()
-    folder = tmp_path / "state" / "catalogue"
+    for count in (0, 3, 20):
+        store.reads.clear()
+        seen = JobIndex(Ledger(store), read=lambda job_id: {})
+        entries = seen.list_entries()
+        assert [one.id for one in entries] == [job.id for job in jobs]
+        assert seen.list_unfinished(entries, Ledger(store).get_state) == []
+        assert len(seen.list_documents(entries[:count])) == count
+        assert store.reads.pop("lists") == 2
+        assert store.reads.total() == count
+
+
+def test_the_end_of_a_job_stores_its_document(shop: Shop, look: Look, store: Any) -> None:
+    job = ended(shop)
+    store_ended_job(shop.ledger, job.id)
+    assert len(stored(store, job.id)) == 1
     store.reads.clear()
-    lists = {}
-    for count in (0, 3):
-        catalogue = JobCatalog(Ledger(store), folder, stamp="x", warn=told.append)
-        entries = catalogue.list_entries()
-        assert catalogue.list_unfinished(entries, Ledger(store).get_state) == []
-        assert len(catalogue.list_documents(entries[:count], lambda _: {})) == count
-        lists[count] = store.reads.pop("lists")
-    assert store.reads == {}
-    assert lists[0] <= 2
-    assert lists[3] <= lists[0] + 3 * 5
-    assert told == []
+    assert [one["id"] for one in list_all(JobIndex(Ledger(store), read=lambda _: {}))] == [job.id]
+    assert store.reads.total() == 3
+    assert look().ids == [job.id]
+
+
+def list_all(jobs: JobIndex) -> list[dict[str, Any]]:
+    return jobs.list_documents(jobs.list_entries())
 
 
 def test_a_retried_job(shop: Shop, look: Look) -> None:
@@ -155,13 +170,58 @@ def test_a_retried_job(shop: Shop, look: Look) -> None:
     assert look().going == [jobs[1].id]
 
 
-def test_a_kill_between_the_mark_and_the_event(shop: Shop, look: Look, store: Store) -> None:
+def test_a_kill_between_the_claim_of_a_retry_and_its_event(
+    shop: Shop, look: Look, store: Store
+) -> None:
+    """The job is still ended, but its document is not stored before that claim has ended."""
     job = ended(shop, end=JobState.STOPPED)
-    look()
-    store.put(f"{INDEX_REOPENED}/{job.id}/000004", b"{}")
-    assert look().going == look().going == []
-    shop.ledger.append_event(job.id, JobState.CREATED)
+    epoch = shop.ledger.claim(job.id, "a:id-a")
+    delete_ended_document(store, job.id)
+    for _ in range(2):
+        assert look().going == []
+        assert stored(store, job.id) == []
+    shop.ledger.append_event(job.id, JobState.CREATED, epoch=epoch)
     assert look().going == [job.id]
+    shop.ledger.append_event(job.id, JobState.FAILED, epoch=epoch)
+    assert look().going == []
+    assert len(stored(store, job.id)) == 1
+
+
+@pytest.mark.parametrize("change", ["retry", "claim", "checkpoint", "delete", "run"])
+def test_a_document_made_while_the_job_changes_is_not_kept(
+    shop: Shop, look: Look, store: Store, tmp_path: Path, change: str
+) -> None:
+    job, elsewhere = ended(shop, end=JobState.FAILED), Ledger(store)
+    changes: dict[str, Callable[[], object]] = {
+        "retry": lambda: elsewhere.append_event(job.id, JobState.CREATED),
+        "claim": lambda: elsewhere.claim(job.id, "a:id-a"),
+        "checkpoint": lambda: shop.checkpoint(job, "checkpoint-1", size=10, at=1),
+        "delete": lambda: delete_job(elsewhere, job.id, settings=Settings(state_dir=tmp_path)),
+        "run": lambda: elsewhere.bind_run("a-run", job.id, url="https://one"),
+    }
+
+    def read(job_id: str) -> dict[str, Any]:
+        document = read_records(Ledger(store), job_id)
+        changes[change]()
+        return document
+
+    with suppress(NotFoundError):
+        store_document(Ledger(store), job.id, read)
+    assert stored(store, job.id) == []
+    assert look().ids == ([] if change == "delete" else [job.id])
+
+
+def test_a_job_whose_node_was_lost_is_not_stored(shop: Shop, look: Look, store: Store) -> None:
+    """Its uploader may still commit a checkpoint."""
+    job = shop.job("tiny", *ENDED[:-1])
+    shop.ledger.begin_attempt(job.id)
+    lost = NodeStatus(phase=NodePhase.RUNNING, rank=0)
+    shop.ledger.end_attempt(job.id, Outcome(0, JobState.FAILED, "lost", nodes=(lost,)))
+    shop.ledger.append_event(job.id, JobState.FAILED)
+    assert look().ids == [job.id]
+    assert stored(store, job.id) == []
+    shop.checkpoint(job, "checkpoint-1", size=10, at=1)
+    assert len(look().documents[job.id]["checkpoints"]) == 1
 
 
 def test_a_deleted_job(shop: Shop, look: Look, store: Store, tmp_path: Path) -> None:
@@ -173,27 +233,35 @@ def test_a_deleted_job(shop: Shop, look: Look, store: Store, tmp_path: Path) -> 
     for job in (gone, retried):
         delete_job(Ledger(store), job.id, settings=settings)
     assert look().ids == look().ids == [kept.id]
-    assert list(store.list(f"{INDEX_REOPENED}/{retried.id}")) == []
+    assert stored(store, retried.id) == []
 
 
-def test_records_removed_by_hand(shop: Shop, look: Look, store: Store) -> None:
-    kept, gone = ended(shop), ended(shop)
-    look()
-    for info in list(store.list(job_prefix(gone.project_id, gone.id))):
-        store.delete(info.key)
-    assert look().ids == look().ids == [kept.id]
-
-
-def test_what_changes_after_a_jobs_end(shop: Shop, look: Look, store: Store) -> None:
-    """A prune and a run that is bound late are in the next document."""
+def test_a_prune_and_a_late_run_are_in_the_next_document(
+    shop: Shop, look: Look, store: Store, tmp_path: Path
+) -> None:
     job = ended(shop)
-    shop.checkpoint(job, "checkpoint-1", size=10, at=1)
-    shop.checkpoint(job, "checkpoint-2", size=10, at=2)
+    for step in (1, 2):
+        shop.checkpoint(job, f"checkpoint-{step}", size=10, at=step)
     assert len(look().documents[job.id]["checkpoints"]) == 2
-    store.delete(next(iter(store.list(manifests_prefix(job.project_id, job.id)))).key)
+    ledger = Ledger(store)
+    plan = plan_prune(ledger, job, RetentionPolicy(keep_last=1), (), is_running=False)
+    execute_prune(ledger, plan, settings=Settings(state_dir=tmp_path / "state"))
     assert len(look().documents[job.id]["checkpoints"]) == 1
     shop.ledger.bind_run("a-run", job.id, url="https://one")
     assert look().documents[job.id]["flow_run_url"] == "https://one"
+
+
+def test_a_prune_of_a_running_job_that_ends_meanwhile(
+    shop: Shop, look: Look, store: Store, tmp_path: Path
+) -> None:
+    job, ledger = shop.job("tiny", *ENDED[:-1]), Ledger(store)
+    for step in (1, 2):
+        shop.checkpoint(job, f"checkpoint-{step}", size=10, at=step)
+    plan = plan_prune(ledger, job, RetentionPolicy(keep_last=1), (), is_running=True)
+    shop.ledger.append_event(job.id, JobState.COMPLETED)
+    assert len(look().documents[job.id]["checkpoints"]) == 2
+    execute_prune(ledger, plan, settings=Settings(state_dir=tmp_path / "state"))
+    assert len(look().documents[job.id]["checkpoints"]) == 1
 
 
 def test_a_job_that_another_machine_runs_and_ends(shop: Shop, look: Look, store: Store) -> None:
@@ -225,43 +293,53 @@ def test_clocks_that_go_back(shop: Shop, look: Look) -> None:
     assert look().ids == [older.id, job.id]
 
 
-def test_another_release_makes_other_documents(shop: Shop, look: Look, tmp_path: Path) -> None:
-    ended(shop)
-    old = look(stamp="old").catalogue
-    [path] = (tmp_path / "state" / "catalogue").glob("*.sqlite3")
-    before = path.read_bytes()
-    assert look(stamp="new").ids == [old.list_entries()[0].id]
-    assert path.read_bytes() != before
-    assert document_stamp() == document_stamp() != ""
-
-
-def test_the_stamp_covers_every_module_that_makes_documents() -> None:
-    """All that jobs.job_json imports, but for packages that only find and read bytes."""
-    sources = read_sources()
-    graph = {m: our_imports(m, sources, deferred=False) & set(sources) for m in sources}
-    made_by = reachable(graph, {"jobs.job_json"} | our_imports("jobs.job_json", sources))
-    made_by = {m for m in made_by if top(m) not in READING_BYTES and m in sources}
-    assert {top(m) for m in made_by} >= {"attempts", "checkpoints", "definitions", "ledger"}
-    stamped = {path.relative_to(ROOT / PACKAGE) for path in iter_document_sources()}
-    missing = {m for m in made_by if not stamped & {file_of(m), file_of(f"{m}.__init__")}}
-    assert not missing
-
-
-def file_of(module: str) -> Path:
-    return Path(f"{module.replace('.', '/')}.py")
-
-
-def test_a_file_that_is_damaged_costs_a_sentence_and_nothing_else(
-    shop: Shop, look: Look, told: list[str], tmp_path: Path
+def test_a_document_of_another_format_is_made_again(
+    shop: Shop, look: Look, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = ended(shop)
     look()
-    [path] = (tmp_path / "state" / "catalogue").glob("*.sqlite3")
-    path.write_bytes(b"garbage " * 1000)
+    [key] = stored(store, job.id)
+    before = store.get(key)
+    monkeypatch.setattr(entries, "FORMAT", entries.FORMAT + 1)
     assert look().ids == [job.id]
-    assert len(told) == 1
+    assert store.get(key) != before
+
+
+DAMAGED = [b"", b"garbage", b"[]", b'{"format": 2}', b'{"format": 1, "document": []}', b"\xff"]
+
+
+@pytest.mark.parametrize("data", [*DAMAGED, b"[" * 100_000])
+def test_a_damaged_document_is_made_again(
+    shop: Shop, look: Look, store: Store, data: bytes
+) -> None:
+    job, other = ended(shop), ended(shop)
+    look()
+    [key], [foreign] = stored(store, job.id), stored(store, other.id)
+    before = store.get(key)
+    for broken in (data, store.get(foreign)):
+        store.put(key, broken)
+        assert look().ids == [job.id, other.id]
+        assert store.get(key) == before
+
+
+def test_other_objects_in_the_index_are_ignored(shop: Shop, look: Look, store: Store) -> None:
+    job = ended(shop)
+    look()
+    for name in ("x", "abc1234/x", f"{job.id}/x", f"{job.id}/1-p/x", "abc1234/1.0-nobody.json"):
+        store.put(f"{INDEX_ENDED}/{name}", b"{}")
     assert look().ids == [job.id]
-    assert len(told) == 1
+
+
+def test_a_store_that_cannot_be_written(shop: Shop, look: Look, store: Any) -> None:
+    jobs = [ended(shop) for _ in range(3)]
+
+    def refuse(key: str, data: bytes) -> None:
+        raise StoreError(f"{store.url} refuses access to {key}.", url=store.url, key=key)
+
+    store.put = refuse
+    for _ in range(2):
+        assert look().ids == [job.id for job in jobs]
+        assert list(store.list(INDEX_ENDED)) == []
 
 
 # --- stores in folders ------------------------------------------------------------------------
@@ -299,10 +377,11 @@ def test_an_older_copy_of_the_store_put_back(shop: Shop, look: Look, tmp_path: P
 
 
 @pytest.mark.parametrize("store", ["disk"], indirect=True)
-def test_a_release_that_marks_nothing_reopens_a_job(shop: Shop, look: Look, store: Store) -> None:
-    job = ended(shop, end=JobState.FAILED)
+def test_a_store_at_another_address(shop: Shop, look: Look, tmp_path: Path) -> None:
+    """A document names the store as its reader does."""
+    job = ended(shop)
     look()
-    shop.ledger.append_event(job.id, JobState.CREATED)
-    for info in list(store.list(INDEX_REOPENED)):
-        store.delete(info.key)
-    assert look().going == [job.id]
+    other = Ledger(DiskStore(copied(shop, tmp_path / "store")))
+    [found] = list_all(JobIndex(other, read=lambda _: {}))
+    assert found == read_records(other, job.id)
+    assert found["store"] == other.store.url

@@ -23,7 +23,7 @@ from prefect_bt.attempts.retry_policy import parse_checkpoint_name
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
-from prefect_bt.jobs.job_json import event_document, job_document
+from prefect_bt.jobs.job_json import event_document, job_document, store_ended_job
 from prefect_bt.ledger.records import JobEvent, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
@@ -53,6 +53,8 @@ def transition_job(
         occurred=datetime.fromtimestamp(happened.at, UTC),
         payload=event_document(happened),
     )
+    if state.terminal:
+        store_ended_job(site.ledger, site.job_id)
 
 
 def transition_labels(events: Sequence[JobEvent], outcomes: Sequence[Outcome]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from prefect_bt.cli.ui.options import JobFilter
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import NotFoundError, PrefectBtError
-from prefect_bt.job_index.entries import JobCatalog, JobEntry, open_catalog
+from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
 from prefect_bt.ledger.states import JobState
@@ -40,7 +40,7 @@ def select_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecor
     """Return the job with the given ID, or the newest one that matches."""
     if which.job_id is not None:
         return select_jobs(ledger, which, terminal)[0]
-    found = list_entries(open_catalog(ledger, warn=terminal.warn), which, terminal)
+    found = list_entries(open_job_index(ledger, terminal), which, terminal)
     for entry in reversed(found):
         with suppress(NotFoundError):  # deleted meanwhile
             record = ledger.get_job(entry.id)
@@ -50,17 +50,32 @@ def select_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecor
     raise no_jobs_error(ledger, which)
 
 
-def list_entries(catalog: JobCatalog, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
+def open_job_index(ledger: Ledger, terminal: Terminal) -> JobIndex:
+    """Return the jobs of the store. The state of a job is reconciled before its records are read.
+
+    Warnings are printed on the terminal.
+    """
+
+    def read(job_id: str) -> Document:
+        from prefect_bt.jobs.job_json import job_document  # no list of ended jobs needs it
+
+        get_reconciled_state(ledger, job_id, terminal)
+        return job_document(ledger, ledger.get_job(job_id))
+
+    return JobIndex(ledger, read)
+
+
+def list_entries(jobs: JobIndex, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
     """Return the entries of the filter's project, oldest first, without reading their records."""
-    project = select_project(catalog.ledger, which, terminal)
-    return catalog.list_entries(project.id if project else None)
+    project = select_project(jobs.ledger, which, terminal)
+    return jobs.list_entries(project.id if project else None)
 
 
 def list_unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
     """Return the queued and active jobs of the filter's project, oldest first."""
-    catalog = open_catalog(ledger, warn=terminal.warn)
-    entries = list_entries(catalog, which, terminal)
-    found = catalog.list_unfinished(
+    jobs = open_job_index(ledger, terminal)
+    entries = list_entries(jobs, which, terminal)
+    found = jobs.list_unfinished(
         entries, lambda job_id: get_reconciled_state(ledger, job_id, terminal)
     )
     return [ledger.get_job(entry.id) for entry in found]

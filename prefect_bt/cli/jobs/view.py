@@ -9,6 +9,7 @@ from prefect_bt.cli.jobs.selection import (
     get_reconciled_state,
     list_entries,
     no_jobs_error,
+    open_job_index,
     select_jobs,
 )
 from prefect_bt.cli.ui.options import (
@@ -22,13 +23,12 @@ from prefect_bt.cli.ui.options import (
 from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import UsageError
-from prefect_bt.job_index.entries import open_catalog
 from prefect_bt.job_index.overview import read_overview
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prefect_bt.job_index.entries import JobCatalog
+    from prefect_bt.job_index.entries import JobIndex
     from prefect_bt.ledger.ledger import Ledger
 
 _LIMIT: Final = 50
@@ -78,36 +78,25 @@ def _read(
     """Return the document and a function that prints it. `limit`: None for all, 0 if not given."""
     from prefect_bt.cli.jobs import render
 
-    catalog, read = open_catalog(ledger, warn=terminal.warn), _reader(ledger, terminal)
+    jobs = open_job_index(ledger, terminal)
     if which.job_id:
         [record] = select_jobs(ledger, which, terminal)
-        job = read(record.id)
+        job = jobs.read(record.id)
         return job, lambda: render.show_job(terminal, job)
     if which.selected_project or limit != 0:
-        jobs = _list_newest(terminal, catalog, which, limit if limit is None else limit or _LIMIT)
-        return jobs, lambda: render.show_details(terminal, jobs)
+        newest = _list_newest(terminal, jobs, which, limit if limit is None else limit or _LIMIT)
+        return newest, lambda: render.show_details(terminal, newest)
     get_state = partial(get_reconciled_state, ledger, terminal=terminal)
-    overview = read_overview(catalog, get_state, read)
+    overview = read_overview(jobs, get_state)
     return overview, lambda: render.show_overview(terminal, overview)
 
 
 def _list_newest(
-    terminal: Terminal, catalog: JobCatalog, which: JobFilter, limit: int | None
+    terminal: Terminal, jobs: JobIndex, which: JobFilter, limit: int | None
 ) -> Document:
-    entries = list_entries(catalog, which, terminal)
+    entries = list_entries(jobs, which, terminal)
     shown = entries if limit is None else entries[-limit:]
-    documents = catalog.list_documents(shown, _reader(catalog.ledger, terminal))
+    documents = jobs.list_documents(shown)
     if not documents and not terminal.machine_readable:
-        raise no_jobs_error(catalog.ledger, which)
+        raise no_jobs_error(jobs.ledger, which)
     return {"training_jobs": documents, "total_jobs": len(entries)}
-
-
-def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
-    """Return a function that reads the document of a job, after its state was reconciled."""
-    from prefect_bt.jobs.job_json import job_document
-
-    def read(job_id: str) -> Document:
-        get_reconciled_state(ledger, job_id, terminal)
-        return job_document(ledger, ledger.get_job(job_id))
-
-    return read
