@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -102,22 +102,22 @@ class JobLogs:
         `max_seconds`.
         """
         until = time.monotonic() + max_seconds
-        ended, live, platform = self._read_state(query)
+        # Logs are archived before the outcome is written and before the node is removed, so they
+        # are listed in this order: outcomes, live logs, archived logs.
+        ended, live = self._read_outcomes(), self._list_live_logs()
+        platform = self._new_platform_lines(query)
         yield from platform.get(None, [])
         for number in self._list_attempts(query):
             cursors = [] if number in self._closed else self._open_cursors(number, live, query)
             share = MAX_READ_AHEAD_BYTES // max(1, len(cursors))
+            chunk = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, share))
             sources = [
                 cursor.read_new(
-                    levels=query.needs_levels,
-                    include_partial=include_partial,
-                    chunk_size=max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, share)),
-                    until=until,
+                    query, include_partial=include_partial, chunk_size=chunk, until=until
                 )
                 for cursor in cursors
             ]
-            selected = (filter(query.accepts, source) for source in sources)
-            yield from heapq.merge(*selected, platform.get(number, []), key=_by_time)
+            yield from heapq.merge(*sources, platform.get(number, []), key=_by_time)
             if number in ended and (include_partial or all(one.finished for one in cursors)):
                 self._close(number, ended, query)
         yield from self._new_waiting_line(query)
@@ -128,40 +128,24 @@ class JobLogs:
         Logs are read from their ends, no further than needed. `read_new` continues after them.
         """
         found = list(self._new_waiting_line(query))
-        ended, live, platform = self._read_state(query)
+        ended, live = self._read_outcomes(), self._list_live_logs()
+        platform = self._new_platform_lines(query)
         for number in reversed(self._list_attempts(query)):
             if len(found) >= limit:
                 self._closed.add(number)
                 continue
             cursors = self._open_cursors(number, live, query)
-            sources = [cursor.read_newest(levels=query.needs_levels) for cursor in cursors]
-            selected = [
-                filter(query.accepts, takewhile(lambda one: one.at >= query.since, source))
-                for source in reversed(sources)
-            ]
+            sources = [cursor.read_newest(query) for cursor in reversed(cursors)]
             ours = reversed(platform.get(number, []))
-            newest = heapq.merge(ours, *selected, key=_by_time, reverse=True)
+            newest = heapq.merge(ours, *sources, key=_by_time, reverse=True)
             found += islice(newest, limit - len(found))
             if number in ended:
                 self._close(number, ended, query)
         found += islice(reversed(platform.get(None, [])), limit - len(found))
         return found[::-1]
 
-    def _read_state(
-        self, query: LineFilter
-    ) -> tuple[
-        Mapping[int, Outcome],
-        Mapping[tuple[int, int], RankLog],
-        Mapping[int | None, list[JobLine]],
-    ]:
-        """Return outcomes by attempt, live logs, and new platform lines by attempt.
-
-        Outcomes are listed before live logs, and these before archived logs: a log that is archived
-        in between is found in one of both places.
-        """
-        outcomes = self.ledger.list_outcomes(self.record.id)
-        ended = {outcome.attempt: outcome for outcome in outcomes}
-        return ended, self._list_live_logs(), self._new_platform_lines(query)
+    def _read_outcomes(self) -> dict[int, Outcome]:
+        return {one.attempt: one for one in self.ledger.list_outcomes(self.record.id)}
 
     def _list_attempts(self, query: LineFilter) -> list[int]:
         begun = self.ledger.list_attempts(self.record.id)

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import takewhile
 from typing import Final
 
 from prefect_bt.errors import ObjectNotFound, SubstrateError
 from prefect_bt.logs.levels import LevelDetector
-from prefect_bt.logs.line_filter import JobLine
+from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.line_format import parse_lines
 from prefect_bt.logs.rank_log import RankLog, StoredLog
 
@@ -53,9 +54,9 @@ class LogCursor:
         return isinstance(self.log, StoredLog) and self._offset >= self.log.size
 
     def read_new(
-        self, *, levels: bool, include_partial: bool, chunk_size: int, until: float
+        self, query: LineFilter, *, include_partial: bool, chunk_size: int, until: float
     ) -> Iterator[JobLine]:
-        """Yield the lines after the offset; a partial line if no more of it is expected.
+        """Yield selected lines after the offset; a partial line if no more of it is expected.
 
         A live log is read until `until`, in seconds of `time.monotonic`.
         """
@@ -65,13 +66,13 @@ class LogCursor:
             whole, newline, self._partial_line = (self._partial_line + chunk).rpartition(b"\n")
             if len(self._partial_line) > MAX_LINE_BYTES:
                 whole, newline, self._partial_line = whole + newline, self._partial_line, b""
-            yield from self._parser.parse(whole + newline, levels=levels)
+            yield from self._parse(whole + newline, query)
         if self._partial_line and (include_partial or self.finished):
             rest, self._partial_line = self._partial_line, b""
-            yield from self._parser.parse(rest, levels=levels)
+            yield from self._parse(rest, query)
 
-    def read_newest(self, *, levels: bool) -> Iterator[JobLine]:
-        """Return the lines that exist now, the last first; `read_new` continues after them.
+    def read_newest(self, query: LineFilter) -> Iterator[JobLine]:
+        """Return selected lines that exist now, the last first; `read_new` continues after them.
 
         A partial line of a live log is left to `read_new`.
         """
@@ -82,11 +83,15 @@ class LogCursor:
             size = self.log.log_size()
             whole = isinstance(self.log, StoredLog)
             self._offset = size if whole else find_line_end(self.log, size)
-        return iter_backwards(self.log, self._offset, levels=levels)
+        lines = iter_backwards(self.log, self._offset, levels=query.needs_levels)
+        return filter(query.accepts, takewhile(lambda one: one.at >= query.since, lines))
 
     def is_intact(self, sha256: str) -> bool:
         """Return whether the bytes have this digest; True if they were not all read."""
         return self._skipped or not self.finished or self._digest.hexdigest() == sha256
+
+    def _parse(self, data: bytes, query: LineFilter) -> Iterator[JobLine]:
+        return filter(query.accepts, self._parser.parse(data, levels=query.needs_levels))
 
     def _read_chunk(self, limit: int, until: float) -> bytes:
         if self.log is None or (not isinstance(self.log, StoredLog) and time.monotonic() > until):
