@@ -110,7 +110,7 @@ def detect_level(message: str) -> LogLevel | None:
         return _detect_json_level(message)
     head = message[:_MAX_PREFIX]
     lower = head.lower()
-    if not any(hint in lower for hint in _HINTS) and not _INITIAL.match(head):
+    if not any(map(lower.__contains__, _HINTS)) and not _INITIAL.match(head):
         return None
     if "\x1b" in head:
         head = _COLOUR.sub("", head)

@@ -7,17 +7,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
 
 from prefect_bt.errors import ObjectNotFound, SubstrateError
 from prefect_bt.logs.levels import LevelDetector
 from prefect_bt.logs.line_filter import JobLine, LineFilter
-from prefect_bt.logs.line_format import parse_lines
+from prefect_bt.logs.line_format import LogLine, parse_lines
 from prefect_bt.logs.rank_log import RankLog, StoredLog
 
 MAX_LINE_BYTES: Final = 4 << 20
 """Longer lines are read in pieces."""
+LAST_LINES: Final = 50
+"""Lines of a failed rank that are shown and kept in the attempt's outcome."""
 BLOCK_BYTES: Final = 256 << 10
 """Bytes that are read at once from the end of a log."""
 CONTEXT_BYTES: Final = 16 << 10
@@ -118,6 +120,17 @@ def iter_backwards(log: RankLog, end: int, *, levels: bool = False) -> Iterator[
         deque(parser.parse(context, levels=levels), maxlen=0)
         yield from reversed([*parser.parse(data[cut:], levels=levels)])
         end, block = base + cut, BLOCK_BYTES
+
+
+def read_last_lines(log: RankLog, *, max_characters: int = MAX_LINE_BYTES) -> list[LogLine]:
+    """Return the last `LAST_LINES` lines, fewer if they have more than `max_characters`."""
+    found, characters = list[LogLine](), 0
+    for one in islice(iter_backwards(log, log.log_size()), LAST_LINES):
+        characters += len(one.line.message)
+        if found and characters > max_characters:
+            break
+        found.append(one.line)
+    return found[::-1]
 
 
 def find_line_end(log: RankLog, size: int) -> int:

@@ -177,6 +177,18 @@ def test_a_file_becomes_the_object_itself(place: Place, tmp_path: Path):
     assert place.seal() == (facts(0, b"1 a\n2 b\n", 2),)
 
 
+def test_a_linked_object_has_the_mode_of_a_copied_one(place: Place, tmp_path: Path):
+    node = FileNode(tmp_path / "log", b"1 a\n")
+    node.log_file.chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        place.seal(node)
+    finally:
+        os.umask(before)
+    (found,) = (tmp_path / "store").glob("**/rank-0.log")
+    assert found.stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.parametrize("there", [b"1 a\n", b"1 a\n2 b\n3 c\n"])
 def test_a_file_beside_a_sealed_copy(place: Place, tmp_path: Path, there: bytes):
     place.seal(Node(0, there))
