@@ -158,6 +158,24 @@ def test_a_full_disk_keeps_what_fits(place: Place, monkeypatch: pytest.MonkeyPat
     assert last == ("[prefect-bt] the rest could not be kept: [Errno 28] No space left on device")
 
 
+def test_a_full_disk_has_the_reason_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log_archive, "READ_BYTES", 6)
+    data = b"".join(format_line(at, "x") for at in range(100, 300))
+    failed = list[int]()
+
+    def full_once(descriptor: int, data: bytes) -> int:
+        if not failed and os.fstat(descriptor).st_size >= 900:
+            failed.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr(log_archive, "os", altered(os, write=full_once))
+    place.seal(Node(0, data))
+    *kept, last = parse_lines(place.stored())
+    assert [line.timestamp for line in kept] == [*range(100, 175)]
+    assert last.message.startswith("[prefect-bt] the rest could not be kept:")
+
+
 class FileNode(Node):
     """A log that is a file of this machine."""
 
