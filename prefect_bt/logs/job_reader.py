@@ -14,7 +14,6 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol
@@ -33,6 +32,11 @@ MAX_READ_AHEAD_BYTES: Final = 8 << 20
 """Bytes that are read ahead of all ranks together."""
 MAX_READ_SECONDS: Final = 2.0
 """Seconds to read live logs in one pass, so that a rank that prints without end does not block."""
+MIN_PAUSE: Final = 0.2
+MAX_PAUSE: Final = 2.0
+"""Seconds between two passes: the pause grows while there are no new lines."""
+LINGER: Final = 5.0
+"""Seconds to wait, after a job is over, for logs that are not archived."""
 ALL_LINES: Final = LineFilter()
 
 _by_time: Final = attrgetter("at")
@@ -42,19 +46,6 @@ class LiveNodes(Protocol):
     """The part of a substrate that lists live logs."""
 
     def list_nodes(self, job_id: str) -> Sequence[RankLog]: ...
-
-
-@dataclass(frozen=True)
-class FollowTiming:
-    """Seconds. The pause between passes grows from `min_pause` to `max_pause` without new lines.
-
-    `linger`: seconds to wait for logs that are not archived after the job is over.
-    """
-
-    sleep: Callable[[float], None] = time.sleep
-    min_pause: float = 0.2
-    max_pause: float = 2.0
-    linger: float = 5.0
 
 
 class JobLogs:
@@ -214,7 +205,7 @@ def follow_lines(
     query: LineFilter = ALL_LINES,
     *,
     limit: int | None = None,
-    timing: FollowTiming | None = None,
+    sleep: Callable[[float], None] = time.sleep,
     refresh: Callable[[], None] = lambda: None,
 ) -> Iterator[JobLine | None]:
     """Yield every line that exists and that follows, until the job is over and all is read.
@@ -223,8 +214,7 @@ def follow_lines(
     `refresh` is called between passes: it may write the end of a job whose process died. A job that
     is over before it printed anything yields nothing.
     """
-    timing = timing or FollowTiming()
-    pause, lingered = timing.min_pause, 0.0
+    pause, lingered = MIN_PAUSE, 0.0
     if limit is not None:
         yield from logs.read_newest(query, limit)
     while True:
@@ -234,15 +224,15 @@ def follow_lines(
         for line in logs.read_new(query, max_seconds=MAX_READ_SECONDS):
             came = True
             yield line
-        if over and not came and (not logs.has_unread() or lingered >= timing.linger):
+        if over and not came and (not logs.has_unread() or lingered >= LINGER):
             yield from logs.read_new(query, include_partial=True)
             return
-        pause = timing.min_pause if came else min(pause * 1.5, timing.max_pause)
+        pause = MIN_PAUSE if came else min(pause * 1.5, MAX_PAUSE)
         lingered = lingered + pause if over and not came else 0.0
         yield None
         if not over:
             refresh()
-        timing.sleep(pause)
+        sleep(pause)
 
 
 def _find_corruption(archived: ArchivedLog, cursor: LogCursor | None) -> str:

@@ -216,6 +216,12 @@ def test_a_file_beside_a_sealed_copy(place: Place, tmp_path: Path, there: bytes)
     assert place.stored() == longer
 
 
+def test_other_bytes_of_the_same_length_replace_a_copy(place: Place, tmp_path: Path):
+    place.seal(Node(0, b"1 a\n"))
+    assert place.seal(FileNode(tmp_path / "log", b"1 b\n")) == (facts(0, b"1 b\n", 1),)
+    assert place.stored() == b"1 b\n"
+
+
 def test_a_file_that_is_gone_is_read_as_the_handle_reads_it(place: Place, tmp_path: Path):
     node = FileNode(tmp_path / "log", b"")
     node.log_file.unlink()
