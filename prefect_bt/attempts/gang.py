@@ -20,12 +20,11 @@ from prefect_bt.attempts.failure_summary import (
 from prefect_bt.attempts.max_run_time import RunTimeLimit
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.line_format import parse_lines
+from prefect_bt.logs.rank_reader import read_last_lines
 from prefect_bt.planning.plan import GangPlan
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
-TAIL_LINES = 50
-TAIL_BYTES = 64 * 1024
+TAIL_CHARACTERS = 64 * 1024
 QUIET_SECONDS = 60.0
 STRAGGLER_SECONDS = 3600.0
 RESPONSE_TIMEOUT = 60.0
@@ -310,11 +309,9 @@ def launch_gang(
 
 
 def read_log_tail(handle: NodeHandle) -> tuple[str, ...]:
-    """The last lines of a rank's log, redacted as they were written."""
-    data, offset = b"", 0
-    while chunk := handle.read_log(offset=offset, limit=1 << 20):
-        data, offset = (data + chunk)[-TAIL_BYTES:], offset + len(chunk)
-    return tuple(line.message for line in list(parse_lines(data))[-TAIL_LINES:])
+    """Return the last lines of a rank's log, redacted as they were written."""
+    lines = read_last_lines(handle, max_characters=TAIL_CHARACTERS)
+    return tuple(line.message[:TAIL_CHARACTERS] for line in lines)
 
 
 def _has_failed(status: NodeStatus) -> bool:

@@ -1,4 +1,5 @@
 """Logs of jobs: the line format, reading, the archive in the store.
 
-Begin with `line_format`, then `job_reader`, which reads live and archived logs of all ranks.
+`rank_log` is the log of one rank, live or archived; `rank_reader` reads its lines; `job_reader`
+merges the lines of all ranks and attempts.
 """

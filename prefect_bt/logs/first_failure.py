@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.logs.line_format import LogLine
-from prefect_bt.logs.rank_log import StoredLog, list_stored_logs
-from prefect_bt.logs.rank_reader import iter_backwards
-
-LINES: Final = 50
-MAX_CHARACTERS: Final = 8 << 20
-"""Fewer lines are returned if they have more characters."""
+from prefect_bt.logs.rank_log import list_stored_logs
+from prefect_bt.logs.rank_reader import read_last_lines
 
 
 @dataclass(frozen=True)
@@ -45,18 +40,7 @@ def read_first_failure(
     archived = next((one.bytes for one in outcome.logs if one.rank == rank), 0)
     # The outcome has the end of a log that was removed or cut.
     lines = read_last_lines(log) if log and (log.size >= archived or not tail) else []
-    return FirstFailure(outcome, tuple(lines or tail)[-LINES:])
-
-
-def read_last_lines(log: StoredLog) -> list[LogLine]:
-    """Return at most the last `LINES` lines of the log."""
-    found, characters = list[LogLine](), 0
-    for one in iter_backwards(log, log.size):
-        characters += len(one.line.message)
-        if len(found) == LINES or (found and characters > MAX_CHARACTERS):
-            break
-        found.append(one.line)
-    return found[::-1]
+    return FirstFailure(outcome, tuple(lines or tail))
 
 
 def _select_outcome(ledger: Ledger, record: JobRecord, attempt: int | None) -> Outcome:

@@ -14,8 +14,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -33,6 +32,11 @@ MAX_READ_AHEAD_BYTES: Final = 8 << 20
 """Bytes that are read ahead of all ranks together."""
 MAX_READ_SECONDS: Final = 2.0
 """Seconds to read live logs in one pass, so that a rank that prints without end does not block."""
+MIN_PAUSE: Final = 0.2
+MAX_PAUSE: Final = 2.0
+"""Seconds between two passes: the pause grows while there are no new lines."""
+LINGER: Final = 5.0
+"""Seconds to wait, after a job is over, for logs that are not archived."""
 ALL_LINES: Final = LineFilter()
 
 _by_time: Final = attrgetter("at")
@@ -42,19 +46,6 @@ class LiveNodes(Protocol):
     """The part of a substrate that lists live logs."""
 
     def list_nodes(self, job_id: str) -> Sequence[RankLog]: ...
-
-
-@dataclass(frozen=True)
-class FollowTiming:
-    """Seconds. The pause between passes grows from `min_pause` to `max_pause` without new lines.
-
-    `linger`: seconds to wait for logs that are not archived after the job is over.
-    """
-
-    sleep: Callable[[float], None] = time.sleep
-    min_pause: float = 0.2
-    max_pause: float = 2.0
-    linger: float = 5.0
 
 
 class JobLogs:
@@ -102,22 +93,22 @@ class JobLogs:
         `max_seconds`.
         """
         until = time.monotonic() + max_seconds
-        ended, live, platform = self._read_state(query)
+        # Logs are archived before the outcome is written and before the node is removed, so they
+        # are listed in this order: outcomes, live logs, archived logs.
+        ended, live = self._read_outcomes(), self._list_live_logs()
+        platform = self._new_platform_lines(query)
         yield from platform.get(None, [])
         for number in self._list_attempts(query):
             cursors = [] if number in self._closed else self._open_cursors(number, live, query)
             share = MAX_READ_AHEAD_BYTES // max(1, len(cursors))
+            chunk = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, share))
             sources = [
                 cursor.read_new(
-                    levels=query.needs_levels,
-                    include_partial=include_partial,
-                    chunk_size=max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, share)),
-                    until=until,
+                    query, include_partial=include_partial, chunk_size=chunk, until=until
                 )
                 for cursor in cursors
             ]
-            selected = (filter(query.accepts, source) for source in sources)
-            yield from heapq.merge(*selected, platform.get(number, []), key=_by_time)
+            yield from heapq.merge(*sources, platform.get(number, []), key=_by_time)
             if number in ended and (include_partial or all(one.finished for one in cursors)):
                 self._close(number, ended, query)
         yield from self._new_waiting_line(query)
@@ -128,40 +119,24 @@ class JobLogs:
         Logs are read from their ends, no further than needed. `read_new` continues after them.
         """
         found = list(self._new_waiting_line(query))
-        ended, live, platform = self._read_state(query)
+        ended, live = self._read_outcomes(), self._list_live_logs()
+        platform = self._new_platform_lines(query)
         for number in reversed(self._list_attempts(query)):
             if len(found) >= limit:
                 self._closed.add(number)
                 continue
             cursors = self._open_cursors(number, live, query)
-            sources = [cursor.read_newest(levels=query.needs_levels) for cursor in cursors]
-            selected = [
-                filter(query.accepts, takewhile(lambda one: one.at >= query.since, source))
-                for source in reversed(sources)
-            ]
+            sources = [cursor.read_newest(query) for cursor in reversed(cursors)]
             ours = reversed(platform.get(number, []))
-            newest = heapq.merge(ours, *selected, key=_by_time, reverse=True)
+            newest = heapq.merge(ours, *sources, key=_by_time, reverse=True)
             found += islice(newest, limit - len(found))
             if number in ended:
                 self._close(number, ended, query)
         found += islice(reversed(platform.get(None, [])), limit - len(found))
         return found[::-1]
 
-    def _read_state(
-        self, query: LineFilter
-    ) -> tuple[
-        Mapping[int, Outcome],
-        Mapping[tuple[int, int], RankLog],
-        Mapping[int | None, list[JobLine]],
-    ]:
-        """Return outcomes by attempt, live logs, and new platform lines by attempt.
-
-        Outcomes are listed before live logs, and these before archived logs: a log that is archived
-        in between is found in one of both places.
-        """
-        outcomes = self.ledger.list_outcomes(self.record.id)
-        ended = {outcome.attempt: outcome for outcome in outcomes}
-        return ended, self._list_live_logs(), self._new_platform_lines(query)
+    def _read_outcomes(self) -> dict[int, Outcome]:
+        return {one.attempt: one for one in self.ledger.list_outcomes(self.record.id)}
 
     def _list_attempts(self, query: LineFilter) -> list[int]:
         begun = self.ledger.list_attempts(self.record.id)
@@ -230,7 +205,7 @@ def follow_lines(
     query: LineFilter = ALL_LINES,
     *,
     limit: int | None = None,
-    timing: FollowTiming | None = None,
+    sleep: Callable[[float], None] = time.sleep,
     refresh: Callable[[], None] = lambda: None,
 ) -> Iterator[JobLine | None]:
     """Yield every line that exists and that follows, until the job is over and all is read.
@@ -239,8 +214,7 @@ def follow_lines(
     `refresh` is called between passes: it may write the end of a job whose process died. A job that
     is over before it printed anything yields nothing.
     """
-    timing = timing or FollowTiming()
-    pause, lingered = timing.min_pause, 0.0
+    pause, lingered = MIN_PAUSE, 0.0
     if limit is not None:
         yield from logs.read_newest(query, limit)
     while True:
@@ -250,15 +224,15 @@ def follow_lines(
         for line in logs.read_new(query, max_seconds=MAX_READ_SECONDS):
             came = True
             yield line
-        if over and not came and (not logs.has_unread() or lingered >= timing.linger):
+        if over and not came and (not logs.has_unread() or lingered >= LINGER):
             yield from logs.read_new(query, include_partial=True)
             return
-        pause = timing.min_pause if came else min(pause * 1.5, timing.max_pause)
+        pause = MIN_PAUSE if came else min(pause * 1.5, MAX_PAUSE)
         lingered = lingered + pause if over and not came else 0.0
         yield None
         if not over:
             refresh()
-        timing.sleep(pause)
+        sleep(pause)
 
 
 def _find_corruption(archived: ArchivedLog, cursor: LogCursor | None) -> str:

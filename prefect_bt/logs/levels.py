@@ -21,42 +21,27 @@ class LogLevel(IntEnum):
     ERROR = 40
 
 
-LEVEL_NAMES: Final[dict[str, LogLevel]] = {
-    "TRACE": LogLevel.DEBUG,
-    "DEBUG": LogLevel.DEBUG,
-    "INFO": LogLevel.INFO,
-    "INFORMATION": LogLevel.INFO,
-    "NOTE": LogLevel.INFO,
-    "NOTICE": LogLevel.INFO,
-    "WARN": LogLevel.WARNING,
-    "WARNING": LogLevel.WARNING,
-    "ERR": LogLevel.ERROR,
-    "ERROR": LogLevel.ERROR,
-    "EXCEPTION": LogLevel.ERROR,
-    "SEVERE": LogLevel.ERROR,
-    "CRITICAL": LogLevel.ERROR,
-    "FATAL": LogLevel.ERROR,
-    "FATAL ERROR": LogLevel.ERROR,
-    # glog, klog, absl, TensorFlow, apt
-    "V": LogLevel.DEBUG,
-    "D": LogLevel.DEBUG,
-    "I": LogLevel.INFO,
-    "W": LogLevel.WARNING,
-    "E": LogLevel.ERROR,
-    "F": LogLevel.ERROR,
+_LEVEL_WORDS: Final = {
+    LogLevel.DEBUG: "TRACE|DEBUG|V|D",
+    LogLevel.INFO: "INFO|INFORMATION|NOTE|NOTICE|I",
+    LogLevel.WARNING: "WARN|WARNING|W",
+    LogLevel.ERROR: "ERR|ERROR|EXCEPTION|SEVERE|CRITICAL|FATAL|FATAL ERROR|E|F",
 }
-"""Level words of common loggers, in upper case."""
+"""Level words of common loggers; the letters are those of glog, klog, absl, TensorFlow and apt."""
+LEVEL_NAMES: Final[dict[str, LogLevel]] = {
+    word: level for level, words in _LEVEL_WORDS.items() for word in words.split("|")
+}
 
 _JSON_LEVEL_FIELDS: Final = ("level", "levelname", "log_level", "loglevel", "severity", "lvl")
-"""Of JSON lines, in the order in which they are looked for."""
+"""Fields of JSON lines, in order of precedence."""
 _LEVEL_NAME: Final = r"TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRITICAL|FATAL|SEVERE"
 _NUMBER: Final = r"\s*[-+]?\d[\d.]*(?:e[-+]?\d+)?\s*(?:[,|;%)]|$)"
-"""What follows the name of a metric."""
+"""The value after the name of a metric."""
 _MAX_PREFIX: Final = 400
-"""Characters of a line in which a prefix is looked for."""
+"""Number of characters of a line that are searched for a prefix."""
 
 _PROGRESS: Final = re.compile(r"\d%\|")
-"""A tqdm bar: what stands beside it are metrics."""
+"""A tqdm bar, which has metrics beside it."""
 _RULES: Final[tuple[re.Pattern[str], ...]] = tuple(
     re.compile(rule)
     for rule in (
@@ -86,18 +71,13 @@ _RULES: Final[tuple[re.Pattern[str], ...]] = tuple(
 _FORMS: Final[tuple[tuple[LogLevel, re.Pattern[str]], ...]] = (
     # /path/file.py:12: UserWarning: text
     (LogLevel.WARNING, re.compile(r"^(?:\S.*?:\d+: )?(?:[\w.]+\.)?[A-Z]\w*Warning: ")),
-    # torch.cuda.OutOfMemoryError: text
+    # torch.cuda.OutOfMemoryError: text   Traceback ...
     (
         LogLevel.ERROR,
         re.compile(
             r"^(?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception)|Exception|KeyboardInterrupt|SystemExit)"
             r"(?::\s|:?$)"
-        ),
-    ),
-    (
-        LogLevel.ERROR,
-        re.compile(
-            r"^(?:Traceback \(most recent call last\):|Exception in thread |Segmentation fault"
+            r"|^(?:Traceback \(most recent call last\):|Exception in thread |Segmentation fault"
             r"|Fatal Python error: |terminate called |panic: |thread '.*' panicked at"
             r"|During handling of the above exception|The above exception was the direct cause"
             r"|Aborted \(core dumped\)|Bus error|Killed$|\s*\+ Exception Group Traceback)"
@@ -109,18 +89,18 @@ _HINTS: Final = (
     *("excep", "level=", "lvl=", "severity=", "interrupt", "systemexit", "terminate", "panic"),
     *("segmentation", "aborted", "killed"),
 )
-"""One of them is in every line that has a level, but for those that `_INITIAL` and `{` begin."""
+"""Every line with a level contains one of them, or begins with `_INITIAL` or `{`."""
 _INITIAL: Final = re.compile(
     r"(?:\[\w+\]:)?\[?[VDIWEF]\d{3,4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [VDIWEF] |[EW]: "
 )
 _RANK_PREFIX: Final = re.compile(r"\[(?:rank|default)\d+\]: ?")
-"""torchrun's, before each line of a worker."""
+"""Prefix of torchrun before each line of a worker."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 def detect_level(message: str) -> LogLevel | None:
-    """Return the level that the line itself names, None without one.
+    """Return the level in the text of the line, None without one.
 
     >>> detect_level("2026-11-20 10:00:00,123 - train - WARNING - slow").name
     'WARNING'
@@ -130,12 +110,8 @@ def detect_level(message: str) -> LogLevel | None:
         return _detect_json_level(message)
     head = message[:_MAX_PREFIX]
     lower = head.lower()
-    for hint in _HINTS:
-        if hint in lower:
-            break
-    else:
-        if not _INITIAL.match(head):
-            return None
+    if not any(map(lower.__contains__, _HINTS)) and not _INITIAL.match(head):
+        return None
     if "\x1b" in head:
         head = _COLOUR.sub("", head)
     if _PROGRESS.search(head):

@@ -2,9 +2,8 @@
 
     <epoch nanoseconds> <text>\\n
 
-One file a rank and attempt, UTF-8, redacted before it is written, so that the file can be kept,
-copied and shown as it is. Lines of the platform itself begin with `[prefect-bt] `, so that a job
-that prints nothing still has a log that says what happened.
+There is one file for each rank and attempt, in UTF-8. Lines are redacted before they are written,
+so that the file can be copied and shown. Lines of the platform begin with `[prefect-bt] `.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from typing import Final, NamedTuple
 
 PLATFORM_PREFIX: Final = "[prefect-bt] "
 PLATFORM_RANK: Final = -1
-"""Of lines that no node wrote."""
+"""Rank of lines that no node wrote."""
 PLATFORM_LABEL: Final = "prefect-bt"
-"""Replica of such lines."""
+"""Replica of these lines."""
 TIMESTAMP_DIGITS: Final = 19
-"""Of epoch nanoseconds, until the year 2286. More digits are a line that begins in the middle."""
+"""Digits of epoch nanoseconds until the year 2286. A line cut at its start can have more."""
 
 
 class LogLine(NamedTuple):
-    """`timestamp` in epoch nanoseconds; 0 where a line carries none."""
+    """One line. `timestamp` in epoch nanoseconds, 0 for a line without one."""
 
     timestamp: int
     message: str
@@ -36,18 +35,18 @@ class LogLine(NamedTuple):
 
 
 def format_line(timestamp: int, message: str) -> bytes:
-    """One stored line. `message` must hold no newline."""
+    """Return a stored line. `message` must not contain a newline."""
     return f"{timestamp} {message}\n".encode(errors="replace")
 
 
 def format_lines(first: int, messages: Iterable[str]) -> bytes:
-    """Stored lines, stamped `first` and the nanoseconds after it. No message holds a newline."""
+    """Return stored lines with the times `first`, `first` + 1, and so on, in nanoseconds."""
     stamped = [f"{at} {message}\n" for at, message in enumerate(messages, first)]
     return "".join(stamped).encode(errors="replace")
 
 
 def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
-    """The whole lines in `data`; a last line without its newline is yielded too."""
+    """Yield the lines of `data` that are not empty, also a last line without a newline."""
     for text in data.decode(errors="replace").split("\n"):
         if not text:
             continue
@@ -65,7 +64,7 @@ def render_line(line: LogLine) -> str:
 
 
 def truncate(message: str, limit: int) -> str:
-    """At most so many characters of it, and how many are left out."""
+    """Return at most `limit` characters of the message, and the number of omitted ones."""
     left_out = len(message) - limit
     return message if left_out <= 0 else f"{message[:limit]}… ({left_out} more characters)"
 

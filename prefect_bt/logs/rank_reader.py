@@ -7,16 +7,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice, takewhile
 from typing import Final
 
 from prefect_bt.errors import ObjectNotFound, SubstrateError
 from prefect_bt.logs.levels import LevelDetector
-from prefect_bt.logs.line_filter import JobLine
-from prefect_bt.logs.line_format import parse_lines
+from prefect_bt.logs.line_filter import JobLine, LineFilter
+from prefect_bt.logs.line_format import LogLine, parse_lines
 from prefect_bt.logs.rank_log import RankLog, StoredLog
 
 MAX_LINE_BYTES: Final = 4 << 20
 """Longer lines are read in pieces."""
+LAST_LINES: Final = 50
+"""Lines of a failed rank that are shown and kept in the attempt's outcome."""
 BLOCK_BYTES: Final = 256 << 10
 """Bytes that are read at once from the end of a log."""
 CONTEXT_BYTES: Final = 16 << 10
@@ -53,9 +56,9 @@ class LogCursor:
         return isinstance(self.log, StoredLog) and self._offset >= self.log.size
 
     def read_new(
-        self, *, levels: bool, include_partial: bool, chunk_size: int, until: float
+        self, query: LineFilter, *, include_partial: bool, chunk_size: int, until: float
     ) -> Iterator[JobLine]:
-        """Yield the lines after the offset; a partial line if no more of it is expected.
+        """Yield selected lines after the offset; a partial line if no more of it is expected.
 
         A live log is read until `until`, in seconds of `time.monotonic`.
         """
@@ -65,13 +68,13 @@ class LogCursor:
             whole, newline, self._partial_line = (self._partial_line + chunk).rpartition(b"\n")
             if len(self._partial_line) > MAX_LINE_BYTES:
                 whole, newline, self._partial_line = whole + newline, self._partial_line, b""
-            yield from self._parser.parse(whole + newline, levels=levels)
+            yield from self._parse(whole + newline, query)
         if self._partial_line and (include_partial or self.finished):
             rest, self._partial_line = self._partial_line, b""
-            yield from self._parser.parse(rest, levels=levels)
+            yield from self._parse(rest, query)
 
-    def read_newest(self, *, levels: bool) -> Iterator[JobLine]:
-        """Return the lines that exist now, the last first; `read_new` continues after them.
+    def read_newest(self, query: LineFilter) -> Iterator[JobLine]:
+        """Return selected lines that exist now, the last first; `read_new` continues after them.
 
         A partial line of a live log is left to `read_new`.
         """
@@ -82,11 +85,15 @@ class LogCursor:
             size = self.log.log_size()
             whole = isinstance(self.log, StoredLog)
             self._offset = size if whole else find_line_end(self.log, size)
-        return iter_backwards(self.log, self._offset, levels=levels)
+        lines = iter_backwards(self.log, self._offset, levels=query.needs_levels)
+        return filter(query.accepts, takewhile(lambda one: one.at >= query.since, lines))
 
     def is_intact(self, sha256: str) -> bool:
         """Return whether the bytes have this digest; True if they were not all read."""
         return self._skipped or not self.finished or self._digest.hexdigest() == sha256
+
+    def _parse(self, data: bytes, query: LineFilter) -> Iterator[JobLine]:
+        return filter(query.accepts, self._parser.parse(data, levels=query.needs_levels))
 
     def _read_chunk(self, limit: int, until: float) -> bytes:
         if self.log is None or (not isinstance(self.log, StoredLog) and time.monotonic() > until):
@@ -113,6 +120,17 @@ def iter_backwards(log: RankLog, end: int, *, levels: bool = False) -> Iterator[
         deque(parser.parse(context, levels=levels), maxlen=0)
         yield from reversed([*parser.parse(data[cut:], levels=levels)])
         end, block = base + cut, BLOCK_BYTES
+
+
+def read_last_lines(log: RankLog, *, max_characters: int = MAX_LINE_BYTES) -> list[LogLine]:
+    """Return the last `LAST_LINES` lines, fewer if they have more than `max_characters`."""
+    found, characters = list[LogLine](), 0
+    for one in islice(iter_backwards(log, log.log_size()), LAST_LINES):
+        characters += len(one.line.message)
+        if found and characters > max_characters:
+            break
+        found.append(one.line)
+    return found[::-1]
 
 
 def find_line_end(log: RankLog, size: int) -> int:

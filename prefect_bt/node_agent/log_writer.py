@@ -35,14 +35,12 @@ class LogFile:
         self._descriptor = os.open(path, flags, 0o600)
         self._redact = redact
         self._disk = DiskSpace(measure or self._measure_disk)
-        self._dropped = 0
-        """Number of lines that were not written because the disk was nearly full."""
         self._waiting: list[bytes] = []
         self._size = 0
         self._flushed = 0.0
         self._stamp = 0
         self._lost = 0
-        """Number of lines whose write failed."""
+        """Number of lines that were not written and not yet reported."""
         self._cut = False
         """Whether the file ends in the middle of a line."""
         self.written_at: float | None = None
@@ -60,7 +58,6 @@ class LogFile:
         self.written_at = time.time()
         had_room = self._disk.has_room
         if self._disk.check(sum(map(len, lines))):
-            self._append_dropped()
             self._append(lines)
             return
         if had_room:
@@ -68,7 +65,7 @@ class LogFile:
                 f"only {self._disk.free / 1e9:.2f} GB of the disk are free: until there is more, "
                 "the output of the commands is not kept here"
             )
-        self._dropped += len(lines)
+        self._lost += len(lines)
 
     @property
     def has_pending(self) -> bool:
@@ -93,25 +90,24 @@ class LogFile:
                 return
             self._cut = data[written - 1 : written] != b"\n"
             data = data[written:]
-        if self._lost:
-            lost, self._lost = self._lost, 0
-            self.write_platform(f"{lost} log lines could not be written: the disk was full")
-            if self._lost:  # this line was lost too
-                self._lost += lost - 1
+        if self._disk.has_room:
+            self._write_lost()
 
     def close(self) -> None:
-        self._append_dropped()
         self.flush()
+        self._write_lost()
         os.close(self._descriptor)
 
     def _measure_disk(self) -> tuple[int, int]:
         usage = shutil.disk_usage(self._descriptor)
         return usage.free, usage.total
 
-    def _append_dropped(self) -> None:
-        if self._dropped:
-            self._append_platform(f"{self._dropped} lines were left out, for lack of disk space")
-            self._dropped = 0
+    def _write_lost(self) -> None:
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self.write_platform(f"{lost} log lines could not be written: the disk was full")
+            if self._lost:  # this line was lost too
+                self._lost += lost - 1
 
     def _append_platform(self, message: str) -> None:
         self._append([self._redact(PLATFORM_PREFIX + message.replace("\n", " "))])

@@ -10,10 +10,12 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs import first_failure, rank_reader
-from prefect_bt.logs.first_failure import LINES, FirstFailure, read_first_failure, read_last_lines
+from prefect_bt.logs import rank_reader
+from prefect_bt.logs.first_failure import FirstFailure, read_first_failure
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.logs.rank_log import StoredLog
+from prefect_bt.logs.rank_reader import LAST_LINES as LINES
+from prefect_bt.logs.rank_reader import read_last_lines
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 
@@ -67,12 +69,11 @@ def test_the_last_lines(job: Job, monkeypatch: pytest.MonkeyPatch, count: int, r
 
 
 def test_of_very_long_lines_fewer(job: Job, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(first_failure, "MAX_CHARACTERS", 3 << 15)
     monkeypatch.setattr(rank_reader, "MAX_LINE_BYTES", 3 << 16)
-    found = read_last_lines(job.seal(numbered(20, "é" * 30_000)))
+    found = read_last_lines(job.seal(numbered(20, "é" * 30_000)), max_characters=3 << 15)
     assert [line.timestamp for line in found] == [18, 19, 20]
     whole = "x" * (5 << 16)
-    (line,) = read_last_lines(job.seal(whole.encode()))
+    (line,) = read_last_lines(job.seal(whole.encode()), max_characters=3 << 15)
     assert 0 < len(line.message) < len(whole)
 
 

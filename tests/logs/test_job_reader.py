@@ -14,7 +14,7 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import CHUNK_BYTES, FollowTiming, JobLogs, follow_lines, iter_lines
+from prefect_bt.logs.job_reader import CHUNK_BYTES, JobLogs, follow_lines, iter_lines
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import log_key
@@ -128,8 +128,7 @@ class World:
                 todo.pop(0)()
 
         query = options.pop("query", LineFilter())
-        pace = FollowTiming(sleep=sleep)
-        looks = follow_lines(self.logs(), query, timing=pace, **options)  # pyright: ignore
+        looks = follow_lines(self.logs(), query, sleep=sleep, **options)  # pyright: ignore
         return [line for line in looks if line is not None]
 
 

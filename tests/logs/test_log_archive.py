@@ -158,6 +158,24 @@ def test_a_full_disk_keeps_what_fits(place: Place, monkeypatch: pytest.MonkeyPat
     assert last == ("[prefect-bt] the rest could not be kept: [Errno 28] No space left on device")
 
 
+def test_a_full_disk_has_the_reason_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log_archive, "READ_BYTES", 6)
+    data = b"".join(format_line(at, "x") for at in range(100, 300))
+    failed = list[int]()
+
+    def full_once(descriptor: int, data: bytes) -> int:
+        if not failed and os.fstat(descriptor).st_size >= 900:
+            failed.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr(log_archive, "os", altered(os, write=full_once))
+    place.seal(Node(0, data))
+    *kept, last = parse_lines(place.stored())
+    assert [line.timestamp for line in kept] == [*range(100, 175)]
+    assert last.message.startswith("[prefect-bt] the rest could not be kept:")
+
+
 class FileNode(Node):
     """A log that is a file of this machine."""
 
@@ -177,6 +195,18 @@ def test_a_file_becomes_the_object_itself(place: Place, tmp_path: Path):
     assert place.seal() == (facts(0, b"1 a\n2 b\n", 2),)
 
 
+def test_a_linked_object_has_the_mode_of_a_copied_one(place: Place, tmp_path: Path):
+    node = FileNode(tmp_path / "log", b"1 a\n")
+    node.log_file.chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        place.seal(node)
+    finally:
+        os.umask(before)
+    (found,) = (tmp_path / "store").glob("**/rank-0.log")
+    assert found.stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.parametrize("there", [b"1 a\n", b"1 a\n2 b\n3 c\n"])
 def test_a_file_beside_a_sealed_copy(place: Place, tmp_path: Path, there: bytes):
     place.seal(Node(0, there))
@@ -184,6 +214,12 @@ def test_a_file_beside_a_sealed_copy(place: Place, tmp_path: Path, there: bytes)
     longer = max(data, there, key=len)
     assert place.seal(FileNode(tmp_path / "log", data)) == (facts(0, longer, longer.count(b"\n")),)
     assert place.stored() == longer
+
+
+def test_other_bytes_of_the_same_length_replace_a_copy(place: Place, tmp_path: Path):
+    place.seal(Node(0, b"1 a\n"))
+    assert place.seal(FileNode(tmp_path / "log", b"1 b\n")) == (facts(0, b"1 b\n", 1),)
+    assert place.stored() == b"1 b\n"
 
 
 def test_a_file_that_is_gone_is_read_as_the_handle_reads_it(place: Place, tmp_path: Path):

@@ -20,7 +20,7 @@ from prefect_bt.definitions import (
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import FollowTiming, JobLogs, follow_lines
+from prefect_bt.logs.job_reader import JobLogs, follow_lines
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory
@@ -138,7 +138,7 @@ def test_following_a_job_that_never_prints(ledger: Ledger, record: JobRecord):
             steps.pop(0)()
 
     logs = JobLogs(ledger, record, platform=JobHistory(ledger, record))
-    found = [one for one in follow_lines(logs, timing=FollowTiming(sleep=sleep)) if one]
+    found = [one for one in follow_lines(logs, sleep=sleep) if one]
     assert told(found) == [
         "Job submitted; a Prefect flow run will start it.",
         "Waiting for a Prefect worker to start the job's run.",

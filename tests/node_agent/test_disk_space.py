@@ -108,7 +108,7 @@ def test_only_lines_of_the_platform_are_kept(tmp_path: Path, clock: list[float])
         "[prefect-bt] only 0.50 GB of the disk are free: until there is more, the output of the "
         "commands is not kept here",
         "[prefect-bt] start command 1 exited with 1",
-        "[prefect-bt] 30000 lines were left out, for lack of disk space",
+        "[prefect-bt] 30000 log lines could not be written: the disk was full",
     ]
     assert disk.log.written_at, "the commands still count as active"
 
@@ -125,8 +125,8 @@ def test_with_room_again_all_is_kept_again(tmp_path: Path, clock: list[float]):
     first, *lines = disk.lines()
     assert first.startswith("[prefect-bt] only 0.50 GB")
     assert lines == [
-        "[prefect-bt] 24 lines were left out, for lack of disk space",
         *["c"] * 12,
+        "[prefect-bt] 24 log lines could not be written: the disk was full",
     ]
 
 
