@@ -165,7 +165,7 @@ class Epochs:
 
     def has_ended(self) -> bool:
         """Return whether the newest claim has ended, also for a job that ended without claims."""
-        return self._newest_and_ended(lambda: "")[1]
+        return self._newest_and_ended()[1]
 
     def fence(self, number: int) -> Callable[[], None]:
         """Return a function that an actor of `number` calls before each act (`check`)."""
