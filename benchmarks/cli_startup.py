@@ -47,7 +47,7 @@ def main() -> None:
             "PREFECT_BT_STATE_DIR": str(root / "state"),
         }
         named = commands(prefect=not given.without_prefect)
-        for command in named.values():  # byte code and the catalogue are there from here on
+        for command in named.values():  # byte code and the index are there from here on
             measure(command, environment)
         for _ in range(given.runs):
             for name, command in named.items():
