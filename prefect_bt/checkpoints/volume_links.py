@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from prefect_bt.filesystem import confined
 MAX_LINKS: Final = 40
 _OPEN_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_FOLDER_ERRNOS: Final = frozenset({errno.ENOTDIR, errno.ELOOP})
-_FD_FOLDER: Final = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
+_FD_FOLDER: Final = "/proc/self/fd"
 
 VolumeMounts = Sequence[tuple[str, Path]]
 """Path in the node -> folder of this machine. A folder's first path decides what `..` means."""

@@ -53,12 +53,9 @@ def ensure_store_folder(root: Path) -> None:
 
 
 def current_umask() -> int:
-    """Return this process's umask, without setting it as os.umask does; 0o022 without /proc."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
+    """Return this process's umask, without setting it as os.umask does."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("Umask:")[2].split()[0], 8)
 
 
 def is_exposed(folder: Path) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -63,7 +62,7 @@ def reserve_port(gang: str, *, state_dir: Path) -> ReservedPort:
             if is_port_free(number):
                 return ReservedPort(number, descriptor)
             os.close(descriptor)
-        elif sys.platform == "linux" and not _is_held_by_own_user(number):
+        elif not _is_held_by_own_user(number):
             foreign += 1
             if foreign > MAX_FOREIGN:
                 return _reserve_by_file_only(gang, state_dir)
@@ -130,9 +129,7 @@ def _reserved_ports() -> set[int]:
 
 
 def _reserve_by_socket(number: int, state_dir: Path) -> int | None:
-    """The descriptor that holds the number; None when somebody else does."""
-    if sys.platform != "linux":
-        return _reserve_by_file(number, state_dir)
+    """Return the descriptor that reserves the port; None if another process has reserved it."""
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         holder.bind(_socket_name(number))
@@ -157,7 +154,7 @@ def _is_held_by_own_user(number: int) -> bool:
         try:
             probe.connect(_socket_name(number))
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:  # nobody listens, or too many ask: a release before this one, or a stranger
+        except OSError:  # nobody listens, or too many processes ask
             return False
     return _CREDENTIALS.unpack(credentials)[1] == os.geteuid()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import sys
 from functools import cache
 from typing import Any, Final
 
@@ -96,8 +95,6 @@ def set_subreaper(enabled: bool = True) -> None:
 
 
 def _call(name: str, *arguments: Any) -> int:
-    if sys.platform != "linux":
-        raise OSError(errno.ENOSYS, f"{name} is a Linux call")
     answer = int(getattr(_libc(), name)(*arguments))
     if answer == -1:
         number = ctypes.get_errno()

@@ -1,30 +1,28 @@
-"""Bytes from memory to the disk: begun early, so that what has to wait at the end waits little."""
+"""Write data from memory to the disk early, so that the sync at the end is short."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _SYNC_FILE_RANGE_WRITE: Final = 2
 """SYNC_FILE_RANGE_WRITE: begin, do not wait."""
 _MIN_BYTES: Final = 1 << 20
 
 
 def start_writeback(fd: int, offset: int, size: int) -> None:
-    """Have the range written out, without waiting and without losing it from memory.
+    """Begin to write out the range, without waiting, and keep it in memory.
 
     Measured on 4 GiB, against leaving all of it to the sync, and against POSIX_FADV_DONTNEED, which
     begins to write too: 1.3, 1.1 and 0.8 GB/s from memory, 1.1, 1.0 and 0.7 from the disk.
     """
-    call = _find_function("sync_file_range")
-    if call is not None and size >= _MIN_BYTES:
-        call(
+    if size >= _MIN_BYTES:
+        _LIBC.sync_file_range(
             ctypes.c_int(fd),
             ctypes.c_int64(offset),
             ctypes.c_int64(size),
@@ -34,12 +32,8 @@ def start_writeback(fd: int, offset: int, size: int) -> None:
 
 def sync_file_system(folder: Path) -> None:
     """Wait until all data of the folder's file system is on the disk. Raise OSError."""
-    call = _find_function("syncfs")
-    if call is None:
-        os.sync()
-        return
     with _open_folder(folder) as fd:
-        if call(ctypes.c_int(fd)) == -1:
+        if _LIBC.syncfs(ctypes.c_int(fd)) == -1:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
@@ -57,14 +51,3 @@ def _open_folder(folder: Path) -> Generator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-@cache
-def _find_function(name: str) -> Any:
-    """A Linux call that Python has no name for; None on other systems."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        return getattr(ctypes.CDLL(None, use_errno=True), name)
-    except (OSError, AttributeError):
-        return None

@@ -153,7 +153,7 @@ def _lower_priority() -> None:
     """Lowest CPU priority, and the disk only when nobody else wants it."""
     with contextlib.suppress(OSError):
         os.nice(19)
-    call = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
+    call = _IOPRIO_SET.get(platform.machine())
     if call is not None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).syscall(call, _PRIO_PROCESS, 0, _IOPRIO_IDLE)

@@ -11,7 +11,6 @@ import errno
 import os
 import select
 import struct
-import sys
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -53,9 +52,7 @@ class Inotify:
     """Folders under watch. For one thread."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel has no inotify, or no more of it for this user."""
-        if not sys.platform.startswith("linux"):
-            raise OSError(errno.ENOSYS, "inotify is Linux's")
+        """Raise OSError if the kernel grants this user no more instances."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(_FLAGS)
         if self._fd < 0:

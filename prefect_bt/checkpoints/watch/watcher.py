@@ -181,13 +181,12 @@ class DirectoryWatcher:
             self._notifier.add_watch(folder, descriptor)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.ENOMEM, errno.ENOENT}:
-                # This user may watch no more folders, or there is no /proc to name them by: looking
-                # at everything is always right.
+                # This user may watch no more folders: a full scan is always right.
                 self._notifier.close()
                 self._notifier = None
 
 
 def _open_inotify() -> Inotify | None:
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError):
         return Inotify()
     return None

@@ -188,11 +188,8 @@ def _list_mounts_below(folder: Path) -> list[Path]:
 
 
 def list_mount_points() -> list[str]:
-    """Every mount point that this process sees; empty where there is no /proc."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:
-        return []
+    """Return every mount point that this process sees."""
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     return [os.fsdecode(_unescape(line.split(b" ", 5)[4])) for line in lines]
 
 

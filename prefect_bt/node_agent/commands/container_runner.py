@@ -286,11 +286,10 @@ class ContainerProtocolError(ContainerStartError):
 
 
 def _open_pidfd(record: ContainerRecord) -> int | None:
-    """A descriptor that stands for the first process alone; None where there are none, or it is
-    gone and its pid is perhaps another's."""
+    """Return a descriptor of the container's first process; None if that process has ended."""
     try:
         descriptor = os.pidfd_open(record.pid)
-    except (OSError, AttributeError):
+    except OSError:
         return None
     if record.process.is_alive:
         return descriptor

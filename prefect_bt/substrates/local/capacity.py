@@ -42,8 +42,6 @@ def measure_memory() -> int:
 
 def probe_mount_namespace(environment: Mapping[str, str]) -> str:
     """Whether the kernel lets us build a private view: "" if so, else why not. A child tries it."""
-    if sys.platform != "linux":
-        return f"{sys.platform} has no mount namespaces"
     with tempfile.TemporaryDirectory(prefix="prefect-bt-probe-") as scratch:
         try:
             tried = subprocess.run(
