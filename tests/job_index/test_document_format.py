@@ -11,7 +11,7 @@ from tests.cli.conftest import ENDED, Shop
 FIELDS = (
     "attempts availability_model checkpoint_sync_error checkpoint_sync_status checkpoints "
     "created_at current_status error_message events flow_run_id flow_run_url id image "
-    "instance_type last_save max_run_time name node_count priority resources retries run_time "
+    "instance_type max_run_time name node_count priority resources retries run_time "
     "store substrate training_project training_project_id truss_user_env updated_at uploads "
     "user weights"
 )
