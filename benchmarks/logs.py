@@ -344,7 +344,7 @@ def peak_of(pid: int) -> float:
 def sealed_job(store: Path, count: int) -> Path:
     """A job of two ranks that is over; returns the file of the first."""
     ledger = Ledger(open_store(str(store)))
-    project = ledger.ensure_project("bench")
+    project = ledger.projects.ensure("bench")
     job_id = ledger.reserve_job_id(project.id)
     record = JobRecord(job_id, "job-1", project.id, "bench", 1.0, {})
     ledger.write_job(record)

@@ -73,7 +73,7 @@ class Screens:
         self._take(name)
 
     def _find_run(self, job_id: str, line: str) -> str:
-        for run in self._machine.ledger.list_runs(job_id):
+        for run in self._machine.ledger.runs.list(job_id):
             chosen = {"flow_run_id": {"any_": [run.flow_run_id]}}
             logs = call(self._machine, "POST", "logs/filter", logs=chosen, sort="TIMESTAMP_DESC")
             if any(line in log["message"] for log in logs):

@@ -65,14 +65,14 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
         get_run_logger().info("note: %s", note)
     site.substrate.warm_up()
     state = site.ledger.get_state(site.job_id)
-    scheduled = site.ledger.find_job_of_run(run_id) == site.job_id
+    scheduled = site.ledger.runs.find_job(run_id) == site.job_id
     host = host_id(site.settings.state_dir)
-    site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id), host=host)
+    site.ledger.runs.bind(run_id, site.job_id, url=run_url(run_id), host=host)
     if state is JobState.STOPPED and (waited or (scheduled and is_first)):
         return None
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
-            site.ledger.delete_stop_request(site.job_id)
+            site.ledger.controls.delete_stop_request(site.job_id)
         transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     if site.resumed or (state is JobState.CREATED and not is_first):
@@ -87,7 +87,7 @@ def _open(request: JobRequest, run_id: str) -> tuple[JobContext, bool] | None:
     while another run has the job.
     """
     parents, ledger = list_parent_runs(), request.ledger()
-    known = request.job_id or ledger.find_job_of_run(run_id)
+    known = request.job_id or ledger.runs.find_job(run_id)
     call = None if known else claim_parent_call(ledger, parents, request.fingerprint)
     watched = [run_id, *(str(parent.id) for parent in parents)]
     waited = False
@@ -145,7 +145,7 @@ def mirror_weights(
 
     The first mirror pins the revision. All attempts of the job use that revision.
     """
-    pin = site.ledger.read_pinned_weights(site.job_id).get(source.key)
+    pin = site.ledger.pins.read_weights(site.job_id).get(source.key)
     wanted = [source.secret] if source.secret else []
     where = MirrorContext(
         site.settings,
@@ -160,7 +160,7 @@ def mirror_weights(
     )
     if isinstance(mirrored, State):
         return mirrored
-    site.ledger.pin_weights(
+    site.ledger.pins.pin_weights(
         site.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
     )
     return str(mirrored.folder)

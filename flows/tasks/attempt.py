@@ -278,7 +278,7 @@ def _should_continue(site: JobContext) -> bool:
     if gang is not None and not gang.is_over():
         return True
     finalize_unfinished_attempts(site, reason="the process that ran it died")
-    if site.ledger.find_stop_request(site.job_id):
+    if site.ledger.controls.find_stop_request(site.job_id):
         return False
     outcomes = site.ledger.list_outcomes(site.job_id)
     if not outcomes or decide_job_retry(site).retry:

@@ -118,7 +118,7 @@ def _finish_interrupted(site: JobContext) -> None:
     """End an interrupted job as stopped, unless another machine has taken it over."""
     try:
         site.ledger.get_epochs(site.job_id).check(site.epoch)
-        site.ledger.request_stop(site.job_id, by="an interrupt")
+        site.ledger.controls.request_stop(site.job_id, by="an interrupt")
         _finish(site, JobState.STOPPED, "Stopped by an interrupt.")
     except Superseded as error:
         shut_down_local_nodes(site, error.message)
@@ -157,7 +157,7 @@ def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
     site = _find_job_context(flow_run)
     if site is None:
         return
-    site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
+    site.ledger.controls.request_stop(site.job_id, by="Prefect's cancellation")
     if _is_waiting(site):
         with suppress(StateError):  # another process is at it
             finalize_abandoned_job(site, JobState.STOPPED, "cancelled in Prefect before it began")
@@ -191,7 +191,7 @@ def _find_job_context(run: Any) -> JobContext | None:
     """The run's job, if it has one that is not over."""
     request = JobRequest.from_run_parameters(dict(run.parameters or {}))
     ledger = request.ledger()
-    job_id = ledger.find_job_of_run(str(run.id))
+    job_id = ledger.runs.find_job(str(run.id))
     if job_id is None or ledger.get_state(job_id).terminal:
         return None
     return open_job_context(ledger, ledger.get_job(job_id), settings=request.settings())

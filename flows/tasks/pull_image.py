@@ -75,4 +75,4 @@ def pull_image(site: JobContext, attempt: int, stop: threading.Event) -> str | S
         raise
     for note in image.notes:
         log.warning(note)
-    return site.ledger.pin_image(site.job_id, image.reference)
+    return site.ledger.pins.pin_image(site.job_id, image.reference)

@@ -83,7 +83,7 @@ class JobRequest:
         """
         ledger, settings = self.ledger(), self.settings()
         claim = JobLock(settings.state_dir)
-        known = self.job_id or ledger.find_job_of_run(flow_run_id) or (call and call.job_id)
+        known = self.job_id or ledger.runs.find_job(flow_run_id) or (call and call.job_id)
         epoch, notes = 0, tuple[str, ...]()
         try:
             if known:

@@ -108,7 +108,7 @@ class RevisionController:
             return
         if self._has_failed:
             # Its gate is not asked again; the process that judged it may have died since.
-            self._site.ledger.request_stop(self._site.job_id, by="its readiness check")
+            self._site.ledger.controls.request_stop(self._site.job_id, by="its readiness check")
             return
         if not self._ready:
             self._ready = self._check_ready(status.started_at)
@@ -167,7 +167,9 @@ class RevisionController:
         sentence = f"{message}: {why}"
         self._has_failed = True
         self._record_verdict(ready=False, message=sentence)
-        self._site.ledger.request_stop(self._site.job_id, by=f"its readiness check. {sentence}")
+        self._site.ledger.controls.request_stop(
+            self._site.job_id, by=f"its readiness check. {sentence}"
+        )
 
     def _explain(self, message: str) -> str:
         tail = read_log_tail(self._gang.handles[0])
@@ -202,7 +204,7 @@ class RevisionController:
     # -- whose the requests are -------------------------------------------------------------
 
     def _apply_action(self) -> None:
-        if self._site.ledger.find_stop_request(self._site.job_id):
+        if self._site.ledger.controls.find_stop_request(self._site.job_id):
             return  # its server is about to end: requests must not come back to it
         role, route = self._choose_action()
         if role is RevisionAction.SERVE:
@@ -230,7 +232,7 @@ class RevisionController:
             if role in {RevisionAction.DRAIN, RevisionAction.STOP}:
                 heir = f"revision {route.revision}, which took over" if route else ""
                 by = heir if role is RevisionAction.DRAIN else "its stop"
-                self._site.ledger.request_stop(self._site.job_id, by=by)
+                self._site.ledger.controls.request_stop(self._site.job_id, by=by)
 
     def _route_requests(self, route: Route | None) -> None:
         server, models = self._gang.handles[0], self._revision.models

@@ -72,7 +72,7 @@ class StopWatcher:
             # A store that does not answer says nothing; the next look is soon.
             with suppress(StoreError):
                 self._check_epoch(now)
-                if self._site.ledger.find_stop_request(self._site.job_id):
+                if self._site.ledger.controls.find_stop_request(self._site.job_id):
                     self._stopped = True
         if not self._stopped and (now >= self._prefect_due or self._events.poll()):
             # The runs' own word: an event may be of an earlier life of the same run.
@@ -100,7 +100,7 @@ class StopWatcher:
     def _request_stop(self, by: str) -> None:
         self._stopped = True
         with suppress(StoreError):
-            self._site.ledger.request_stop(self._site.job_id, by=by)
+            self._site.ledger.controls.request_stop(self._site.job_id, by=by)
 
 
 class _CancellationListener:

@@ -50,7 +50,7 @@ class JobContext:
     @property
     def team(self) -> str:
         """The team that owns the job's project, whatever team its definition names."""
-        return self.ledger.get_team(self.record.project_id)
+        return self.ledger.projects.get_team(self.record.project_id)
 
     @property
     def checkpointing(self) -> bool:

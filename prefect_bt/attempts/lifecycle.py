@@ -84,14 +84,14 @@ def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
         loaded_checkpoints=load,
         missing_references=tuple(missing),
         supports_images=site.substrate.supports_images,
-        pinned_image=site.ledger.read_pinned_image(record.id)
+        pinned_image=site.ledger.pins.read_image(record.id)
         if site.substrate.supports_images
         else "",
         grace=settings.grace,
         settle=settings.settle,
         retention=record.retention,
         revisions={
-            key: pin.revision for key, pin in site.ledger.read_pinned_weights(record.id).items()
+            key: pin.revision for key, pin in site.ledger.pins.read_weights(record.id).items()
         },
     )
     return plan_gang(site.project.model_copy(update={"team_name": site.team}), context)
@@ -166,7 +166,7 @@ def resolve_image_secrets(site: JobContext) -> dict[str, str]:
 
 def plan_job_image(site: JobContext) -> ImagePlan:
     """The image that the next attempt needs: what the job pinned, else what it defines."""
-    return plan_image(site.project.job, site.ledger.read_pinned_image(site.job_id))
+    return plan_image(site.project.job, site.ledger.pins.read_image(site.job_id))
 
 
 def finalize_unfinished_attempts(site: JobContext, *, reason: str) -> None:
@@ -222,7 +222,7 @@ def _finalize(
     by_themselves = (
         ended and complete and not any(status.stop_reason is StopReason.STOPPED for status in seen)
     )
-    stopped = bool(site.ledger.find_stop_request(site.job_id)) and not by_themselves
+    stopped = bool(site.ledger.controls.find_stop_request(site.job_id)) and not by_themselves
     gang.shut_down(StopReason.STOPPED if stopped else reason)
     return (
         gang.make_outcome() if stopped or (ended and complete) else gang.interrupted_outcome(reason)
@@ -296,7 +296,7 @@ def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) 
 def decide_job_retry(site: JobContext) -> RetryDecision:
     """Whether the job's last outcome is followed by another attempt."""
     outcomes = site.ledger.list_outcomes(site.job_id)
-    if site.ledger.find_stop_request(site.job_id):
+    if site.ledger.controls.find_stop_request(site.job_id):
         return RetryDecision(False, "the job was asked to stop")
     if not outcomes:
         return RetryDecision(False, "no attempt was made")
@@ -352,7 +352,7 @@ def terminal_state(site: JobContext, default: JobState) -> JobState:
     """
     outcomes = site.ledger.list_outcomes(site.job_id)
     last = outcomes[-1].state if outcomes else default
-    if last is not JobState.COMPLETED and site.ledger.find_stop_request(site.job_id):
+    if last is not JobState.COMPLETED and site.ledger.controls.find_stop_request(site.job_id):
         return JobState.STOPPED
     return last
 

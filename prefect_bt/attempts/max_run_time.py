@@ -59,7 +59,7 @@ class RunTimeLimit:
 
 def find_run_time_limit(ledger: Ledger, record: JobRecord) -> RunTimeLimit | None:
     """Return the limit of the job with what its ended attempts used of it; None without one."""
-    limit = ledger.get_max_run_time(record)
+    limit = ledger.controls.get_max_run_time(record)
     if limit is None:
         return None
     return RunTimeLimit(record.id, limit, sum_run_time(ledger.list_outcomes(record.id)))
@@ -67,7 +67,7 @@ def find_run_time_limit(ledger: Ledger, record: JobRecord) -> RunTimeLimit | Non
 
 def check_run_time(ledger: Ledger, record: JobRecord, *, limit: float | None = None) -> None:
     """Raise MaxRunTimeError if nothing is left of the job's maximum run time, or of `limit`."""
-    chosen = limit or ledger.get_max_run_time(record)
+    chosen = limit or ledger.controls.get_max_run_time(record)
     used = sum_run_time(ledger.list_outcomes(record.id))
     if chosen is None or used < chosen:
         return

@@ -49,7 +49,7 @@ def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
         why = why or _need_reason(ledger, record, now)
         if not why or not record.definition.get("job", {}).get("weights"):
             continue
-        pins = ledger.read_pinned_weights(record.id)
+        pins = ledger.pins.read_weights(record.id)
         for plan in plan_weights(load_definition(record).job):
             pin = pins.get(plan.key)
             yield why, plan.key, pin.revision if pin else ""

@@ -29,7 +29,7 @@ def _iter_projects(jobs: JobIndex) -> Iterator[Document]:
     newest: dict[str, JobEntry] = {entry.project_id: entry for entry in jobs.list_entries()}
     documents = jobs.list_documents(list(newest.values()))
     latest = {one["training_project_id"]: one for one in documents}
-    for project in jobs.ledger.list_projects():
+    for project in jobs.ledger.projects.list():
         yield _project_document(project, latest.get(project.id))
 
 

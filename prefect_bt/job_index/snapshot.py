@@ -37,7 +37,7 @@ class JobSnapshot:
 def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
     """Read the records of the job. Raise StoreError."""
     history, attempts = JobHistory(ledger, record), ledger.list_attempts(record.id)
-    line, runs = history.read_waiting_line(), ledger.list_runs(record.id)
+    line, runs = history.read_waiting_line(), ledger.runs.list(record.id)
     snapshot = JobSnapshot(
         ledger.get_state(record.id),
         url=runs[-1].url if runs else "",

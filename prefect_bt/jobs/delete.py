@@ -58,7 +58,7 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
 
     Raises StateError before anything is deleted if one of its jobs cannot be deleted.
     """
-    project = ledger.get_project(name_or_id)
+    project = ledger.projects.get(name_or_id)
     jobs = list_project_jobs(ledger, project.id)
     for job_id in jobs:
         check_deletable(ledger, project.id, job_id)
@@ -71,7 +71,7 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
         if info.key != last:
             ledger.store.delete(info.key)
     # A project in the index has a record; so the index goes first.
-    ledger.remove_project_from_index(project)
+    ledger.projects.remove_from_index(project)
     ledger.store.delete(last)
     return {"id": project.id, "deleted": True}
 

@@ -47,7 +47,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     error = last.message if last.state in _WITH_ERROR else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     resources = find_resources(ledger, record)
-    runs = ledger.list_runs(record.id)
+    runs = ledger.runs.list(record.id)
     checkpointing = job.runtime.checkpointing_config.enabled
     sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)
     return {
@@ -63,7 +63,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "training_project": {
             "id": record.project_id,
             "name": record.project_name,
-            "team_name": ledger.get_team(record.project_id) or None,
+            "team_name": ledger.projects.get_team(record.project_id) or None,
         },
         "checkpoint_sync_status": sync.status,
         "checkpoint_sync_error": sync.error or None,
@@ -78,12 +78,12 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "events": [{**event_document(event), "at": format_iso(event.at)} for event in events],
         "resources": _resources_document(resources),
         "retries": codec.encode(record.retries),
-        "max_run_time": ledger.get_max_run_time(record),
+        "max_run_time": ledger.controls.get_max_run_time(record),
         "run_time": sum_run_time(ledger.list_outcomes(record.id)),
         "substrate": record.substrate,
         "image": {
             "reference": job.image.base_image,
-            "pinned": ledger.read_pinned_image(record.id) or None,
+            "pinned": ledger.pins.read_image(record.id) or None,
         },
         "store": ledger.store.url,
         "flow_run_id": runs[-1].flow_run_id if runs else None,
@@ -160,7 +160,7 @@ def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[di
         return []
     from prefect_bt.planning.planner import plan_weights
 
-    pins = ledger.read_pinned_weights(job_id)
+    pins = ledger.pins.read_weights(job_id)
     return [
         {
             "source": source.source,

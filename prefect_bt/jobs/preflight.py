@@ -20,7 +20,7 @@ def assign_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
     A project without a team is the only stored project of its name. Raises AmbiguousError if
     several teams have one. A new project keeps the team that its definition names.
     """
-    known = ledger.find_project(project.name, team=project.team_name)
+    known = ledger.projects.find(project.name, team=project.team_name)
     owner = known.team_name if known else normalize_team(project.team_name or "")
     return project.model_copy(update={"team_name": owner})
 
@@ -59,7 +59,7 @@ def _try_load(ledger: Ledger, project: TrainingProject) -> None:
     load = project.job.runtime.load_checkpoint_config
     if load is None or not load.enabled:
         return
-    known = ledger.find_project(project.name, team=project.team_name)
+    known = ledger.projects.find(project.name, team=project.team_name)
     resolve_loaded_checkpoints(
         ledger, project, project_id=known.id if known else "", created_before=ledger.now()
     )

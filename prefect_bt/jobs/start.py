@@ -195,7 +195,7 @@ def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:
     from prefect_bt.prefect_api.client import run_deployment
 
     run = run_deployment(deployment, job_id=record.id, store=ledger.store.url)
-    ledger.bind_run(run.flow_run_id, record.id, url=run.url)
+    ledger.runs.bind(run.flow_run_id, record.id, url=run.url)
 
 
 def default_secret_sources() -> tuple[SecretSource, ...]:

@@ -83,7 +83,7 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         return _describe_end(ledger, job_id, stopped)
     nobodys = f"Job {job_id} had no running process; it is stopped."
     away = describe_owning_machine(site.settings.state_dir, ledger, job_id)
-    if not ledger.request_stop(job_id, by=by):
+    if not ledger.controls.request_stop(job_id, by=by):
         reconcile_job(ledger, job_id)
         if ledger.get_state(job_id).terminal:
             return _describe_end(ledger, job_id, nobodys)
@@ -150,9 +150,9 @@ def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
     from prefect_bt.prefect_api.client import get_run_state
 
     release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
-    runs = ledger.list_runs(record.id)
+    runs = ledger.runs.list(record.id)
     with suppress(StateError, ServerError):
-        if request := ledger.find_stop_request(record.id):
+        if request := ledger.controls.find_stop_request(record.id):
             reason = f"stopped by {request.by} before it began"
             finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
             return
@@ -180,7 +180,7 @@ def reconcile_running_job(site: JobContext) -> None:
     ledger, job_id, state_dir = site.ledger, site.job_id, site.settings.state_dir
     if not _is_abandoned(ledger, job_id, state_dir):
         return
-    request = ledger.find_stop_request(job_id)
+    request = ledger.controls.find_stop_request(job_id)
     if request is None:
         recover_job(ledger, job_id, state_dir=state_dir)
         return
@@ -220,7 +220,7 @@ def finalize_abandoned_job(
                 remove_job_lock(state_dir, site.job_id, lock)
             raise
         if state is JobState.STOPPED and not site.ledger.get_state(site.job_id).terminal:
-            site.ledger.request_stop(site.job_id, by=reason)
+            site.ledger.controls.request_stop(site.job_id, by=reason)
         finalize_unfinished_attempts(site, reason=reason)
         for end in missing_states(site, terminal_state(site, state)):
             message = _final_message(site, end, reason)

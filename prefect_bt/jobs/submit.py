@@ -242,7 +242,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     options = options or SubmitOptions()
     ledger = open_ledger(options.store)
     old = ledger.get_job(job_id)
-    team = {"team_name": ledger.get_team(old.project_id)}
+    team = {"team_name": ledger.projects.get_team(old.project_id)}
     project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
@@ -302,7 +302,7 @@ def write_job(
     """Write the project, the id, the workspace, and last the job, which then exists."""
     origin = origin or JobOrigin()
     old = origin.source_job
-    known = ledger.ensure_project(project.name, team_name=project.team_name)
+    known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
     job_id = ledger.reserve_job_id(known.id, preferred=origin.preferred_id)
     try:

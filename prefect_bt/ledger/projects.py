@@ -2,8 +2,8 @@
 
 A project belongs to one team permanently; the empty name is the default team. A name is unique
 within a team, so two teams can each own a project of the same name. The first team that uses a name
-has the plain key of the index, which is the layout of releases without teams; every further team
-has its own key. All keys are create-only, so two concurrent pushes share one project.
+has the plain key of the index; every further team has its own key. All keys are create-only, so two
+concurrent pushes share one project.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from prefect_bt.object_keys import (
 from prefect_bt.object_store.protocols import Store
 
 DEFAULT_TEAM: Final = "default"
-"""What the default team can also be called; its records have the empty name."""
+"""Name of the default team in options; its records have the empty name."""
 
 
 class Projects:
@@ -37,6 +37,7 @@ class Projects:
 
     def __init__(self, store: Store, *, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
+        self._teams: dict[str, str] = {}
 
     def find(self, name: str, *, team: str | None) -> ProjectRecord | None:
         """Return the project that a push goes to; None if the push is to create it.
@@ -54,7 +55,7 @@ class Projects:
             raise _ambiguous_error(name, named, f"Choose one: {' or '.join(choices)}.")
         return named[0] if named else None
 
-    def ensure(self, name: str, *, team: str | None) -> ProjectRecord:
+    def ensure(self, name: str, *, team: str | None = None) -> ProjectRecord:
         """Return the project of that name and team, created if there is none.
 
         One of several concurrent callers creates it. A new project without a team belongs to the
@@ -89,6 +90,15 @@ class Projects:
         known = ", ".join(f"{p.id} ({p.name})" for p in self.list())
         hint = f"Projects here: {known}." if known else "There are none yet: push a job first."
         raise NotFoundError("project", name_or_id, next_step=hint)
+
+    def get_team(self, project_id: str) -> str:
+        """Return the team that owns the project, which never changes; "" is the default team."""
+        if project_id not in self._teams:
+            record = self._read(project_id)
+            if record is None:
+                return ""
+            self._teams[project_id] = record.team_name
+        return self._teams[project_id]
 
     def list(self) -> list[ProjectRecord]:
         """Return every project, oldest first."""
@@ -139,9 +149,10 @@ class Projects:
 
     def _read(self, project_id: str) -> ProjectRecord | None:
         try:
-            return decode_project(self._store.get(project_record_key(project_id)))
+            record = codec.loads(ProjectRecord, self._store.get(project_record_key(project_id)))
         except ObjectNotFound:
             return None
+        return replace(record, team_name=normalize_team(record.team_name))
 
 
 def _index_keys(project: ProjectRecord) -> tuple[str, str]:
@@ -153,12 +164,6 @@ def _index_keys(project: ProjectRecord) -> tuple[str, str]:
 def _ambiguous_error(name: str, named: Iterable[ProjectRecord], next_step: str) -> AmbiguousError:
     listed = ", ".join(f"{one.id} ({format_team(one.team_name)})" for one in named)
     return AmbiguousError(f"Several teams have a project {name!r}: {listed}.", next_step=next_step)
-
-
-def decode_project(data: bytes) -> ProjectRecord:
-    """Return the stored record with its team's canonical name."""
-    record = codec.loads(ProjectRecord, data)
-    return replace(record, team_name=normalize_team(record.team_name))
 
 
 def normalize_team(team: str) -> str:

@@ -13,7 +13,7 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
-from prefect_bt.ledger.pinned_weights import PinnedWeights
+from prefect_bt.ledger.pins import PinnedWeights
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.levels import LogLevel
@@ -106,7 +106,7 @@ class JobHistory:
                 yield pin.at, message, LogLevel.INFO
 
     def _iter_stop_entries(self) -> Iterator[_Entry]:
-        request = self._ledger.find_stop_request(self._record.id)
+        request = self._ledger.controls.find_stop_request(self._record.id)
         if request:
             yield request.at, f"Stop requested by {request.by}.", LogLevel.WARNING
 
@@ -123,7 +123,7 @@ class JobHistory:
 
     def _format_deploying(self, attempt: int) -> str:
         record, ledger = self._record, self._ledger
-        if record.substrate != "local" and not ledger.read_pinned_image(record.id):
+        if record.substrate != "local" and not ledger.pins.read_image(record.id):
             return f"Attempt {attempt}: pulling the image {self._image}."
         gang = GangObjects.of_attempt(ledger.store, record.project_id, record.id, attempt)
         reason = gang.read_waiting()
@@ -154,7 +154,7 @@ class JobHistory:
         from prefect_bt.planning.planner import plan_weights
         from prefect_bt.text.url_redaction import redact_url
 
-        pins = self._ledger.read_pinned_weights(self._record.id)
+        pins = self._ledger.pins.read_weights(self._record.id)
         plans = plan_weights(load_definition(self._record).job)
         return [(redact_url(plan.source), plan.key, pins.get(plan.key)) for plan in plans]
 

@@ -81,7 +81,7 @@ def resolve_checkpoint_base(ledger: Ledger, base: BaseModel) -> BaseModel:
     named = _CHECKPOINT_URI.fullmatch(base.source)
     if named is None:
         return base
-    project = ledger.get_project(named["project"])
+    project = ledger.projects.get(named["project"])
     for job in reversed(ledger.list_jobs(project_id=project.id)):
         if named["job"] in {job.id, job.name}:
             found = _find_base_checkpoint(
@@ -146,7 +146,7 @@ def _base_from_weights(
         inner = _relative_path(plan.mount_location, path)
         if not inner:
             continue
-        pin = ledger.read_pinned_weights(job.id).get(plan.key)
+        pin = ledger.pins.read_weights(job.id).get(plan.key)
         return BaseModel(
             path,
             given.source,

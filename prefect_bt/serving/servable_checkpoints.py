@@ -77,7 +77,7 @@ def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoint
 
     `project`: name or id of the only one to look in.
     """
-    project_id = ledger.get_project(project).id if project else None
+    project_id = ledger.projects.get(project).id if project else None
     for job in reversed(ledger.list_jobs(project_id=project_id)):
         shelf = list_servable(ledger, job.id)
         if shelf.servable:

@@ -194,7 +194,7 @@ def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
     Idempotent.
     """
     for one in resolve_pins(ledger.store, serving):
-        ledger.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
+        ledger.pins.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
 
 
 def _pin_checkpoint(store: Store, plan: WeightsPlan, key: str) -> RevisionPin:

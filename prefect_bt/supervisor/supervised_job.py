@@ -120,7 +120,7 @@ class SupervisedJob:
         """
         away = self.is_on_other_machine
         if stopped_by and not self.is_finished and not away:
-            self.ledger.request_stop(self.job_id, by=stopped_by)
+            self.ledger.controls.request_stop(self.job_id, by=stopped_by)
         log = lock_path(self.state_dir, self.job_id).with_name("flow.log")
         said = output + (log.read_bytes()[-TAIL_BYTES:] if log.exists() else b"")
         site = open_job_context(self.ledger, self.ledger.get_job(self.job_id))
@@ -129,7 +129,7 @@ class SupervisedJob:
         elif self.is_finished:
             remove_nodes(site)  # the flow may have died before it could
         else:
-            stopped = self.ledger.find_stop_request(self.job_id)
+            stopped = self.ledger.controls.find_stop_request(self.job_id)
             finalize_abandoned_job(
                 site,
                 JobState.STOPPED if stopped else JobState.FAILED,

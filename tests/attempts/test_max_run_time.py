@@ -219,7 +219,7 @@ def test_a_retry_gives_more_or_is_refused(
     assert ledger.get_state(record.id) is JobState.FAILED
 
     check_run_time(ledger, record, limit=200.0)
-    ledger.set_max_run_time(record.id, 200.0)
+    ledger.controls.set_max_run_time(record.id, 200.0)
     check_run_time(ledger, record)
     document = job_document(ledger, record)
     assert (document["max_run_time"], document["run_time"]) == (200.0, 105.0)

@@ -70,7 +70,7 @@ def rest(store):
 
 def make_job(ledger: Ledger, *states: JobState) -> str:
     """A job in the ledger, for instance one that holds another's checkpoints; its id."""
-    project = ledger.ensure_project("holders")
+    project = ledger.projects.ensure("holders")
     record = JobRecord(
         id=ledger.reserve_job_id(project.id),
         name="job",

@@ -135,7 +135,7 @@ class Shop:
         sha256: str = "",
         resources: Resources | None = None,
     ) -> JobRecord:
-        known = self.ledger.ensure_project(project)
+        known = self.ledger.projects.ensure(project)
         definition = TrainingProject(
             name=project,
             job=TrainingJob(

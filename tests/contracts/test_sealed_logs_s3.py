@@ -31,7 +31,7 @@ def test_sealed_followed_explained_and_damaged(
 ):
     use(monkeypatch, endpoint)
     ledger = Ledger(open_store(Bucket(endpoint).url))
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     record = JobRecord(ledger.reserve_job_id(project.id), "job-1", project.id, "p", 1.0, {})
     ledger.write_job(record)
     ledger.begin_attempt(record.id)

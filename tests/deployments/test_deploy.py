@@ -118,10 +118,10 @@ def test_a_worker_runs_it(deployed: Machine, tmp_path: Path):
     run = run_to_the_end("train", {"config": str(config)})
     assert run.state is not None
     assert run.state.is_completed(), f"{run.state}\n{worker_log(deployed)}"
-    job_id = deployed.ledger.find_job_of_run(str(run.id))
+    job_id = deployed.ledger.runs.find_job(str(run.id))
     assert job_id
     assert deployed.ledger.get_state(job_id) is JobState.COMPLETED
-    assert [known.flow_run_id for known in deployed.ledger.list_runs(job_id)] == [str(run.id)]
+    assert [known.flow_run_id for known in deployed.ledger.runs.list(job_id)] == [str(run.id)]
 
 
 def worker_log(machine: Machine) -> str:

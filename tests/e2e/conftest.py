@@ -172,7 +172,7 @@ class Machine:
         with environment_of({**self.environment, **(extra or {})}):
             state: Any = train(str(config), **given, return_state=True)
         run_id = str(state.state_details.flow_run_id)
-        job_id = self.ledger.find_job_of_run(run_id)
+        job_id = self.ledger.runs.find_job(run_id)
         assert job_id, state
         return self.view(job_id)
 

@@ -108,7 +108,7 @@ def check_went_on(machine: Machine, job_id: str) -> None:
         "attempt 0 ends",
     ]
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
-    assert len(machine.ledger.list_runs(job_id)) == 1
+    assert len(machine.ledger.runs.list(job_id)) == 1
     machine.nothing_left(job_id)
 
 
@@ -148,7 +148,7 @@ def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
     for flow in there:
         with suppress(psutil.NoSuchProcess):
             flow.kill()
-    run = machine.ledger.list_runs(job_id)[-1].flow_run_id
+    run = machine.ledger.runs.list(job_id)[-1].flow_run_id
     until(lambda: run_is(machine, run, "COMPLETED"), seconds=60, what="the run to end")
     machine.nothing_left(job_id)
 
@@ -173,7 +173,7 @@ def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
 
 def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
     job_id = start(machine)
-    (run,) = machine.ledger.list_runs(job_id)
+    (run,) = machine.ledger.runs.list(job_id)
     kill(machine, job_id, "prefect_bt.supervisor.process")
     kill(machine, job_id, "prefect_bt.supervisor.run_flow")
     set_state = f"flow_runs/{run.flow_run_id}/set_state"

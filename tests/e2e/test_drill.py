@@ -83,7 +83,7 @@ until test "$told" = yes && test -e $BT_CHECKPOINT_DIR/leave; do sleep 0.1; done
     _, said = drill.communicate(timeout=200)
     assert drill.returncode == 130
     assert f"Job {job_id} is being stopped: its ranks receive SIGTERM" in said
-    assert machine.ledger.find_stop_request(job_id)
+    assert machine.ledger.controls.find_stop_request(job_id)
     assert not machine.ledger.get_state(job_id).terminal
     (machine.state_dir / "jobs" / job_id / "rank-0" / "checkpoints" / "leave").touch()
     machine.wait(job_id, "STOPPED")

@@ -69,7 +69,7 @@ def check_tasks(machine: Machine, run_id: str, wanted: dict[str, tuple[str, str]
 
 
 def run_of(machine: Machine, job_id: str) -> str:
-    return machine.ledger.list_runs(job_id)[-1].flow_run_id
+    return machine.ledger.runs.list(job_id)[-1].flow_run_id
 
 
 def attempt(number: int, *ranks: tuple[str, str], **others: tuple[str, str]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
     folder = machine.state_dir / "jobs" / job_id
     until(lambda: not folder.exists(), seconds=15, what=f"{story}; {folder} removed")
     assert job_id not in Path("/proc/self/mountinfo").read_text(), story
-    (run,) = machine.ledger.list_runs(job_id)
+    (run,) = machine.ledger.runs.list(job_id)
     until(lambda: run_ended(machine, run.flow_run_id), seconds=60, what=f"{story}; its run's end")
 
 

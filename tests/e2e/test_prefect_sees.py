@@ -33,7 +33,7 @@ def test_a_flood_of_lines_is_whole_in_the_store_and_a_sample_in_prefect(machine:
     numbers = [line.split()[2] for line in log.read_text().splitlines() if " of the flood" in line]
     assert numbers == [str(number) for number in range(1, LINES + 1)]
     assert machine.logs(job_id).count(" of the flood") == LINES
-    run_id = machine.ledger.list_runs(job_id)[-1].flow_run_id
+    run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
     of_run = {"logs": {"flow_run_id": {"any_": [run_id]}}}
 
     def shown() -> list[str]:
@@ -119,7 +119,7 @@ def test_uploads_are_seen_on_the_run_and_in_view(machine: Machine, tmp_path: Pat
         return found[0] if found and found[0]["data"] == 100.0 else None
 
     assert "1 committed" in until(bar, seconds=30, what="the bar on the run")["description"]
-    run_id = machine.ledger.list_runs(job_id)[-1].flow_run_id
+    run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
 
     def line() -> bool:
         found = pages(machine, "logs/filter", logs={"flow_run_id": {"any_": [run_id]}})

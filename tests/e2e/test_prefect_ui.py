@@ -205,7 +205,7 @@ def submit(runs: RunPages, machine: Machine, script: str, block: str = "") -> st
 
 
 def job_of(machine: Machine, run_id: str) -> str:
-    return until(lambda: machine.ledger.find_job_of_run(run_id), seconds=60, what="the job")
+    return until(lambda: machine.ledger.runs.find_job(run_id), seconds=60, what="the job")
 
 
 def test_a_run_from_the_form_completes(runs: RunPages, machine: Machine) -> None:

@@ -89,7 +89,7 @@ def test_an_interrupt_stops_the_job(machine: Machine, number: signal.Signals) ->
     assert machine.wait(job_id, "STOPPED")
     if number is signal.SIGINT:
         assert err.rstrip().endswith("KeyboardInterrupt")
-        run = call(machine, "GET", f"flow_runs/{machine.ledger.list_runs(job_id)[-1].flow_run_id}")
+        run = call(machine, "GET", f"flow_runs/{machine.ledger.runs.list(job_id)[-1].flow_run_id}")
         assert run["state_type"] == "CANCELLED"
     machine.nothing_left(job_id)
 
@@ -97,7 +97,7 @@ def test_an_interrupt_stops_the_job(machine: Machine, number: signal.Signals) ->
 def test_cancelling_the_run_in_prefect_stops_the_job(machine: Machine) -> None:
     job_id = machine.push(machine.folder("echo ready; sleep 600\n"))["id"]
     until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
-    run_id = machine.ledger.list_runs(job_id)[-1].flow_run_id
+    run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
     path = f"flow_runs/{run_id}"
     call(machine, "POST", f"{path}/set_state", state={"type": "CANCELLING"})
     machine.wait(job_id, "STOPPED")

@@ -37,7 +37,7 @@ def test_a_failed_job_is_retried_until_it_completes_and_not_again(machine: Machi
     assert json.loads(done.stdout)["id"] == job["id"]
     seen = machine.view(job["id"])
     assert [a["status"] for a in seen["attempts"]] == ["failed", "failed", "completed"]
-    assert len(machine.ledger.list_runs(job["id"])) == 1, "one Prefect run"
+    assert len(machine.ledger.runs.list(job["id"])) == 1, "one Prefect run"
     logs = machine.logs(job["id"])
     assert "attempt 1 finds checkpoint-0" in logs
     assert "attempt 2 finds checkpoint-0 checkpoint-1" in logs
@@ -137,7 +137,7 @@ def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
         return bool(found) and why in found[0]["data"]
 
     until(card, seconds=20, what="the reason on the card")
-    run_id = machine.ledger.list_runs(job_id)[-1].flow_run_id
+    run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
 
     def line() -> bool:
         found = ask(machine, "logs/filter", logs={"flow_run_id": {"any_": [run_id]}})

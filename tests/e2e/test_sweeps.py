@@ -108,7 +108,7 @@ def test_a_cancelled_parent_stops_its_trials(machine: Machine, mode: str) -> Non
         machine.wait(job_id, "STOPPED", seconds=20)
     sweep.process.wait(300)
     for job_id in sweep.jobs():
-        run_is(machine, machine.ledger.list_runs(job_id)[-1].flow_run_id, "CANCELLED")
+        run_is(machine, machine.ledger.runs.list(job_id)[-1].flow_run_id, "CANCELLED")
         machine.nothing_left(job_id)
 
 

@@ -169,7 +169,7 @@ def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
     until(lambda: not nodes(machine, job_id), seconds=90, what="the first machine's gang gone")
     until(lambda: not any(map(is_alive, theirs)), seconds=90, what="nothing of it left")
     assert machine.ledger.get_state(job_id) is JobState.RUNNING
-    assert machine.ledger.find_stop_request(job_id) is None
+    assert machine.ledger.controls.find_stop_request(job_id) is None
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
     events = machine.ledger.list_events(job_id)

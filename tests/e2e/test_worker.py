@@ -271,7 +271,7 @@ def test_the_flow_is_killed_with_its_gang_and_the_next_attempt_begins(machine: M
 
 def one_run(machine: Machine, job: dict[str, Any]) -> bool:
     """Whether all of the job's attempts are those of the run that began it."""
-    runs = machine.ledger.list_runs(job["id"])
+    runs = machine.ledger.runs.list(job["id"])
     return [run.flow_run_id for run in runs] == [job["flow_run_id"]]
 
 
@@ -323,9 +323,9 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
             "PREFECT_BT_STATE_DIR": str(state),
         },
     )
-    job_id = until(lambda: there.ledger.find_job_of_run(run_id), seconds=60, what="the job")
+    job_id = until(lambda: there.ledger.runs.find_job(run_id), seconds=60, what="the job")
     until(lambda: "2 nodes, secret of 17" in there.logs(job_id), seconds=30, what="its line")
-    assert machine.ledger.find_job_of_run(run_id) is None
+    assert machine.ledger.runs.find_job(run_id) is None
     kill_flow(run_id)
     until(lambda: keepers(there, job_id), seconds=30, what="somebody to take the job up again")
     there.run("stop", "--job-id", job_id)

@@ -37,7 +37,7 @@ class Site:
 
     def job(self, state: JobState, *, ledger: Ledger | None = None) -> str:
         ledger = ledger or self.ledger
-        project = ledger.ensure_project("p")
+        project = ledger.projects.ensure("p")
         job_id = ledger.reserve_job_id(project.id)
         record = JobRecord(
             id=job_id,

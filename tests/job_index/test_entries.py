@@ -197,7 +197,7 @@ def test_a_document_made_while_the_job_changes_is_not_kept(
         "claim": lambda: elsewhere.claim(job.id, "a:id-a"),
         "checkpoint": lambda: shop.checkpoint(job, "checkpoint-1", size=10, at=1),
         "delete": lambda: delete_job(elsewhere, job.id, settings=Settings(state_dir=tmp_path)),
-        "run": lambda: elsewhere.bind_run("a-run", job.id, url="https://one"),
+        "run": lambda: elsewhere.runs.bind("a-run", job.id, url="https://one"),
     }
 
     def read(job_id: str) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def test_a_prune_and_a_late_run_are_in_the_next_document(
     plan = plan_prune(ledger, job, RetentionPolicy(keep_last=1), (), is_running=False)
     execute_prune(ledger, plan, settings=Settings(state_dir=tmp_path / "state"))
     assert len(look().documents[job.id]["checkpoints"]) == 1
-    shop.ledger.bind_run("a-run", job.id, url="https://one")
+    shop.ledger.runs.bind("a-run", job.id, url="https://one")
     assert look().documents[job.id]["flow_run_url"] == "https://one"
 
 
@@ -275,7 +275,7 @@ def test_a_job_that_another_machine_runs_and_ends(shop: Shop, look: Look, store:
 
 
 def test_an_id_without_a_job_becomes_one(shop: Shop, look: Look) -> None:
-    project = shop.ledger.ensure_project("tiny")
+    project = shop.ledger.projects.ensure("tiny")
     shop.ledger.reserve_job_id(project.id, preferred="abc1234")
     assert look().ids == look().ids == []
     record = ended(shop)
@@ -352,13 +352,13 @@ def copied(shop: Shop, folder: Path) -> Path:
 @pytest.mark.parametrize("store", ["disk"], indirect=True)
 def test_another_store_at_the_same_address(shop: Shop, look: Look, tmp_path: Path) -> None:
     """The same ids name other jobs there."""
-    project = shop.ledger.ensure_project("tiny")
+    project = shop.ledger.projects.ensure("tiny")
     shop.ledger.reserve_job_id(project.id, preferred="abc1234")
     old = ended(shop)
     look()
     shutil.rmtree(tmp_path / "store")
     other = Shop(str(tmp_path / "store"))
-    made = other.ledger.ensure_project("tiny")
+    made = other.ledger.projects.ensure("tiny")
     other.ledger.reserve_job_id(made.id, preferred=old.id)
     new = ended(other, end=JobState.FAILED)
     assert look().ids == [new.id]

@@ -71,7 +71,7 @@ def prune(world: World, actor: Actor) -> None:
 
 def bind(world: World, actor: Actor) -> None:
     """Act as a Prefect run that begins when the job has ended."""
-    SteppedLedger(actor).bind_run("a-run", JOB)
+    SteppedLedger(actor).runs.bind("a-run", JOB)
 
 
 Script = Callable[[World, Actor], object]

@@ -32,7 +32,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def running(ledger: Ledger, host: str) -> str:
     """A job whose attempt that host has begun."""
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     job_id = ledger.reserve_job_id(project.id)
     ledger.write_job(JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION))
     ledger.claim(job_id, host)
@@ -91,7 +91,7 @@ def test_what_somebody_here_runs_is_not_abandoned(ledger: Ledger, state_dir: Pat
     claim.acquire(job_id)
     with pytest.raises(StateError, match="run by another process"):
         stop_job(ledger, job_id, by="me", abandoned=True)
-    assert ledger.find_stop_request(job_id) is None
+    assert ledger.controls.find_stop_request(job_id) is None
     claim.release()
 
 

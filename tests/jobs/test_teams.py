@@ -92,7 +92,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
     assert team_cache(plan) == "default"
     assert pushed(ledger, tmp_path, defined(team="default"))[0].project_id == common.project_id
     assert len({alone.project_id, other.project_id, common.project_id}) == 3
-    assert len(ledger.list_projects()) == 3
+    assert len(ledger.projects.list()) == 3
     for record, team in ((again, "research"), (other, "sales"), (common, "")):
         site = open_job_context(ledger, record)
         assert team_cache(plan_attempt(site, 0)) == (team or "default")
@@ -118,7 +118,7 @@ def test_lookups_by_name_say_which_projects_there_are(
 ) -> None:
     one, _ = pushed(ledger, tmp_path, defined(team="research"))
     (tmp_path / "state" / "cache" / "projects" / one.project_id).mkdir(parents=True)
-    assert ledger.get_project("llm").id == one.project_id
+    assert ledger.projects.get("llm").id == one.project_id
     two, _ = pushed(ledger, tmp_path, defined(team=""))
     told = f"{two.project_id} (the default team), {one.project_id} (team research)"
     for words in (
@@ -134,9 +134,9 @@ def test_lookups_by_name_say_which_projects_there_are(
     (weights,) = plan_weights_sources(["bt://llm"])
     with pytest.raises(WeightsError, match="Give the id instead"):
         CheckpointSource(SourceRequest(weights, store=ledger.store)).list_files()
-    assert ledger.get_project("llm", prefer="research").id == one.project_id
+    assert ledger.projects.get("llm", prefer="research").id == one.project_id
     with pytest.raises(AmbiguousError):
-        ledger.get_project("llm", prefer="sales")
+        ledger.projects.get("llm", prefer="sales")
 
     assert main(["view", "--project", one.project_id, "-o", "json"]) == 0
     (job,) = json.loads(capsys.readouterr().out)["training_jobs"]
@@ -150,8 +150,8 @@ def test_lookups_by_name_say_which_projects_there_are(
     ledger.append_event(one.id, JobState.STOPPED)
     delete_project(ledger, one.project_id, settings=Settings())
     assert not summarize_cache(tmp_path / "state", one.project_id).entries
-    assert ledger.get_project("llm").id == two.project_id
-    assert [project.id for project in ledger.list_projects()] == [two.project_id]
+    assert ledger.projects.get("llm").id == two.project_id
+    assert [project.id for project in ledger.projects.list()] == [two.project_id]
     back, _ = pushed(ledger, tmp_path, defined(team="research"))
     assert back.project_id not in {one.project_id, two.project_id}
 
@@ -173,10 +173,10 @@ def test_a_store_of_a_release_without_teams_is_read_as_it_is(
 def test_many_pushes_of_many_teams_make_one_project_each(ledger: Ledger) -> None:
     teams = ["", "a", "b / c", "x" * 400] * 4
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda team: ledger.ensure_project("llm", team_name=team), teams))
+        made = list(pool.map(lambda team: ledger.projects.ensure("llm", team=team), teams))
     assert {project.team_name for project in made} == set(teams)
     assert len({project.id for project in made}) == 4
-    assert sorted(ledger.list_projects(), key=lambda p: p.id) == sorted(
+    assert sorted(ledger.projects.list(), key=lambda p: p.id) == sorted(
         set(made), key=lambda p: p.id
     )
     stored = {info.key for info in ledger.store.list("training_projects")}

@@ -9,7 +9,7 @@ import pytest
 
 from prefect_bt.errors import NotFoundError, StateError, StoreError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.pinned_weights import load_pin
+from prefect_bt.ledger.pins import load_pin
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
@@ -21,7 +21,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def make_job(ledger: Ledger, project: str = "my / project") -> JobRecord:
-    owner = ledger.ensure_project(project)
+    owner = ledger.projects.ensure(project)
     record = JobRecord(
         id=ledger.reserve_job_id(owner.id),
         name=ledger.reserve_job_name(owner.id),
@@ -36,15 +36,15 @@ def make_job(ledger: Ledger, project: str = "my / project") -> JobRecord:
 
 def test_a_project_is_found_by_id_and_by_any_name(ledger: Ledger) -> None:
     for name in ("plain", "owner/model style", "..", "ünï cödé %2F"):
-        made = ledger.ensure_project(name)
-        assert ledger.ensure_project(name) == made
-        assert ledger.get_project(name) == ledger.get_project(made.id) == made
+        made = ledger.projects.ensure(name)
+        assert ledger.projects.ensure(name) == made
+        assert ledger.projects.get(name) == ledger.projects.get(made.id) == made
 
 
 def test_an_unknown_project_lists_the_known(ledger: Ledger) -> None:
-    made = ledger.ensure_project("known")
+    made = ledger.projects.ensure("known")
     with pytest.raises(NotFoundError, match=f"{made.id} \\(known\\)"):
-        ledger.get_project("unknown")
+        ledger.projects.get("unknown")
 
 
 @pytest.mark.parametrize("job_id", ["nojob00", "../../x", "", "a/b"])
@@ -60,7 +60,7 @@ def test_many_pushes_share_no_project_id_and_no_name(ledger: Ledger) -> None:
     assert {job.name for job in jobs} == {f"job-{n}" for n in range(1, 25)}
     assert len({job.id for job in jobs}) == 24
     assert {job.id for job in ledger.list_jobs()} == {job.id for job in jobs}
-    assert len(ledger.list_projects()) == 1
+    assert len(ledger.projects.list()) == 1
 
 
 def test_lifecycle(ledger: Ledger) -> None:
@@ -120,28 +120,28 @@ def test_what_is_written_once_is_read_once(ledger: Ledger, tmp_path: Path) -> No
 
 def test_a_stop_is_asked_once(ledger: Ledger) -> None:
     job = make_job(ledger)
-    assert ledger.find_stop_request(job.id) is None
-    assert ledger.request_stop(job.id, by="a user")
-    assert not ledger.request_stop(job.id, by="another")
-    request = ledger.find_stop_request(job.id)
+    assert ledger.controls.find_stop_request(job.id) is None
+    assert ledger.controls.request_stop(job.id, by="a user")
+    assert not ledger.controls.request_stop(job.id, by="another")
+    request = ledger.controls.find_stop_request(job.id)
     assert request is not None
     assert request.by == "a user"
-    ledger.delete_stop_request(job.id)
-    assert ledger.find_stop_request(job.id) is None
+    ledger.controls.delete_stop_request(job.id)
+    assert ledger.controls.find_stop_request(job.id) is None
 
 
 def test_a_run_is_bound_to_one_job(ledger: Ledger) -> None:
     one, two = make_job(ledger), make_job(ledger)
-    assert ledger.bind_run("run-1", one.id, url="http://ui/1") == one.id
-    assert ledger.bind_run("run-1", two.id) == one.id
-    assert ledger.find_job_of_run("run-1") == one.id
-    assert [(run.flow_run_id, run.url) for run in ledger.list_runs(one.id)] == [
+    assert ledger.runs.bind("run-1", one.id, url="http://ui/1") == one.id
+    assert ledger.runs.bind("run-1", two.id) == one.id
+    assert ledger.runs.find_job("run-1") == one.id
+    assert [(run.flow_run_id, run.url) for run in ledger.runs.list(one.id)] == [
         ("run-1", "http://ui/1")
     ]
 
 
 def test_an_id_reserved_without_a_job_is_no_job(ledger: Ledger) -> None:
-    owner = ledger.ensure_project("p")
+    owner = ledger.projects.ensure("p")
     reserved = ledger.reserve_job_id(owner.id)
     assert ledger.list_jobs() == []
     ledger.release_job_id(reserved)
@@ -151,22 +151,22 @@ def test_an_id_reserved_without_a_job_is_no_job(ledger: Ledger) -> None:
 
 def test_the_first_revision_of_a_source_is_the_jobs(ledger: Ledger) -> None:
     job = make_job(ledger)
-    assert ledger.read_pinned_weights(job.id) == {}
-    first = ledger.pin_weights(job.id, "k1", "rev-a", files=3, size=100)
-    assert ledger.pin_weights(job.id, "k1", "rev-b", files=4, size=200) == first
-    ledger.pin_weights(job.id, "k2", "rev-c")
-    pins = ledger.read_pinned_weights(job.id)
+    assert ledger.pins.read_weights(job.id) == {}
+    first = ledger.pins.pin_weights(job.id, "k1", "rev-a", files=3, size=100)
+    assert ledger.pins.pin_weights(job.id, "k1", "rev-b", files=4, size=200) == first
+    ledger.pins.pin_weights(job.id, "k2", "rev-c")
+    pins = ledger.pins.read_weights(job.id)
     assert pins["k1"] == first
     assert (first.revision, first.files, first.bytes) == ("rev-a", 3, 100)
     assert {key: pin.revision for key, pin in pins.items()} == {"k1": "rev-a", "k2": "rev-c"}
-    assert ledger.read_pinned_weights(make_job(ledger).id) == {}
+    assert ledger.pins.read_weights(make_job(ledger).id) == {}
 
 
 @pytest.mark.parametrize("revision", ["../../../etc", "/etc", "", ".", "..", "a\n", "a\0"])
 def test_a_forged_revision_of_a_source_is_no_part_of_a_path(ledger: Ledger, revision: str) -> None:
     job = make_job(ledger)
-    ledger.pin_weights(job.id, "k1", revision)
-    for read in (ledger.read_pinned_weights, lambda one: ledger.pin_weights(one, "k1", "rev-b")):
+    ledger.pins.pin_weights(job.id, "k1", revision)
+    for read in (ledger.pins.read_weights, lambda one: ledger.pins.pin_weights(one, "k1", "rev-b")):
         with pytest.raises(StoreError, match=r"is not a revision\. It is corrupt or forged"):
             read(job.id)
 

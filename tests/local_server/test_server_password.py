@@ -217,7 +217,7 @@ def test_a_job_in_a_process_of_its_own_reports_to_the_server(
     )
     job_id = json.loads(pushed.stdout)["id"]
     served_machine.wait(job_id, "COMPLETED")
-    (run,) = served_machine.ledger.list_runs(job_id)
+    (run,) = served_machine.ledger.runs.list(job_id)
     assert call(served_machine, "GET", f"flow_runs/{run.flow_run_id}")["name"]
 
 

@@ -23,7 +23,7 @@ from prefect_bt.object_store import open_store
 class Job:
     def __init__(self, folder: Path) -> None:
         self.ledger = Ledger(open_store(str(folder)))
-        project = self.ledger.ensure_project("p")
+        project = self.ledger.projects.ensure("p")
         job_id = self.ledger.reserve_job_id(project.id)
         self.record = JobRecord(job_id, "job-1", project.id, "p", 1.0, {})
         self.ledger.write_job(self.record)

@@ -51,7 +51,7 @@ def job() -> TrainingJob:
 
 @pytest.fixture
 def record(ledger: Ledger, job: TrainingJob) -> JobRecord:
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     job_id = ledger.reserve_job_id(project.id)
     definition = project_document(TrainingProject(name="p", job=job))
     found = JobRecord(job_id, "job-1", project.id, "p", 1.0, definition)
@@ -78,7 +78,7 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     ledger.store.put(progress, codec.dumps(moved).encode())
     assert JobHistory(ledger, record).list_mirrors() == [moved]
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE} 40 % of 100 B."
-    ledger.pin_weights(record.id, plan.key, "abc", files=2, size=100)
+    ledger.pins.pin_weights(record.id, plan.key, "abc", files=2, size=100)
     assert waits_for(ledger, record) == "Waiting for the job's flow to begin an attempt."
 
     ledger.begin_attempt(record.id)
@@ -86,7 +86,7 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     assert waits_for(ledger, record) == "Attempt 0: waiting for its 2 nodes to start."
     docker = replace(record, substrate="docker")
     assert waits_for(ledger, docker) == "Attempt 0: pulling the image org/image:1."
-    ledger.pin_image(record.id, "org/image@sha256:1")
+    ledger.pins.pin_image(record.id, "org/image@sha256:1")
     assert waits_for(ledger, docker) == "Attempt 0: waiting for its 2 nodes to start."
     ledger.append_event(record.id, JobState.RUNNING, attempt=0)
     assert waits_for(ledger, record) == ""
@@ -103,7 +103,7 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     assert waits_for(ledger, record) == ""
     ledger.begin_attempt(record.id)
     ledger.append_event(record.id, JobState.DEPLOYING, attempt=1)
-    ledger.request_stop(record.id, by="ann")
+    ledger.controls.request_stop(record.id, by="ann")
     ledger.append_event(record.id, JobState.STOPPED, message="Stopped as asked.")
 
     lines = JobHistory(ledger, record).read_lines()

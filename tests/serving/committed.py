@@ -54,7 +54,7 @@ class Shop:
         definition = training_project_from_json(
             {"name": project, "job": {"image": image, "runtime": runtime, **job}}
         )
-        known = self.ledger.ensure_project(project)
+        known = self.ledger.projects.ensure(project)
         record = JobRecord(
             id=self.ledger.reserve_job_id(known.id),
             name=self.ledger.reserve_job_name(known.id),

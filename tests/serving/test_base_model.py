@@ -90,7 +90,7 @@ def test_a_base_that_was_mounted_is_the_same_weights(shop):
     ]
     job = shop.job(weights=weights)
     plan = plan_weights(load_definition(job).job)[0]
-    shop.ledger.pin_weights(job.id, plan.key, "0123abcd")
+    shop.ledger.pins.pin_weights(job.id, plan.key, "0123abcd")
     shop.commit(job, {"a": lora("/models/base"), "b": lora("/models/base/sub")})
     base = base_of(shop, job, "a")
     assert (base.source, base.pinned_revision, base.auth_secret_name) == (

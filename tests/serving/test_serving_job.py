@@ -237,7 +237,7 @@ def test_one_that_is_written_anew_is_not_served_in_its_place(shop, tmp_path):
     serving = served(select_models(shop.ledger, [CheckpointRequest(job.id)]))
     pin_revisions(shop.ledger, serving_id, serving)
     (plan,) = plan_weights(serving.project.job)
-    pinned = shop.ledger.read_pinned_weights(serving_id)[plan.key]
+    pinned = shop.ledger.pins.read_weights(serving_id)[plan.key]
     here = mirror(shop, plan, tmp_path / "here", pinned.revision)
     shop.commit(job, {"best": committed.full(hidden_size=7)})
     again = mirror(shop, plan, tmp_path / "here", pinned.revision)
@@ -245,7 +245,7 @@ def test_one_that_is_written_anew_is_not_served_in_its_place(shop, tmp_path):
     with pytest.raises(WeightsError, match="now has revision"):
         mirror(shop, plan, tmp_path / "elsewhere", pinned.revision)
     pin_revisions(shop.ledger, serving_id, serving)  # a second time changes nothing
-    assert shop.ledger.read_pinned_weights(serving_id)[plan.key] == pinned
+    assert shop.ledger.pins.read_weights(serving_id)[plan.key] == pinned
 
 
 def test_a_base_as_the_training_job_had_it(shop):
@@ -253,10 +253,10 @@ def test_a_base_as_the_training_job_had_it(shop):
     job, serving_id = shop.job(weights=weights), shop.job("serving").id
     source = WeightsSource.model_validate(weights[0])
     (had,) = plan_weights(training_project_from_json(job.definition).job)
-    shop.ledger.pin_weights(job.id, had.key, "0123abcd")
+    shop.ledger.pins.pin_weights(job.id, had.key, "0123abcd")
     shop.commit(job, {"a": committed.lora("/models/base")})
     serving = served(select_models(shop.ledger, [CheckpointRequest(job.id)]))
     pin_revisions(shop.ledger, serving_id, serving)
     assert serving.project.job.weights[1].source == source.source
     # The same key, so that what the training job mirrored is found on this machine.
-    assert shop.ledger.read_pinned_weights(serving_id)[had.key].revision == "0123abcd"
+    assert shop.ledger.pins.read_weights(serving_id)[had.key].revision == "0123abcd"

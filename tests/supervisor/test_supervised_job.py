@@ -60,7 +60,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SupervisedJob:
     monkeypatch.setenv(OWNER_FD_VARIABLE, "")
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", "")
     ledger = open_ledger(str(tmp_path / "store"))
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     job_id = ledger.reserve_job_id(project.id)
     definition = {"name": "p", "job": {"image": {"base_image": "any"}}}
     ledger.write_job(JobRecord(job_id, "j", project.id, "p", 1.0, definition=definition))

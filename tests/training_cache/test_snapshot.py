@@ -49,7 +49,7 @@ def fill(state: Path, project_id: str) -> Path:
 
 
 def test_a_bounded_listing_keeps_the_totals(ledger: Ledger, tmp_path: Path):
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     fill(tmp_path / "state", project.id)
     whole = summarize_cache(tmp_path / "state", project.id)
     assert (len(whole.entries), whole.total_entries) == (38, 38)
@@ -65,7 +65,7 @@ def test_a_bounded_listing_keeps_the_totals(ledger: Ledger, tmp_path: Path):
 def test_a_listing_that_takes_too_long_says_so(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     fill(tmp_path / "state", project.id)
     monkeypatch.setattr("prefect_bt.training_cache.usage._PROGRESS_INTERVAL", 1)
     found = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_seconds=0.0))
@@ -133,7 +133,7 @@ def test_another_machine_shows_the_newest_snapshot(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    project, state = ledger.ensure_project("p"), tmp_path / "state"
+    project, state = ledger.projects.ensure("p"), tmp_path / "state"
     assert elsewhere("json") == 0
     assert json.loads(capsys.readouterr().out)["total_files"] == 0
     assert not write_snapshot(ledger.store, state, project.id, host="alpha:1")
@@ -176,7 +176,7 @@ class NoNodes:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_end_of_an_attempt_writes_one(ledger: Ledger, tmp_path: Path, enabled: bool):
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     fill(tmp_path / "state", project.id)
     runtime = Runtime(start_commands=["true"], cache_config=CacheConfig(enabled=enabled))
     job = TrainingJob(image=Image(base_image="x"), runtime=runtime)

@@ -35,7 +35,7 @@ def resolve_loaded_checkpoints(
     config = project.job.runtime.load_checkpoint_config
     if config is None or not config.enabled:
         return ()
-    team = ledger.get_team(project_id) if project_id else (project.team_name or "")
+    team = ledger.projects.get_team(project_id) if project_id else (project.team_name or "")
     own = ProjectRecord(project_id, project.name, created_before, team)
     return tuple(
         _resolve_reference(ledger, item, own, created_before) for item in config.checkpoints
@@ -92,7 +92,7 @@ def _iter_candidate_jobs(
     """Newest first. With a project and a job: that job, if it is of that project."""
     wanted = None
     if project_name:
-        wanted = ledger.get_project(project_name, prefer=own.team_name).id
+        wanted = ledger.projects.get(project_name, prefer=own.team_name).id
     if job_id:
         job = ledger.get_job(job_id)
         if wanted not in {None, job.project_id}:

@@ -51,7 +51,7 @@ def _delete_job(
 ) -> tuple[dict[str, object], str]:
     job_id = which.job_id or ""
     project_id = get_project_id(ledger, job_id)
-    if which.selected_project and ledger.get_project(which.selected_project).id != project_id:
+    if which.selected_project and ledger.projects.get(which.selected_project).id != project_id:
         step = f"It belongs to project {project_id}, not {which.selected_project!r}."
         raise NotFoundError("job", job_id, next_step=step)
     check_deletable(ledger, project_id, job_id)
@@ -64,7 +64,7 @@ def _delete_job(
 def _delete_project(
     terminal: Terminal, ledger: Ledger, name: str, yes: bool
 ) -> tuple[dict[str, object], str]:
-    project = ledger.get_project(name)
+    project = ledger.projects.get(name)
     jobs = list_project_jobs(ledger, project.id)
     for job_id in jobs:
         check_deletable(ledger, project.id, job_id)

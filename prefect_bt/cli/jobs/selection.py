@@ -18,7 +18,7 @@ def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> Proj
     if which.project and which.project_id:
         terminal.warn("Both --project and --project-id were given; --project is used.")
     wanted = which.selected_project
-    return ledger.get_project(wanted) if wanted else None
+    return ledger.projects.get(wanted) if wanted else None
 
 
 def select_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:

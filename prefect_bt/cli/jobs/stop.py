@@ -107,7 +107,7 @@ def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
 
     Without this, Prefect shows such a run as late until a worker takes it.
     """
-    runs = ledger.list_runs(record.id)
+    runs = ledger.runs.list(record.id)
     if ledger.list_attempts(record.id) or not runs:
         return
 

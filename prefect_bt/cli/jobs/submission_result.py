@@ -27,7 +27,7 @@ def print_and_follow(
     record = ledger.get_job(str(document["id"]))
     try:
         state = follow_job(terminal, ledger, record, with_log=tail)
-        runs = ledger.list_runs(record.id)
+        runs = ledger.runs.list(record.id)
         if not document.get("flow_run_url") and runs and runs[-1].url:
             terminal.info(f"  UI:      {runs[-1].url}")
     finally:

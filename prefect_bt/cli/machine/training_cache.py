@@ -57,7 +57,7 @@ def summarize(
     `prefect-bt cache summarize my-project --sort size --order desc`
     """
     ledger = open_ledger()
-    known = ledger.get_project(project)
+    known = ledger.projects.get(project)
     with terminal.spinner("Listing the cache") as update:
         summary = summarize_cache(
             Settings().state_dir,

@@ -89,7 +89,7 @@ def deploy_checkpoints(
         "notes": list(deployed.notes),
         "truss_config": str(path) if path else None,
     }
-    runs = ledger.list_runs(deployed.job_id)
+    runs = ledger.runs.list(deployed.job_id)
     url = runs[-1].url or "none, `prefect-bt up` starts one" if runs else ""
     return terminal.print_result(
         document, lambda: _show_deployed(terminal, deployed, verdict, url=url, held=options.hold)

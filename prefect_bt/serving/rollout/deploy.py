@@ -160,7 +160,7 @@ def plan_document(
 def _assign_team(ledger: Ledger, serving: ServingJob) -> ServingJob:
     """Return the server's job in the team that trained the first checkpoint it serves."""
     trained = ledger.get_job(serving.selection.models[0].job_id)
-    team = {"team_name": ledger.get_team(trained.project_id)}
+    team = {"team_name": ledger.projects.get_team(trained.project_id)}
     return replace(serving, project=serving.project.model_copy(update=team))
 
 

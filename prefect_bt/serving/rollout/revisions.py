@@ -151,7 +151,7 @@ def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by
             if over:
                 _reacquire_holds(ledger, revision, job_id)
                 resubmit.retry(job_id)
-            if over or ledger.find_stop_request(job_id) is None:
+            if over or ledger.controls.find_stop_request(job_id) is None:
                 deployments.set_desired_revision(name, number, why=why, by=by)
                 return job_id
         wait_for_end(ledger, job_id)

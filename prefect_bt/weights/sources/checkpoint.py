@@ -61,7 +61,7 @@ class CheckpointSource(Source):
             reference += f"@{_LATEST}"
         project_name, _, job_name = reference.rpartition("@")
         ledger = Ledger(self._store)
-        project = ledger.get_project(project_name)
+        project = ledger.projects.get(project_name)
         jobs = ledger.list_jobs(project_id=project.id)
         named = [job for job in jobs if job_name in {_LATEST, job.id, job.name}]
         if not named and job_name != _LATEST:

@@ -101,7 +101,7 @@ def site(ledger, two, tmp_path) -> JobContext:
     record = JobRecord(JOB, "job", PROJECT, "p", ledger.now(), definition={})
     two.put(job_index_key(JOB), b'{"project_id": "%s"}' % PROJECT.encode())
     ledger.write_job(record)
-    project = ledger.ensure_project("loads")
+    project = ledger.projects.ensure("loads")
     asks = BasetenCheckpoint.from_named_checkpoint(checkpoint_name="checkpoint-20", job_id=JOB)
     config = LoadCheckpointConfig(enabled=True, checkpoints=[asks])
     definition = TrainingProject(

@@ -32,7 +32,7 @@ def job(shop: Shop, ended, tmp_path: Path) -> JobRecord:
     record = shop.job("tiny", *ended, workspace=b"tar")
     commit(shop, record, tmp_path / "ckpts", (10, 20))
     shop.log(record, ["one line"])
-    shop.ledger.bind_run("0b41ed5c-run", record.id)
+    shop.ledger.runs.bind("0b41ed5c-run", record.id)
     return record
 
 
@@ -113,7 +113,7 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     done = cli("delete", "--yes", "--project", "tiny", "-o", "json")
     assert (done.code, done.json) == (0, {"id": job.project_id, "deleted": True})
     assert not [key for key in keys(shop) if f"training_projects/{job.project_id}" in key]
-    assert [project.id for project in shop.ledger.list_projects()] == [kept.project_id]
+    assert [project.id for project in shop.ledger.projects.list()] == [kept.project_id]
     left = {str(path.relative_to(caches)) for path in caches.glob("*/*")}
     assert left == {
         f"{kind}/{kept.project_id}" for kind in ("bases", "projects", "huggingface")

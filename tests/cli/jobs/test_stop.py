@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host.job_lock import lock_job
+from prefect_bt.ledger.controls import JobControls
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from tests.cli.conftest import COMMAND, Cli, Shop
@@ -31,7 +32,7 @@ def test_the_only_active_job(cli: Cli, shop: Shop, running):
     assert done.code == 0, done.err
     assert done.out == f"Training job {job.id} stopped successfully.\n"
     assert shop.ledger.get_state(job.id) is JobState.STOPPED
-    assert shop.ledger.find_stop_request(job.id) is not None
+    assert shop.ledger.controls.find_stop_request(job.id) is not None
 
 
 def test_a_second_stop(cli: Cli, shop: Shop, running):
@@ -110,9 +111,10 @@ def placed(
     monkeypatch: pytest.MonkeyPatch, method: str, then: Moment, *, after: bool = False
 ) -> None:
     """Have `then` happen once, right before (or after) the ledger does this for the first time."""
-    original, left = getattr(Ledger, method), [then]
+    kind = Ledger if hasattr(Ledger, method) else JobControls
+    original, left = getattr(kind, method), [then]
 
-    def hooked(ledger: Ledger, job_id: str, *args: object, **options: object) -> object:
+    def hooked(ledger: object, job_id: str, *args: object, **options: object) -> object:
         moments = [left.pop()] if left else []
         for moment in moments if not after else []:
             moment(ledger, job_id)
@@ -121,7 +123,7 @@ def placed(
             moment(ledger, job_id)
         return done
 
-    monkeypatch.setattr(Ledger, method, hooked)
+    monkeypatch.setattr(kind, method, hooked)
 
 
 ENDS = {
@@ -198,7 +200,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
     assert done.code == ENDS[state][0], done.err
     assert f"Training job {first.id} {ENDS[state][1]}." in done.err
     assert done.out == f"Training job {second.id} stopped successfully.\n"
-    assert shop.ledger.find_stop_request(first.id) is None
+    assert shop.ledger.controls.find_stop_request(first.id) is None
 
 
 @pytest.mark.parametrize("state", ENDS)
@@ -206,7 +208,7 @@ def test_a_job_that_ended_beside_a_second_stop(
     cli: Cli, shop: Shop, running, monkeypatch, state: JobState
 ):
     job = shop.job("tiny", *running)
-    shop.ledger.request_stop(job.id, by="ann")
+    shop.ledger.controls.request_stop(job.id, by="ann")
     placed(monkeypatch, "request_stop", lambda _, job_id: shop.ledger.append_event(job_id, state))
     done = cli("stop", "--job-id", job.id)
     assert done.code == ENDS[state][0], done.err

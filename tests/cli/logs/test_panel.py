@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow]
 def test_state_uploads_and_log_lines_until_the_end(cli: Cli, shop: Shop, running):
     shop.at = time.time()
     job = shop.job("tiny", *running)
-    shop.ledger.bind_run("0240472f", job.id, url="http://127.0.0.1:4200/runs/flow-run/0240472f")
+    shop.ledger.runs.bind("0240472f", job.id, url="http://127.0.0.1:4200/runs/flow-run/0240472f")
     attempt = shop.ledger.begin_attempt(job.id)
     status = UploadStatus(
         updated_at=shop.at,

@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_the_job_alone(cli: Cli, shop: Shop, job):
         f"  Stop it:          prefect-bt stop --job-id {job.id}\n"
     )
     assert shop.ledger.get_state(job.id) is JobState.RUNNING
-    assert shop.ledger.find_stop_request(job.id) is None
+    assert shop.ledger.controls.find_stop_request(job.id) is None
 
 
 @pytest.mark.parametrize(

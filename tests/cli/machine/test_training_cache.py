@@ -30,7 +30,7 @@ HEADER = "File Path,Size (bytes),Size (human readable),Modified,Type,Permissions
 
 @pytest.fixture
 def project(shop: Shop) -> str:
-    return shop.ledger.ensure_project("tiny").id
+    return shop.ledger.projects.ensure("tiny").id
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_empty(cli: Cli, project: str, made: bool):
 
 
 def test_an_id_comes_before_a_name(cli: Cli, shop: Shop, filled: Path, project: str):
-    other = shop.ledger.ensure_project(project)
+    other = shop.ledger.projects.ensure(project)
     assert other.id != project
     assert cli("cache", "summarize", project, "-o", "json").json["project_id"] == project
 

@@ -75,12 +75,12 @@ def test_checkpoints_on_a_usual_terminal(cli: Cli, shop: Shop, ended):
 def test_a_jobs_page_is_an_address_to_copy(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
     url = "http://127.0.0.1:4200/runs/flow-run/0240472f"
-    shop.ledger.bind_run("0240472f", job.id, url=url)
+    shop.ledger.runs.bind("0240472f", job.id, url=url)
     assert url in on_terminal(cli, WIDE, "view", "--job-id", job.id)
 
 
 def test_a_job_without_a_page_says_how_to_get_one(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
-    shop.ledger.bind_run("0240472f", job.id)
+    shop.ledger.runs.bind("0240472f", job.id)
     (line,) = [x for x in cli("view", "--job-id", job.id).out.splitlines() if "Job Page" in x]
     assert "prefect-bt up" in line

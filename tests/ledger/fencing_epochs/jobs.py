@@ -16,7 +16,7 @@ FAILED = (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING, JobState.FAILE
 
 def job_of(ledger: Ledger, host: str, states: tuple[JobState, ...] = FAILED) -> str:
     """Create a job that `host` has brought so far, in epoch 1."""
-    project = ledger.ensure_project("p")
+    project = ledger.projects.ensure("p")
     job_id = ledger.reserve_job_id(project.id)
     record = JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION)
     ledger.write_job(record, state=states[0], host=host)

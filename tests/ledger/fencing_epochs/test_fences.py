@@ -287,7 +287,7 @@ def test_a_worker_that_dies_before_its_job_began_leaves_it_to_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
-    ledger.bind_run(RUN, job_id)
+    ledger.runs.bind(RUN, job_id)
     killed(f"""
 from prefect_bt.flows.tasks.request import JobRequest
 JobRequest(job_id={job_id!r}).open({RUN!r})
@@ -320,7 +320,7 @@ def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
     ledger: Ledger, state_dir: Path, here: str
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
-    ledger.bind_run(RUN, job_id)
+    ledger.runs.bind(RUN, job_id)
     site = JobRequest(job_id=job_id).open(RUN)
     assert list(recover_jobs(state_dir)) == []
     reconcile_job(ledger, job_id)

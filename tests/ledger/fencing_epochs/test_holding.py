@@ -178,7 +178,7 @@ def superseded(ledger: Ledger, state_dir: Path, here: str) -> Iterator[JobContex
     ledger.append_event(site.job_id, JobState.CREATED, epoch=theirs)
     yield site
     assert ledger.get_state(site.job_id) is JobState.CREATED
-    assert ledger.find_stop_request(site.job_id) is None
+    assert ledger.controls.find_stop_request(site.job_id) is None
     assert not lock_path(state_dir, site.job_id).exists()
 
 

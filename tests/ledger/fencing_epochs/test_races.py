@@ -34,7 +34,7 @@ class Race:
     def __init__(self, root: Path, store: str = "") -> None:
         self.root, self.store = root, store or str(root / "store")
         self.ledger = Ledger(open_store(self.store))
-        project = self.ledger.ensure_project("p")
+        project = self.ledger.projects.ensure("p")
         job_id = self.ledger.reserve_job_id(project.id)
         self.record = JobRecord(job_id, "job-1", project.id, "p", 1.0, definition={})
         self.ledger.write_job(self.record, state=JobState.PENDING)

@@ -110,7 +110,7 @@ class Watched:
 
     @property
     def asked_to_stop(self) -> str:
-        request = self.world.ledger.find_stop_request(self.job_id)
+        request = self.world.ledger.controls.find_stop_request(self.job_id)
         return request.by if request else ""
 
 
@@ -137,7 +137,7 @@ def test_one_that_does_not_pass_its_gate_is_asked_no_more(world: World) -> None:
     one.watch.poll()
     assert "It did not pass its gate" in world.deployments.list_verdicts(NAME, 1)[-1].sentence
     assert (routed(world), "readiness check" in one.asked_to_stop) == (None, True)
-    world.ledger.delete_stop_request(one.job_id)
+    world.ledger.controls.delete_stop_request(one.job_id)
     one.address = "127.0.0.1:1"  # nothing answers there
     one.again()
     one.watch.poll()

@@ -31,7 +31,7 @@ class Jobs:
     def __init__(self, root: Path) -> None:
         self.ledger = Ledger(open_store(str(root)))
         self.store = self.ledger.store
-        self.project = self.ledger.ensure_project("My Project")
+        self.project = self.ledger.projects.ensure("My Project")
         self.made = 0
 
     def job(self, name: str) -> str:

@@ -60,7 +60,7 @@ class StoreOfWeights:
         return made.name
 
     def job(self, source: str, *states: JobState, pin: bool = True) -> JobRecord:
-        project = self.ledger.ensure_project("p")
+        project = self.ledger.projects.ensure("p")
         job = TrainingJob(
             image=Image(base_image="x"),
             runtime=Runtime(start_commands=["true"]),
@@ -73,7 +73,7 @@ class StoreOfWeights:
         for state in states:
             self.ledger.append_event(job_id, state)
         if pin:
-            self.ledger.pin_weights(job_id, plan_weights(job)[0].key, "r1")
+            self.ledger.pins.pin_weights(job_id, plan_weights(job)[0].key, "r1")
         return record
 
     def needs(self, **given: Any) -> dict[str, str]:
