@@ -1,19 +1,17 @@
-"""Render the config.yaml with which `truss push` would deploy the same checkpoints.
-
-This module writes simple YAML itself: PyYAML is not a dependency, and a JSON string is a YAML
-string.
-"""
+"""Render the config.yaml with which `truss push` deploys the same checkpoints."""
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
+
+import yaml
 
 from prefect_bt.definitions import Compute, ModelWeightsFormat
 from prefect_bt.definitions.variables import EnvironmentVariables, literal_variables, secret_names
@@ -44,7 +42,7 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def truss_config(
     choice: ModelSelection, model_name: str, compute: Compute, environment: EnvironmentVariables
 ) -> dict[str, Any]:
-    """The document. DefinitionError for what vLLM does not serve."""
+    """Return the document of the config. Raise DefinitionError for models that vLLM rejects."""
     is_whisper = choice.format is ModelWeightsFormat.WHISPER
     secrets = secret_names(environment)
     command = _command(choice, compute, secrets)
@@ -88,9 +86,9 @@ def truss_config(
 def truss_config_text(
     choice: ModelSelection, model_name: str, compute: Compute, environment: EnvironmentVariables
 ) -> str:
-    """`config.yaml`."""
+    """Return the text of `config.yaml`."""
     document = truss_config(choice, model_name, compute, environment)
-    return "\n".join(_yaml(document, 0)) + "\n"
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=math.inf)
 
 
 def write_truss_config(text: str, folder: Path | None) -> Path:
@@ -112,12 +110,12 @@ def write_truss_config(text: str, folder: Path | None) -> Path:
 
 
 def _path(checkpoint: str) -> str:
-    """The slash at its end marks a folder."""
+    """Return the path of a checkpoint in Truss; the final slash marks a folder."""
     return normalize_path(f"rank-0/{checkpoint}") + "/"
 
 
 def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
-    """Truss gives a secret as a file; here the shell reads it, so its value stands nowhere."""
+    """Return the start command. The shell reads each secret from the file that Truss mounts."""
     models = [_with_truss_folder(one, choice.download_folder) for one in choice.models]
     argv = vllm_argv(models, _base(choice), compute, BindOptions(port=str(PORT)))
     exports = [
@@ -139,7 +137,7 @@ def _validate_variable_name(name: str) -> str:
 
 
 def _with_truss_folder(one: SelectedCheckpoint, folder: str) -> SelectedCheckpoint:
-    """Where its files lie there, also where we had to put it elsewhere."""
+    """Return the checkpoint with its folder in Truss, which can differ from ours."""
     return replace(one, folder=normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}"))
 
 
@@ -152,58 +150,16 @@ def _base(choice: ModelSelection) -> EngineBaseModel | None:
 
 
 def _is_on_hub(base: BaseModel) -> bool:
-    """vLLM fetches it itself there, its newest revision."""
+    """Return whether vLLM itself can download the newest revision of the model from the Hub."""
     return base.source.startswith("hf://") and "@" not in base.source and not base.subfolder
 
 
 def _resources(compute: Compute) -> dict[str, Any]:
     spec = compute.accelerator
     accelerator: Any = spec.model_dump() if spec else None
-    told: dict[str, Any] = {}
+    resources: dict[str, Any] = {}
     if cpus := requested_cpus(compute):
-        told["cpu"] = str(cpus)
+        resources["cpu"] = str(cpus)
     if memory := requested_memory(compute):
-        told["memory"] = memory
-    return {**told, "accelerator": accelerator, "use_gpu": bool(accelerator)}
-
-
-# -- YAML -----------------------------------------------------------------------------------
-
-
-def _yaml(value: Mapping[str, Any] | Sequence[Any], depth: int) -> Iterator[str]:
-    """Lines of a mapping or a list, neither empty."""
-    margin = "  " * depth
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _entry(f"{margin}{_key(key)}:", inner, depth)
-        return
-    for inner in value:
-        if isinstance(inner, (Mapping, list)) and inner:
-            first, *rest = _yaml(cast("Mapping[str, Any] | list[Any]", inner), depth + 1)
-            yield f"{margin}- {first.lstrip()}"
-            yield from rest
-        else:
-            yield f"{margin}- {_scalar(inner)}"
-
-
-def _entry(head: str, inner: Any, depth: int) -> Iterator[str]:
-    if isinstance(inner, (Mapping, list)) and inner:
-        yield head
-        yield from _yaml(cast("Mapping[str, Any] | list[Any]", inner), depth + 1)
-    else:
-        yield f"{head} {_scalar(inner)}"
-
-
-def _key(key: str) -> str:
-    return key if _IDENTIFIER.fullmatch(key) else _scalar(key)
-
-
-def _scalar(value: Any) -> str:
-    """JSON, without what YAML's readers refuse to see as it is."""
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        resources["memory"] = memory
+    return {**resources, "accelerator": accelerator, "use_gpu": bool(accelerator)}

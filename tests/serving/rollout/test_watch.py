@@ -91,6 +91,7 @@ class Watched:
             observe=lambda: world.status,
             server_address=lambda: self.address,
             server_process=lambda: None,
+            log_size=lambda: 0,
             read_log=lambda offset, limit: b"",
         )
         gang = SimpleNamespace(
