@@ -1,5 +1,4 @@
-"""One clear message for a definition that pydantic refused: which field, what was given, what is
-right.
+"""Turn what pydantic refused into one message: the field, the given value, what to write instead.
 
 Values are shown only where they cannot be a secret: never those of environment variables, of
 secret references, of unknown fields (which may be a misspelt `environment_variables`), and no
@@ -8,32 +7,37 @@ dicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, Final, cast
+from types import NoneType
+from typing import Any, Final, NamedTuple, cast, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from prefect_bt.definitions.error_locations import FieldLocation, resolve_location
 from prefect_bt.errors import DefinitionError
 
 _MAX_SHOWN: Final = 60
 _SENSITIVE_NAMES: Final = ("environment_variables", "secret", "SecretReference")
 
 
-@dataclass(frozen=True)
-class FieldError:
-    """`field` is a path such as `job.weights[0].source`; `value` is None where it is not shown."""
+class _Option(NamedTuple):
+    """One alternative of a type: a class, `list[...]` or `dict[...]`; `tag` selects it."""
 
-    field: str
-    message: str
-    value: object = None
+    type: Any
+    tag: str | None = None
 
-    def __str__(self) -> str:
-        return f"{self.field}: {self.message}" if self.field else self.message
+    def is_a(self, base: type) -> bool:
+        return isinstance(self.type, type) and issubclass(self.type, base)
+
+
+class _Location(NamedTuple):
+    """`owner` is the class of the last field in `path`, `enum` the type of its value."""
+
+    path: str
+    owner: type[BaseModel] | None
+    enum: type[Enum] | None
 
 
 def definition_error(
@@ -44,59 +48,96 @@ def definition_error(
     line: int | None = None,
     where: str = "",
 ) -> DefinitionError:
-    """Every problem of `error` in one message; `where` opens it, for example `config.py:3`.
+    """Return every problem of `error` in one message; `where` opens it, for example `config.py:3`.
 
-    `field` and `value` of the result are those of the first problem.
+    `model` is the class that was validated; `field` and `value` are those of the first problem.
     """
-    found = list_field_errors(error, model)
+    details = error.errors(include_url=False)
+    places = [_resolve_location(model, one["loc"]) for one in details]
+    found = [_describe(one, place) for one, place in zip(details, places, strict=True)]
     head = f"{where}: {model.__name__}" if where else model.__name__
-    if len(found) == 1:
-        what = f"{head} is not valid: {found[0]}."
+    listed = f" {found[0]}." if len(found) == 1 else "".join(f"\n  - {one}" for one in found)
+    value = details[0]["input"] if _shown_value(details[0]) else None
+    what = f"{head} is not valid:{listed}"
+    return DefinitionError(what, file=file, line=line, field=places[0].path, value=value)
+
+
+def _describe(details: ErrorDetails, place: _Location) -> str:
+    shown = _shown_value(details) or f"a value of type {type(details['input']).__name__}"
+    message = _format_message(details, place, shown)
+    return f"{place.path}: {message}" if place.path else message
+
+
+# -- locations ------------------------------------------------------------------------------
+
+
+def _resolve_location(model: type[BaseModel], location: Sequence[str | int]) -> _Location:
+    """Return path and types: `("weights", 0, "auht")` is `weights[0].auht` of a WeightsSource.
+
+    pydantic's locations also hold the tag of the chosen union member, and `[key]` for the key of a
+    dict; the path leaves both out. An unknown part is kept in the path.
+    """
+    path, owner, options = "", None, [_Option(model)]
+    for part in location:
+        if part == "[key]":
+            continue
+        tagged = [option for option in options if option.tag == part]
+        if tagged:
+            options = tagged
+            continue
+        owner = next((option.type for option in options if option.is_a(BaseModel)), None)
+        keyed = isinstance(part, int) or any(get_origin(one.type) is dict for one in options)
+        path += f"[{part!r}]" if keyed else f".{part}" if path else str(part)
+        options = [inner for option in options for inner in _iter_children(option, str(part))]
+    return _Location(path, owner, next((one.type for one in options if one.is_a(Enum)), None))
+
+
+def _iter_children(option: _Option, part: str) -> Iterator[_Option]:
+    if option.is_a(BaseModel):
+        field = option.type.model_fields.get(part)
+        yield from _iter_options(field.annotation) if field else ()
+    elif get_origin(option.type) in {list, dict}:
+        yield from _iter_options(get_args(option.type)[-1])
+
+
+def _iter_options(annotation: Any, tag: str | None = None) -> Iterator[_Option]:
+    if hasattr(annotation, "__metadata__"):
+        tags = [note.tag for note in annotation.__metadata__ if isinstance(note, Tag)]
+        yield from _iter_options(annotation.__origin__, tags[0] if tags else tag)
+    elif get_origin(annotation) in {None, list, dict}:
+        if annotation is not NoneType:
+            yield _Option(annotation, tag)
     else:
-        lines = "".join(f"\n  - {problem}" for problem in found)
-        what = f"{head} is not valid:{lines}"
-    return DefinitionError(what, file=file, line=line, field=found[0].field, value=found[0].value)
+        for member in get_args(annotation):
+            yield from _iter_options(member, tag)
 
 
-def list_field_errors(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
-    """One for each refusal, in pydantic's order; `model` is the class that was validated."""
-    return [_field_error(details, model) for details in error.errors(include_url=False)]
+# -- sentences ------------------------------------------------------------------------------
 
 
-def _field_error(details: ErrorDetails, model: type[BaseModel]) -> FieldError:
-    place, value = resolve_location(model, details["loc"]), details["input"]
-    shown = _format_value(value) if _is_safe_to_show(details) else None
-    text = _format_message(details, place, shown or f"a value of type {type(value).__name__}")
-    return FieldError(place.path, text, value if shown else None)
-
-
-def _is_safe_to_show(details: ErrorDetails) -> bool:
-    if details["type"] in {"extra_forbidden", "missing", "value_error"}:
-        return False
-    places = [str(part) for part in details["loc"]]
-    places.append(str(details.get("ctx", {}).get("class_name", "")))
-    return not any(word in place for word in _SENSITIVE_NAMES for place in places)
-
-
-def _format_value(value: object) -> str | None:
-    plain = (str, int, float, type(None))
-    items = [value]
-    if isinstance(value, (list, tuple)):
-        items = list(cast("Sequence[object]", value))
-    if not all(isinstance(item, plain) for item in items):
+def _shown_value(details: ErrorDetails) -> str | None:
+    """Return the value as text; None if it is a container or may be a secret."""
+    names = [*details["loc"], details.get("ctx", {}).get("class_name", "")]
+    if details["type"] in {"extra_forbidden", "missing", "value_error"} or any(
+        word in str(name) for word in _SENSITIVE_NAMES for name in names
+    ):
         return None
-    text = repr(cast("object", value))
+    value = details["input"]
+    items = cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(item, (str, int, float, NoneType)) for item in items):
+        return None
+    text = repr(details["input"])
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
-def _format_message(details: ErrorDetails, place: FieldLocation, value: str) -> str:
+def _format_message(details: ErrorDetails, place: _Location, value: str) -> str:
     kind = details["type"]
     if kind == "missing":
         return "is required"
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return _unknown_field(str(details["loc"][-1]), place.model)
+        return _unknown_field(str(details["loc"][-1]), place.owner)
     if place.enum is not None and kind in {"is_instance_of", "enum"}:
         return f"{value} was given; {_expected_member(details, place.enum)}"
     return f"{value} was given; {_expected(details)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Self
 
 from pydantic import StringConstraints, model_validator
 
@@ -74,16 +74,6 @@ class RegistrySecretDockerAuth(StrictModel):
     """Secret that holds `username:password`."""
 
 
-_AUTH_FIELDS: Final = {
-    DockerAuthType.AWS_IAM: "aws_iam_docker_auth",
-    DockerAuthType.AWS_OIDC: "aws_oidc_docker_auth",
-    DockerAuthType.AWS_ASSUME_ROLE: "aws_assume_role_docker_auth",
-    DockerAuthType.GCP_OIDC: "gcp_oidc_docker_auth",
-    DockerAuthType.GCP_SERVICE_ACCOUNT_JSON: "gcp_service_account_json_docker_auth",
-    DockerAuthType.REGISTRY_SECRET: "registry_secret_docker_auth",
-}
-
-
 class DockerAuth(StrictModel):
     """Login of a private registry: `auth_method` and exactly the field that belongs to it."""
 
@@ -106,8 +96,9 @@ class DockerAuth(StrictModel):
 
     @model_validator(mode="after")
     def _check_auth_fields(self) -> Self:
-        method, wanted = self.auth_method.value, _AUTH_FIELDS[self.auth_method]
-        given = [name for name in _AUTH_FIELDS.values() if getattr(self, name) is not None]
+        method, suffix = self.auth_method.value, "_docker_auth"
+        wanted = f"{method.lower()}{suffix}"
+        given = [name for name, value in self if name.endswith(suffix) and value is not None]
         if wanted not in given:
             raise ValueError(f"{wanted} must be given when auth_method is {method}")
         others = [name for name in given if name != wanted]

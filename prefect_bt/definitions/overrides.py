@@ -7,6 +7,7 @@ docs/compatibility.md, Validation at push.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,78 +48,63 @@ class Overrides:
 def apply_overrides(
     project: TrainingProject, overrides: Overrides
 ) -> tuple[TrainingProject, list[str]]:
-    """A changed copy of `project`, and the warnings to print. Raises DefinitionError."""
+    """Return a changed copy of `project`, and the warnings to print. Raise DefinitionError."""
     changed = project.model_copy(deep=True)
-    warnings: list[str] = []
+    warnings = list(_iter_warnings(changed.job, overrides))
     try:
-        if overrides.team is not None:
-            changed.team_name = overrides.team
-        _apply_to_job(changed.job, overrides, warnings)
-        _apply_to_session(changed.job, overrides, warnings)
-        _apply_to_compute(changed.job, overrides, warnings)
+        _replace_values(changed, overrides)
     except ValidationError as error:
         raise definition_error(error, TrainingProject, where="Overrides") from error
     return changed, warnings
 
 
-def _apply_to_job(job: TrainingJob, overrides: Overrides, warnings: list[str]) -> None:
-    if overrides.job_name is not None:
-        if job.name is not None:
-            warnings.append(_warning("name", job.name, flag="--job-name", new=overrides.job_name))
-        job.name = overrides.job_name
-    if overrides.entrypoint is not None:
-        old = job.runtime.start_commands
-        if old:
-            warnings.append(
-                _warning("start_commands", old, flag="--entrypoint", new=overrides.entrypoint)
-            )
-        job.runtime.start_commands = [overrides.entrypoint]
-    if overrides.priority is not None:
-        if job.priority is not None:
-            warnings.append(
-                _warning("priority", job.priority, flag="--priority", new=overrides.priority)
-            )
-        job.priority = overrides.priority
-
-
-def _apply_to_session(job: TrainingJob, overrides: Overrides, warnings: list[str]) -> None:
-    timeout = overrides.interactive_timeout_minutes
-    if overrides.interactive is None and timeout is None:
-        return
+def _iter_warnings(job: TrainingJob, overrides: Overrides) -> Iterator[str]:
+    """Yield a warning for each value of the config file, other than the default, to replace."""
     session = job.interactive_session or InteractiveSession()
+    accelerator = job.compute.accelerator.model_dump() if job.compute.accelerator else None
+    timeout, commands = overrides.interactive_timeout_minutes, job.runtime.start_commands or None
+    trigger = None if overrides.interactive is None else str(overrides.interactive)
+    for flag, new, name, old, default in (
+        ("--job-name", overrides.job_name, "name", job.name, None),
+        ("--entrypoint", overrides.entrypoint, "start_commands", commands, None),
+        ("--priority", overrides.priority, "priority", job.priority, None),
+        ("--interactive", trigger, "interactive trigger", session.trigger.value, "on_demand"),
+        (
+            "--interactive-timeout-minutes",
+            timeout,
+            "interactive timeout",
+            session.timeout_minutes,
+            DEFAULT_TIMEOUT_MINUTES,
+        ),
+        ("--accelerator", overrides.accelerator, "accelerator", accelerator, None),
+        ("--node-count", overrides.node_count, "node_count", job.compute.node_count, 1),
+    ):
+        if new is not None and old != default:
+            yield f"The config file's {name} {old!r} is ignored: {flag} {new!r} was given."
+
+
+def _replace_values(project: TrainingProject, overrides: Overrides) -> None:
+    job, timeout = project.job, overrides.interactive_timeout_minutes
+    session = job.interactive_session or InteractiveSession()
+    for target, field, value in (
+        (project, "team_name", overrides.team),
+        (job, "name", overrides.job_name),
+        (job, "priority", overrides.priority),
+        (job.compute, "node_count", overrides.node_count),
+        (session, "timeout_minutes", timeout),
+    ):
+        if value is not None:
+            setattr(target, field, value)
+    if overrides.entrypoint is not None:
+        job.runtime.start_commands = [overrides.entrypoint]
     if overrides.interactive is not None:
-        trigger, old = _parse_trigger(overrides.interactive), session.trigger
-        if old is not InteractiveSessionTrigger.ON_DEMAND:
-            warnings.append(
-                _warning("interactive trigger", old.value, flag="--interactive", new=trigger.value)
-            )
-        session.trigger = trigger
-    if timeout is not None:
-        before = session.timeout_minutes
-        if before != DEFAULT_TIMEOUT_MINUTES:
-            flag = "--interactive-timeout-minutes"
-            warnings.append(_warning("interactive timeout", before, flag=flag, new=timeout))
-        session.timeout_minutes = timeout
-    job.interactive_session = session
-
-
-def _apply_to_compute(job: TrainingJob, overrides: Overrides, warnings: list[str]) -> None:
-    compute = job.compute
+        session.trigger = _parse_trigger(overrides.interactive)
+    if overrides.interactive is not None or timeout is not None:
+        job.interactive_session = session
     if overrides.accelerator is not None:
-        old = compute.accelerator.model_dump() if compute.accelerator else None
-        if old is not None:
-            flag = "--accelerator"
-            warnings.append(_warning("accelerator", old, flag=flag, new=overrides.accelerator))
-        compute.accelerator = parse_accelerator_option(overrides.accelerator)
-    if overrides.node_count is not None:
-        nodes = compute.node_count
-        if nodes != 1:
-            warnings.append(
-                _warning("node_count", nodes, flag="--node-count", new=overrides.node_count)
-            )
-        compute.node_count = overrides.node_count
+        job.compute.accelerator = parse_accelerator_option(overrides.accelerator)
     if overrides.spot:
-        compute.availability_model = AvailabilityModel.SPOT
+        job.compute.availability_model = AvailabilityModel.SPOT
 
 
 def _parse_trigger(value: InteractiveSessionTrigger | str) -> InteractiveSessionTrigger:
@@ -147,7 +133,3 @@ def parse_accelerator_option(text: str) -> AcceleratorSpec | None:
             value=text,
         ) from error
     return AcceleratorSpec(accelerator=kind, count=count)
-
-
-def _warning(option: str, old: object, *, flag: str, new: object) -> str:
-    return f"The config file's {option} {old!r} is ignored: {flag} {new!r} was given."

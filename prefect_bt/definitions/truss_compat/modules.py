@@ -17,11 +17,11 @@ one. Programs that are not config files use prefect_bt.compat (docs/truss.md).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from prefect_bt.definitions import (
     checkpoints,
@@ -39,87 +39,66 @@ from prefect_bt.definitions.truss_compat import functions
 
 TRUSS_PACKAGES: Final = ("truss", "truss_train")
 
-_TOP_LEVEL: Final[tuple[Any, ...]] = (
-    image.AWSAssumeRoleDockerAuth,
-    image.AWSIAMDockerAuth,
-    image.AWSOIDCDockerAuth,
-    image.DockerAuth,
-    image.GCPOIDCDockerAuth,
-    image.GCPServiceAccountJSONDockerAuth,
-    image.Image,
-    image.RegistrySecretDockerAuth,
-    checkpoints.BasetenCheckpoint,
-    checkpoints.CheckpointingConfig,
-    checkpoints.LoadCheckpointConfig,
-    checkpoints.LoopsCheckpoint,
-    compute.AvailabilityModel,
-    compute.Compute,
-    deploy.CheckpointList,
-    deploy.DeployCheckpointsConfig,
-    deploy.DeployCheckpointsRuntime,
-    deploy.FullCheckpoint,
-    deploy.LoRACheckpoint,
-    deploy.LoRADetails,
-    deploy.ModelWeightsFormat,
-    job.TrainingJob,
-    job.TrainingProject,
-    runtime.CacheConfig,
-    runtime.Runtime,
-    variables.SecretReference,
-    weights.WeightsSource,
-    workspace.Workspace,
+
+def _select(*members: tuple[ModuleType, str]) -> dict[str, object]:
+    return {name: getattr(module, name) for module, names in members for name in names.split()}
+
+
+_TOP_LEVEL: Final = _select(
+    (checkpoints, "BasetenCheckpoint CheckpointingConfig LoadCheckpointConfig LoopsCheckpoint"),
+    (compute, "AvailabilityModel Compute"),
+    (deploy, "CheckpointList DeployCheckpointsConfig DeployCheckpointsRuntime FullCheckpoint"),
+    (deploy, "LoRACheckpoint LoRADetails ModelWeightsFormat"),
+    (image, "AWSAssumeRoleDockerAuth AWSIAMDockerAuth AWSOIDCDockerAuth DockerAuth Image"),
+    (image, "GCPOIDCDockerAuth GCPServiceAccountJSONDockerAuth RegistrySecretDockerAuth"),
+    (job, "TrainingJob TrainingProject"),
+    (runtime, "CacheConfig Runtime"),
+    (variables, "SecretReference"),
+    (weights, "WeightsSource"),
+    (workspace, "Workspace"),
 )
-
-_DEFINITIONS_ONLY: Final[tuple[Any, ...]] = (
-    deploy.Checkpoint,
-    deploy.WhisperCheckpoint,
-    session.InteractiveSession,
-    session.InteractiveSessionAuthProvider,
-    session.InteractiveSessionProvider,
-    session.InteractiveSessionTrigger,
+_DEFINITIONS: Final = _select(
+    (deploy, "DEFAULT_LORA_RANK Checkpoint WhisperCheckpoint"),
+    (session, "InteractiveSession InteractiveSessionAuthProvider InteractiveSessionProvider"),
+    (session, "InteractiveSessionTrigger"),
 )
-
-_TRUSS_CONFIG: Final[tuple[Any, ...]] = (
-    compute.Accelerator,
-    compute.AcceleratorSpec,
-    deploy.TrainingArtifactReference,
-    image.DockerAuthType,
-    weights.WeightsAuth,
-    weights.WeightsAuthMethod,
-    weights.WeightsSource,
+_TRUSS_CONFIG: Final = _select(
+    (compute, "Accelerator AcceleratorSpec"),
+    (deploy, "TrainingArtifactReference"),
+    (image, "DockerAuthType"),
+    (weights, "WeightsAuth WeightsAuthMethod WeightsSource"),
 )
-
-
-_LOADER: Final[tuple[Any, ...]] = (
-    functions.import_deploy_checkpoints_config,
-    functions.import_target,
-    functions.import_training_project,
+_LOADER: Final = "import_deploy_checkpoints_config import_target import_training_project"
+_DEPLOYMENT: Final = (
+    "create_training_job _upsert_project_and_create_job prepare_push MAX_ARCHIVE_SIZE_BYTES"
 )
-
-_DEPLOYMENT: Final[tuple[Any, ...]] = (
-    functions.create_training_job,
-    functions._upsert_project_and_create_job,  # pyright: ignore[reportPrivateUsage]
-    functions.prepare_push,
-)
-
-_CONSTANTS: Final[dict[str, object]] = {
-    "DEFAULT_LORA_RANK": deploy.DEFAULT_LORA_RANK,
-    "DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES": session.DEFAULT_TIMEOUT_MINUTES,
+_MODULES: Final[dict[str, dict[str, object]]] = {
+    "truss": _select((functions, "login")),
+    "truss.base": {},
+    "truss.base.truss_config": {**_TRUSS_CONFIG, "CheckpointList": deploy.ArtifactList},
+    "truss.remote": {},
+    "truss.remote.remote_factory": _select((functions, "RemoteFactory")),
+    "truss_train": {**_TOP_LEVEL, "push": functions.push},
+    "truss_train.definitions": {
+        **_TOP_LEVEL,
+        **_DEFINITIONS,
+        "DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES": session.DEFAULT_TIMEOUT_MINUTES,
+    },
+    "truss_train.public_api": _select((functions, "push")),
+    "truss_train.loader": _select((functions, _LOADER)),
+    "truss_train.deployment": _select((functions, _DEPLOYMENT)),
 }
-
-_HOSTED_NAMES: Final[dict[str, frozenset[str]]] = {
-    "truss": frozenset({"load", "push", "whoami"}),
-    "truss_train.deployment": frozenset({"PreparedTrainingJob", "S3Artifact"}),
-    "truss.base.truss_config": frozenset(
-        {"BaseImage", "Build", "ModelServer", "Resources", "Runtime", "TrussConfig", "Weights"}
-    ),
+_HOSTED_NAMES: Final = {
+    "truss": "load push whoami",
+    "truss_train.deployment": "PreparedTrainingJob S3Artifact",
+    "truss.base.truss_config": "BaseImage Build ModelServer Resources Runtime TrussConfig Weights",
 }
 """Names of the published package that are refused with a sentence of their own."""
 
 
 @contextmanager
 def install_stand_ins() -> Generator[None]:
-    """Within it `sys.modules` has our modules and no others of truss; afterwards it is as before.
+    """Replace all modules of truss in `sys.modules` with ours, and restore them on exit.
 
     Not for concurrent use: the caller holds a lock. Other threads that import truss meanwhile get
     our modules.
@@ -144,39 +123,25 @@ def _replace_modules(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType
 
 def make_stand_ins() -> dict[str, ModuleType]:
     """Return new stand-ins by their names, each with its submodules as attributes."""
-    config = _make_module(
-        "truss.base.truss_config", _TRUSS_CONFIG, CheckpointList=deploy.ArtifactList
-    )
-    base = _make_module("truss.base", (), truss_config=config)
-    factory = _make_module("truss.remote.remote_factory", (functions.RemoteFactory,))
-    remote = _make_module("truss.remote", (), remote_factory=factory)
-    every = (*_TOP_LEVEL, *_DEFINITIONS_ONLY)
-    below = {
-        "definitions": _make_module(
-            "truss_train.definitions", every, truss_config=config, **_CONSTANTS
-        ),
-        "public_api": _make_module("truss_train.public_api", (functions.push,)),
-        "loader": _make_module("truss_train.loader", _LOADER),
-        "deployment": _make_module(
-            "truss_train.deployment",
-            _DEPLOYMENT,
-            MAX_ARCHIVE_SIZE_BYTES=functions.MAX_ARCHIVE_SIZE_BYTES,
-        ),
-    }
-    truss = _make_module("truss", (functions.login,), base=base, truss_config=config, remote=remote)
-    train = _make_module("truss_train", (*_TOP_LEVEL, functions.push), **below)
-    made = [truss, base, config, remote, factory, train, *below.values()]
-    return {module.__name__: module for module in made}
+    made = {name: _make_module(name) for name in _MODULES}
+    for name, module in made.items():
+        parent, _, child = name.rpartition(".")
+        if parent:
+            vars(made[parent])[child] = module
+    for name in ("truss", "truss_train.definitions"):
+        vars(made[name])["truss_config"] = made["truss.base.truss_config"]
+    for module in made.values():
+        public = [name for name in vars(module) if not name.startswith("_")]
+        vars(module).update(__all__=public, __prefect_bt__=True)
+    return made
 
 
-def _make_module(name: str, members: tuple[Any, ...], **more: Any) -> ModuleType:
+def _make_module(name: str) -> ModuleType:
     module = ModuleType(name, f"prefect_bt's stand-in for {name}")
-    named = {member.__name__: member for member in members}
-    public = [name for name in (*named, *more) if not name.startswith("_")]
-    module.__dict__.update(named, **more, __all__=public, __prefect_bt__=True)
+    vars(module).update(_MODULES[name])
     if hosted := _HOSTED_NAMES.get(name):
-        module.__dict__["__getattr__"] = _make_getattr(name, hosted)
-    package = name in {*TRUSS_PACKAGES, "truss.base", "truss.remote"}
+        vars(module)["__getattr__"] = _make_getattr(name, hosted.split())
+    package = any(other.startswith(f"{name}.") for other in _MODULES)
     module.__spec__ = ModuleSpec(name, None, is_package=package)
     if package:
         # A package without a folder: a submodule that we do not have is simply not found.
@@ -184,7 +149,7 @@ def _make_module(name: str, members: tuple[Any, ...], **more: Any) -> ModuleType
     return module
 
 
-def _make_getattr(module: str, names: frozenset[str]) -> Callable[[str], NoReturn]:
+def _make_getattr(module: str, names: Collection[str]) -> Callable[[str], NoReturn]:
     """Return a module's `__getattr__`; names it does not refuse are unknown, as in any module."""
 
     def refuse(name: str) -> NoReturn:
