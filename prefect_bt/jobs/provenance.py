@@ -1,18 +1,17 @@
-"""Which code a job is made from: the Git state of its folder, and the versions of the client.
+"""Record the code that a job is made from: the Git state of its folder, the client's versions.
 
-Collecting never fails and is bounded in time. `git` is asked with the repository's hooks, its file
-monitor and its index lock out of the way, and without the `GIT_*` variables of the calling process,
-which name another repository when a push runs in a Git hook.
+Collecting never fails and is bounded in time. `git` runs without the repository's file monitor and
+index lock, and without the `GIT_*` variables of this process: in a Git hook they name another
+repository.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import signal
 import subprocess
+import tempfile
 import time
-from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Final
 from prefect_bt.ledger.records import GitState, JobRecord, Provenance
 
 GIT_SECONDS: Final = 2.0
-"""For all questions to `git` together; the state of a huge repository stays unknown."""
+"""Seconds for all commands of `git` together; the state of a huge repository stays unknown."""
 FRAMEWORKS: Final = (
     "accelerate",
     "datasets",
@@ -43,10 +42,10 @@ def collect_provenance(
     old: JobRecord | None = None,
     seconds: float = GIT_SECONDS,
 ) -> Provenance:
-    """Return what is known of the code in `folder` and of this process.
+    """Return the provenance of the code in `folder` and of this process.
 
-    `folder` is None where nothing was packed. A job that repeats `old` keeps the Git state of its
-    files; what describes the client is new.
+    `folder` is None if nothing was packed. A job that repeats `old` keeps the Git state of its
+    files; the versions of the client are new.
     """
     kept = old.provenance if old else None
     return Provenance(
@@ -63,7 +62,7 @@ def collect_provenance(
 
 
 def find_git_state(folder: Path, *, seconds: float = GIT_SECONDS) -> GitState | None:
-    """Return the state of the working tree around `folder`, None where `git` knows of none."""
+    """Return the state of the working tree around `folder`; None if `git` finds none."""
     git = _Git(folder, time.monotonic() + seconds)
     commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
@@ -78,7 +77,7 @@ def find_git_state(folder: Path, *, seconds: float = GIT_SECONDS) -> GitState | 
 
 
 def provenance_document(found: Provenance | None) -> dict[str, Any] | None:
-    """Return `truss_user_env` as truss sends it, with the keys of Provenance it does not have."""
+    """Return `truss_user_env` as truss sends it, and the keys that only prefect_bt has."""
     if found is None:
         return None
     git = found.git
@@ -127,12 +126,12 @@ def format_client(document: dict[str, Any]) -> str:
         **(document.get("frameworks") or {}),
     }
     place = "@".join(word for key in ("user", "host") if (word := document.get(key)))
-    told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return f"{place}: {told}" if place else told
+    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"{place}: {text}" if place else text
 
 
 class _Git:
-    """Questions to `git` about one folder, until a deadline on the monotonic clock."""
+    """Commands of `git` in one folder, until a deadline on the monotonic clock."""
 
     def __init__(self, folder: Path, deadline: float) -> None:
         self._command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false"]
@@ -141,46 +140,28 @@ class _Git:
         self._environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
     def run(self, *arguments: str) -> str | None:
-        """Return what `git` printed, stripped; None when it failed, is missing or too slow."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            return None
-        try:
-            process = subprocess.Popen(
-                [*self._command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=self._environment,
-                start_new_session=True,
-            )
-        except (OSError, ValueError):
-            return None
-        return _output(process, left)
-
-
-def _output(process: subprocess.Popen[bytes], seconds: float) -> str | None:
-    """Return the process's output, or None; the process and its children are gone afterwards."""
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        output = b""
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            _close(process)
-    return output.decode(errors="replace").strip() if process.returncode == 0 else None
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout:
-        process.stdout.close()
+        """Return the output of `git`, stripped; None if it failed, is missing or too slow."""
+        # A file, not a pipe: a child that outlives `git` would keep a pipe open.
+        with tempfile.TemporaryFile() as output:
+            try:
+                subprocess.run(
+                    [*self._command, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    env=self._environment,
+                    timeout=self._deadline - time.monotonic(),
+                    start_new_session=True,
+                    check=True,
+                )
+            except (OSError, ValueError, subprocess.SubprocessError):
+                return None
+            output.seek(0)
+            return output.read().decode(errors="replace").strip()
 
 
 def _installed_version(distribution: str) -> str:
-    """Return the installed version, "" for none; nothing is imported."""
+    """Return the installed version, "" if there is none, without importing the distribution."""
     try:
         return metadata.version(distribution) or ""
     except (metadata.PackageNotFoundError, OSError, ValueError):

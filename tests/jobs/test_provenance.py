@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt import codec
 from prefect_bt.definitions import Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.flows.tasks.reporting.job_card import render_card
 from prefect_bt.host.job_lock import JobLock
@@ -17,7 +16,7 @@ from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.provenance import collect_provenance, find_git_state, format_client, format_git
 from prefect_bt.jobs.submit import JobOrigin, create_job, write_job
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import GitState, JobRecord
+from prefect_bt.ledger.records import GitState
 from prefect_bt.object_store import open_store
 
 PROJECT = TrainingProject(
@@ -102,20 +101,6 @@ def test_a_job_knows_its_code_and_its_client(git, tmp_path: Path) -> None:
     card = render_card(document, record.definition)
     assert f"Git: {git('rev-parse', 'HEAD')[:12]} (main)" in card
     assert "Pushed from: " in card
-
-
-def test_records_of_older_releases(tmp_path: Path) -> None:
-    ledger = Ledger(open_store(str(tmp_path / "store")))
-    record = write_job(ledger, PROJECT, SubmitOptions(), None)
-    stored = codec.encode(record)
-    del stored["provenance"]
-    old = codec.decode(JobRecord, stored)
-    assert old.provenance is None
-    assert job_document(ledger, old)["truss_user_env"] is None
-    assert write_job(
-        ledger, PROJECT, SubmitOptions(), None, origin=JobOrigin(source_job=old)
-    ).provenance
-    assert "Git:" not in render_card(job_document(ledger, old), old.definition)
 
 
 @pytest.mark.parametrize(
