@@ -44,8 +44,7 @@ LEVELS: dict[int, str] = {
     " object_store.faults object_store.protocols planning registries settings substrates"
     " substrates.protocol",
     # data
-    1: "cluster_settings definitions ledger.pinned_weights ledger.records ledger.states"
-    " planning.plan",
+    1: "cluster_settings definitions ledger.records ledger.states planning.plan",
     # base: standard library only
     0: "codec environment errors filesystem node_paths object_keys text",
 }
