@@ -42,7 +42,7 @@ from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
 
 OWNED_POLL_INTERVAL: Final = 5.0
-"""Seconds between looks at a job that another run of the same parent runs."""
+"""Seconds between checks of a job that another run of the same parent runs."""
 
 
 @job_task("accept-job")
@@ -81,9 +81,9 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
 
 
 def _open(request: JobRequest, run_id: str) -> tuple[JobContext, bool] | None:
-    """Open the run's job, and tell whether another run of the parent had to end first.
+    """Open the run's job; return it, and whether another run of the parent had to end first.
 
-    A job that the parent asked for before is its job again. Return None if the run is cancelled
+    A job that the parent requested before is opened again. Return None if the run is cancelled
     while another run has the job.
     """
     parents, ledger = list_parent_runs(), request.ledger()
@@ -119,7 +119,7 @@ def rename_flow_run(site: JobContext) -> None:
 
 
 def mirror_job_weights(site: JobContext) -> list[PrefectFuture[Any]] | None:
-    """Mirror all weights of the job; None when somebody asked for the job to stop meanwhile."""
+    """Mirror all weights of the job; return None if a stop was requested meanwhile."""
     plans = list({plan.key: plan for plan in plan_weights(site.project.job)}.values())
     if not plans:
         return []

@@ -49,7 +49,7 @@ from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
 
 LOG_FOLLOW_SECONDS = 5.0
-"""For those who show a rank's log, to see its end before its files go; they look often."""
+"""Seconds for the tasks that forward logs to read their end, before the files are removed."""
 
 API_RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further question for a secret while Prefect's API does not answer."""
@@ -84,7 +84,7 @@ def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) 
 def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[Any]]) -> Any:
     """Run one attempt; Prefect's retries of this task are the job's.
 
-    A gang that is there already, because its flow died, is watched on.
+    A gang that still runs, because only its flow died, is adopted.
     """
     delay.end()
     with outside_transaction(), watch_for_stop(site) as stop:
@@ -108,7 +108,7 @@ def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[A
 
 
 def _begin_attempt(site: JobContext) -> int:
-    """Write down that the next attempt begins; return its number."""
+    """Record the next attempt; return its number."""
     if site.ledger.get_state(site.job_id) is JobState.DEPLOYING:
         transition_job(
             site, JobState.CREATED, message="prepared again: the previous attempt never ran"
@@ -200,7 +200,7 @@ def provision(site: JobContext, attempt: int) -> Gang:
 
 
 def _resolve_secrets(site: JobContext) -> dict[str, str]:
-    """A server that is being started again is no failure of the attempt."""
+    """Return the secrets; wait for a Prefect server that is being restarted."""
     for pause in API_RETRY_DELAYS:
         try:
             return resolve_job_secrets(site)
@@ -238,7 +238,7 @@ def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]
 
 @contextmanager
 def record_failed_launch(site: JobContext, attempt: int) -> Generator[None]:
-    """An attempt that could not be launched still has an outcome."""
+    """Record the outcome of an attempt that could not be launched."""
     try:
         yield
     except Exception as error:
@@ -269,10 +269,10 @@ def stop_gang_on_error(site: JobContext, gang: Gang) -> Generator[list[PrefectFu
 
 
 def _should_continue(site: JobContext) -> bool:
-    """After a crash: whether the attempt that it cut short is followed by another.
+    """Return whether an attempt follows the one that a crash of the flow interrupted.
 
-    A gang that still runs goes on. What had ended before the crash stands: a finished training is
-    not run again.
+    A gang that still runs is adopted. An attempt that ended before the crash keeps its outcome: a
+    completed training is not repeated.
     """
     gang = adopt_gang(site)
     if gang is not None and not gang.is_over():

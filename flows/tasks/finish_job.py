@@ -48,7 +48,7 @@ from prefect_bt.ledger.states import JobState
 
 @dataclass
 class JobRun:
-    """What a run has taken up, as soon as it has; nothing of it may be left unended."""
+    """The job of a run; it must not be left without an end."""
 
     site: JobContext | None = None
     error: PrefectBtError | None = None
@@ -62,10 +62,10 @@ class JobRun:
 
 @contextmanager
 def finalize_job(job: JobRun | None = None) -> Generator[JobRun]:
-    """At the end, write down how the job that was taken up ended, and leave nothing behind.
+    """Record the end of the run's job, and remove its processes and files.
 
-    It is owned until then. Where even that cannot be written, the lock's file stays behind, by
-    which others see that the job is to be ended (jobs.stop.reconcile_job).
+    The process owns the job until then. If the end cannot be recorded, the lock's file remains, by
+    which other processes find the job (jobs.stop.reconcile_job).
     """
     job = job or JobRun()
     try:
@@ -78,7 +78,7 @@ def finalize_job(job: JobRun | None = None) -> Generator[JobRun]:
 
 @contextmanager
 def _yield_when_superseded(job: JobRun) -> Generator[None]:
-    """Leave the job to the other machine on `Superseded`, also while the end is being recorded."""
+    """Leave the job to the other machine on `Superseded`, also while its end is recorded."""
     try:
         yield
     except Superseded as error:
@@ -115,7 +115,7 @@ def _record_end(job: JobRun) -> Generator[None]:
 
 
 def _finish_interrupted(site: JobContext) -> None:
-    """End an interrupted job as stopped, unless another machine has taken it over."""
+    """End an interrupted job as stopped, unless another machine runs it now."""
     try:
         site.ledger.get_epochs(site.job_id).check(site.epoch)
         site.ledger.controls.request_stop(site.job_id, by="an interrupt")
@@ -139,7 +139,7 @@ def _release_ownership(site: JobContext) -> None:
 
 
 def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
-    """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
+    """Return the result of the flow: the job's document, or a Cancelled or Failed state."""
     if job.interrupt is not None:
         return interrupted_state(job.interrupt)
     if job.error is not None:
@@ -167,7 +167,7 @@ def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
 
 
 def handle_crashed_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
-    """Take up the job of a run whose process died: a hook, in the worker's process.
+    """Recover the job of a run whose process died; a hook in the worker's process.
 
     The run of a job that had not begun is scheduled again.
     """
@@ -188,7 +188,7 @@ def _is_waiting(site: JobContext) -> bool:
 
 
 def _find_job_context(run: Any) -> JobContext | None:
-    """The run's job, if it has one that is not over."""
+    """Return the run's job if it has not ended; None for none."""
     request = JobRequest.from_run_parameters(dict(run.parameters or {}))
     ledger = request.ledger()
     job_id = ledger.runs.find_job(str(run.id))
@@ -202,7 +202,7 @@ def _record_failure(site: JobContext, error: Exception) -> JobState:
 
 
 def _finish(site: JobContext, default: JobState, message: str) -> JobState:
-    """The job's last state, after putting away what an unforeseen error left."""
+    """Return the job's last state after cleaning up after an unexpected error."""
     if not site.ledger.get_state(site.job_id).terminal:
         finalize_unfinished_attempts(site, reason="its flow ended unexpectedly")
     for state in missing_states(site, terminal_state(site, default)):

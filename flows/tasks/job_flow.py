@@ -70,7 +70,7 @@ class JobFlow(Flow[P, R]):
         return AwaitableList(cast("list[Any]", result)) if isinstance(result, list) else result
 
     def __reduce__(self) -> Any:
-        """Pickle as a reference, also where cloudpickle is told to take this package by value."""
+        """Pickle as a reference, also if cloudpickle should pickle this package by value."""
         module, name = self.fn.__module__, self.fn.__name__
         original = getattr(importlib.import_module(module), name)
         kept = original.__dict__
@@ -101,7 +101,7 @@ def load_flow(module: str, name: str, changed: dict[str, Any]) -> Any:
 def job_flow(
     name: str, *, takes_retries: bool = False, **options: Any
 ) -> Callable[[Callable[P, R]], JobFlow[P, R]]:
-    """Make a flow whose result is kept, so that a parent that is retried gets it again."""
+    """Make a flow whose result is stored, so that a retried parent gets it again."""
 
     def decorate(function: Callable[P, R]) -> JobFlow[P, R]:
         made: JobFlow[P, R] = JobFlow(

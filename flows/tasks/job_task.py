@@ -1,8 +1,8 @@
-"""The kind of task that a job's flow is made of, and the states in which its runs end.
+"""The kind of task of a job's flow, and the states in which its runs end.
 
-A task of a job is never retried or cached by Prefect's defaults, stays outside the transaction of
-the task that calls it, and ends in a state that says what happened: Failed with the error's own
-sentence, Cancelled after an interrupt.
+Prefect's defaults do not retry or cache such a task, it stays outside the transaction of the task
+that calls it, and its state has a message: Failed with the error's message, Cancelled after an
+interrupt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 
 INTERRUPTS = (KeyboardInterrupt, TerminationSignal)
-"""What Ctrl-C, SIGTERM and a worker's cancellation raise in the main thread."""
+"""Exceptions of Ctrl-C, SIGTERM and a worker's cancellation in the main thread."""
 
 P = ParamSpec("P")
 

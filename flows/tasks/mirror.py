@@ -1,7 +1,7 @@
 """Mirror weights in tasks of a Prefect run, two sources at a time.
 
-The flow's main thread waits for the tasks and tells them to stop, because Prefect's cancellation,
-Ctrl-C and SIGTERM arrive there.
+The flow's main thread waits for the tasks and stops them, because Prefect's cancellation, Ctrl-C
+and SIGTERM arrive there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run of `train` was asked for, and the job that answers it.
+"""The request of a run of `train`, and the job that answers it.
 
-One Prefect run is one job: asked again for the same run (a retry in the UI, a resume after a
-crash), the same job is opened, never a second one made.
+One Prefect run is one job: the same run (after a retry in the UI or a crash) opens the same job
+again.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class JobRequest:
     def open(self, flow_run_id: str, call: ParentCall | None = None) -> JobContext:
         """Open the job of this run or of this `call` of a parent; accept it if there is none.
 
-        It is owned from before it exists (JobSite.claim): nobody else takes it up meanwhile, and
-        a death in any line from here on can be told.
+        The process owns the job before it exists (JobSite.claim), so no other process recovers it
+        meanwhile, and a death of this process at any point is noticed.
         """
         ledger, settings = self.ledger(), self.settings()
         claim = JobLock(settings.state_dir)
@@ -121,7 +121,7 @@ class JobRequest:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Return what was asked for, JSON-ready and without secrets: equal for equal requests."""
+        """Return the request, JSON-ready and without secrets: equal for equal requests."""
         blocks = (self.image, self.compute, self.store, self._substrate_block)
         options = self.options or SubmitOptions(substrate="")
         names = ("config", "definition", "source_dir", "job_name")
@@ -180,7 +180,7 @@ class JobRequest:
         )
 
     def ledger(self) -> Ledger:
-        """Return the records of the store that was asked for."""
+        """Return the records of the requested store."""
         return Ledger(self.store.build()) if self.store else open_ledger()
 
     def settings(self) -> Settings:
@@ -228,7 +228,7 @@ class JobRequest:
         )
 
     def secret_sources(self) -> tuple[SecretSource, ...]:
-        """Return where secrets are looked up: the given block, then the default sources."""
+        """Return the sources of secrets: the given block, then the default sources."""
         given = (self.secrets.build(),) if self.secrets else ()
         return (*given, *default_secret_sources())
 
@@ -253,7 +253,7 @@ def _serving_secrets(ledger: Ledger, record: JobRecord) -> tuple[SecretSource, .
 
 
 def _substrate(value: object) -> SubstrateChoice:
-    """Whichever it is: a reference says which block, a value of which type it was."""
+    """Return the substrate as a document: the reference of a block, or the type of a value."""
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
@@ -266,7 +266,7 @@ def _substrate(value: object) -> SubstrateChoice:
 
 
 def _block(kind: type[B], value: object) -> B | None:
-    """A block parameter as the API stores it: by reference, by value, or not at all."""
+    """Return a block parameter as the API stores it: by reference, by value, or None."""
     if not isinstance(value, dict):
         return None
     given = cast("dict[str, Any]", value)

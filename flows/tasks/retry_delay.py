@@ -1,8 +1,8 @@
-"""Prefect's own delay between two attempts: the policy's decision, and a way to stop meanwhile.
+"""Prefect's delay between two attempts: the policy's decision, and a stop during the delay.
 
 Prefect shows the delay as AwaitingRetry with its time, and sleeps in the flow's thread. A signal
-ends that sleep when somebody asks for the job to stop. A flow in another thread than the main one
-gets no signals: there the job is STOPPED at once, and its flow ends when the delay is over.
+ends that sleep when a stop is requested. A flow in another thread than the main one gets no
+signals: there the job is STOPPED at once, and its flow ends after the delay.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RetryDelay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> bool:
-        """Swallow the interruption of a delay: the job has been stopped. Ctrl-C goes on."""
+        """Suppress the interruption of a delay after a stop; pass Ctrl-C on."""
         _ = kind, trace
         in_delay = not self._ended.is_set()
         self._ended.set()
@@ -87,8 +87,8 @@ class RetryDelay:
     def check_elapsed(self) -> None:
         """Raise AttemptFailed again if the delay after the last failure is not over.
 
-        For a process that takes the job up after a crash. An attempt that a person asked for does
-        not wait.
+        For a process that recovers the job after a crash. An attempt that a user requested does not
+        wait.
         """
         event = self._site.ledger.list_events(self._site.job_id)[-1]
         asked_for = event.state is JobState.CREATED and event.attempt is None
@@ -133,7 +133,7 @@ class RetryDelay:
         return delay - max(0.0, time.time() - (outcomes[-1].ended_at or 0.0))
 
     def _announce(self, why: str, message: str, attempt: int) -> None:
-        """Say why and when the next attempt begins: job state, card, the run's log."""
+        """Publish why and when the next attempt begins: job state, card, the run's log."""
         get_run_logger().warning("%s Attempt %d: %s", why, attempt, message)
         with suppress(StoreError):  # only for show: the attempt asks the store with more patience
             if self._site.ledger.get_state(self._site.job_id) is not JobState.CREATED:
@@ -173,7 +173,7 @@ class RetryDelay:
 
 
 def _is_superseded(site: JobContext) -> bool:
-    """Return whether another machine runs the job, so that its attempts are not ours to retry."""
+    """Return whether another machine runs the job, so that this process must not retry it."""
     try:
         site.ledger.get_epochs(site.job_id).check(site.epoch)
     except Superseded:

@@ -42,9 +42,9 @@ from prefect_bt.serving.router.route import Route
 from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 SERVING_POLL_INTERVAL: Final = 2.0
-"""The same of a revision that serves."""
+"""Seconds between two checks of a serving revision."""
 MAX_DRAIN_SECONDS: Final = 600.0
 """Seconds that requests in flight have after another revision took over."""
 
@@ -61,7 +61,7 @@ def add_server_key(
 
 @contextmanager
 def watch_serving(site: JobContext, ref: ServingRef, gang: Gang) -> Generator[None]:
-    """For the time that the gang of a serving revision is watched."""
+    """Watch the server of a revision in a thread until the block ends."""
     over = threading.Event()
     watch = RevisionController(site, ref, gang)
     context = contextvars.copy_context()  # artifacts and log lines belong to the run
@@ -116,9 +116,10 @@ class RevisionController:
             self._apply_action()
 
     def record_server_exit(self) -> None:
-        """The server's process ended. Where it never answered, that is written down with why.
+        """Record why a server ended before it was ready.
 
-        Not where it was stopped, or is started again for it was no fault of its own.
+        A server that was stopped, or is restarted after a failure of the infrastructure, gets no
+        verdict.
         """
         statuses = self._gang.statuses
         if self._ready or self._has_failed or not all(status.is_over for status in statuses):
@@ -149,7 +150,7 @@ class RevisionController:
         return False
 
     def _check_gate(self, address: str) -> bool:
-        """Once a revision: one that passed before is as good after a restart."""
+        """Run the gate once per revision; a revision that passed it is ready after a restart."""
         before = self._deployments.was_ready(self._ref.deployment, self._ref.revision)
         gate = parse_gate(self._revision.gate) if self._revision.gate and not before else None
         sentence = f"It answers as {', '.join(self._revision.models)}."
@@ -187,7 +188,7 @@ class RevisionController:
         self._log_once(f"Revision {ref.revision} of {ref.deployment}: {told.sentence}")
 
     def _restore_serving_revision(self) -> None:
-        """It was to serve and cannot: whoever does is the one that is to."""
+        """Set the serving revision as the desired one, if this one is desired and cannot serve."""
         name, mine, route = (
             self._ref.deployment,
             self._ref.revision,
@@ -213,7 +214,7 @@ class RevisionController:
             self._stop_unless_desired()
 
     def _choose_action(self) -> tuple[RevisionAction, Route | None]:
-        """And whose the requests are now."""
+        """Return the action of this revision, and the present route."""
         moves, route = (
             self._deployments.list_desired_revisions(self._ref.deployment),
             self._router_folder.read_route(),
@@ -226,7 +227,7 @@ class RevisionController:
         return choose_action(self._ref.revision, scene), route
 
     def _stop_unless_desired(self) -> None:
-        """Unless it was promoted since: who promotes looks whether it is leaving."""
+        """Request the stop of this revision, unless it was promoted meanwhile."""
         with self._router_folder.decision_lock():
             role, route = self._choose_action()
             if role in {RevisionAction.DRAIN, RevisionAction.STOP}:

@@ -1,9 +1,8 @@
-"""Whether somebody asked for the job to stop: in its record, or by cancelling its Prefect run or
-a run above it.
+"""Detect requests to stop a job: in its record, or a cancelled Prefect run of it or above it.
 
-A worker's cancellation arrives as a signal; for a run that no worker watches (a script, a notebook,
-a detached process) Prefect only writes the state down. Its events tell when that happens: asking
-all the time would cost the server a request every few seconds for each job, for days.
+A worker's cancellation arrives as a signal; for a run without a worker (a script, a notebook, a
+detached process) Prefect only changes the state. The events of Prefect report that change: polling
+would cost the server a request every few seconds for each job, for days.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ RECORD_POLL_INTERVAL: Final = 0.5
 EPOCH_CHECK_INTERVAL: Final = 5.0
 """Interval between checks whether a person gave the job to another machine, in seconds."""
 MIN_RUN_POLL_INTERVAL: Final = 3.0
-"""Seconds between two questions for the run's state while nobody tells of events; then longer."""
+"""First interval between two queries of the run's state without events; it doubles."""
 MAX_RUN_POLL_INTERVAL: Final = 60.0
 RUN_POLL_INTERVAL_WITH_EVENTS: Final = 600.0
-"""The same while events come: against one that was lost."""
+"""Interval between two queries with events, in case one is lost."""
 _logger = logging.getLogger(__name__)
 _CANCELLATION_EVENTS: Final = ["prefect.flow-run.Cancelling", "prefect.flow-run.Cancelled"]
 
 
 @contextmanager
 def watch_for_stop(site: JobContext) -> Generator[StopWatcher]:
-    """A watcher for the time of one attempt, or of what comes before it."""
+    """Yield a watcher for an attempt, or for the preparation before it."""
     watcher = StopWatcher(site)
     try:
         yield watcher
@@ -49,7 +48,7 @@ def watch_for_stop(site: JobContext) -> Generator[StopWatcher]:
 
 
 class StopWatcher:
-    """Called often, looks seldom; once it has returned True it goes on doing so."""
+    """Cheap to call often: it queries seldom. Once true, the result stays true."""
 
     def __init__(self, site: JobContext) -> None:
         self._site = site
@@ -83,7 +82,7 @@ class StopWatcher:
         return self._stopped
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the subscription of events. Idempotent."""
         self._events.close()
 
     def _check_epoch(self, now: float) -> None:
@@ -122,7 +121,7 @@ class _CancellationListener:
         self._thread.start()
 
     def poll(self) -> bool:
-        """Whether there was one since the last call."""
+        """Return whether an event arrived since the last call."""
         if not self._received.is_set():
             return False
         self._received.clear()  # one that comes now is asked for by the question that follows
@@ -149,7 +148,7 @@ class _CancellationListener:
             self._loop.close()
 
     async def _listen(self) -> None:
-        """Listen until the connection is lost for good; the run is asked from then on."""
+        """Listen until the connection is lost for good; then the run is queried."""
         subscriber: Any = get_events_subscriber(self._filter, reconnect_on_clean_close=True)
         async with subscriber:
             self.is_listening = True

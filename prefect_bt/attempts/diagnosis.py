@@ -1,6 +1,6 @@
-"""From how a node ended to a cause, its failure class and its cure: tables, never message text.
+"""Map the end of a node to a cause, its failure class and its remedy, by tables.
 
-A substrate that knows more than exit codes says so in NodeStatus.cause; the tables do the rest.
+A substrate that knows more than exit codes sets NodeStatus.cause; the tables cover the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPLOY = FailureClass.DEPLOY
 class CauseInfo(NamedTuple):
     """A row of the table.
 
-    `description` follows "Rank 2 failed first: "; empty where the exit says it.
+    `description` follows "Rank 2 failed first: "; empty if the exit code explains the failure.
     """
 
     failure_class: FailureClass
@@ -269,7 +269,7 @@ REMEDIES_BY_EXIT_CODE: Final[dict[int, str]] = {
     125: "`timeout`, `env` and `docker run` exit with it if they cannot start their command.",
     255: "Python's sys.exit(-1) and an ssh that lost its connection end with it.",
 }
-"""Where the number says more than its cause."""
+"""Signals and exit codes with a description of their own."""
 
 CAUSES_BY_ERROR: Final[tuple[tuple[type[Exception], Cause], ...]] = (
     (SecretError, Cause.SECRET_MISSING),
@@ -282,7 +282,7 @@ CAUSES_BY_ERROR: Final[tuple[tuple[type[Exception], Cause], ...]] = (
 """What may be raised before a node runs; the first kind that fits."""
 
 _SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
-"""Causes to which a node's own words add nothing."""
+"""Causes that the reason in a node's status does not explain further."""
 
 _EXPLAINED_BY_REASON: Final = frozenset(
     {
@@ -316,7 +316,7 @@ class Diagnosis:
 
 
 def diagnose_node(status: NodeStatus) -> Diagnosis:
-    """The cause of a node's failure, with what to do. The status must be that of a failed node."""
+    """Return the cause of a failed node's end, with the remedy."""
     cause = determine_cause(status)
     remedy = CAUSES[cause]
     what, cure = remedy.description or _format_exit(status), remedy.remedy
@@ -330,13 +330,13 @@ def diagnose_node(status: NodeStatus) -> Diagnosis:
 
 
 def diagnose_cause(cause: Cause, description: str = "") -> Diagnosis:
-    """A cause that no node's status tells; `description` replaces the table's words."""
+    """Return a cause that no node's status has; `description` replaces the table's text."""
     remedy = CAUSES[cause]
     return Diagnosis(cause, remedy.failure_class, description or remedy.description, remedy.remedy)
 
 
 def diagnose_error(error: Exception) -> Diagnosis:
-    """Why an attempt could not be launched; `what` is the error's own sentence."""
+    """Return why an attempt could not be launched; `what` is the error's message."""
     cause = next((c for kind, c in CAUSES_BY_ERROR if isinstance(error, kind)), Cause.LAUNCH_FAILED)
     if isinstance(error, SubstrateError) and error.cause:
         cause = Cause(error.cause)
@@ -344,7 +344,7 @@ def diagnose_error(error: Exception) -> Diagnosis:
 
 
 def determine_cause(status: NodeStatus) -> Cause:
-    """What the substrate says, then phase and reason, then exit code and signal."""
+    """Use the substrate's cause, then phase and reason, then exit code and signal."""
     if status.oom:
         return Cause.OUT_OF_MEMORY
     if status.cause is not None:
@@ -366,20 +366,20 @@ def _determine_exit_cause(status: NodeStatus) -> Cause:
 
 
 def is_agent_lost(status: NodeStatus) -> bool:
-    """Its commands began and are gone with nobody to say how: the agent died, a flush goes on."""
+    """Return whether the commands began and ended without a result: the agent died."""
     began = status.started_at is not None
     return status.phase is NodePhase.FLUSHING and began and status.exit_code is None
 
 
 def find_signal(status: NodeStatus) -> int | None:
-    """The signal that ended the command, also when a shell passed it on as 128 and the number."""
+    """Return the signal that ended the command, also if a shell reported it as 128 + number."""
     code = status.exit_code or 0
     number = status.signal or (code - 128 if code > 128 else 0)
     return number if number in _SIGNAL_NAMES else None
 
 
 def format_signal(number: int) -> str:
-    """`SIGKILL`; `signal 40` for one without a name."""
+    """Return `SIGKILL`, or `signal 40` for a signal without a name."""
     return _SIGNAL_NAMES.get(number, f"signal {number}")
 
 

@@ -25,10 +25,10 @@ _DISRUPTIONS: Final = frozenset(
 
 
 def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -> bool:
-    """Whether the gang, or one that watched before, asked the node to end and it did.
+    """Return whether the node ended because a gang requested it.
 
-    `requested_at` is when this gang asked it: what had ended before had ended by itself. None where
-    it did not; a node that says "stopped" was then sent a signal by something else.
+    `requested_at`: time of this gang's request; a node that had ended before ended by itself. None
+    without a request: a node with the reason "stopped" got its signal from another process.
     """
     if status.phase is NodePhase.LOST or is_agent_lost(status) or _failed_setup(status):
         return False
@@ -42,7 +42,7 @@ def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -
 
 
 def format_moment(at: float | None, started_at: float | None) -> str:
-    """`at 14:02:07 UTC, 03:12 after the start`; what is not known is left out."""
+    """Return `at 14:02:07 UTC, 03:12 after the start`, without the unknown parts."""
     if at is None:
         return ""
     clock = f"at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
@@ -56,9 +56,9 @@ def format_moment(at: float | None, started_at: float | None) -> str:
 def summarize_other_ranks(
     statuses: Sequence[NodeStatus], first: NodeStatus, *, requested_at: Mapping[int, float]
 ) -> str:
-    """The other ranks' ends: `Then ranks 0-5, 7 were stopped.` Empty for a gang of one.
+    """Return the ends of the other ranks: `Then ranks 0-5, 7 were stopped.`; "" for one node.
 
-    `requested_at`: rank -> when this gang told it to stop.
+    `requested_at`: time of this gang's stop request, by rank.
     """
     groups: dict[tuple[_RankEnd, str], list[NodeStatus]] = {}
     for status in statuses:
@@ -99,7 +99,7 @@ _CLAUSES: Final[dict[_RankEnd, tuple[str, str]]] = {
     _RankEnd.STOPPED: ("was stopped", "were stopped"),
     _RankEnd.KILLED: ("had to be killed", "had to be killed"),
 }
-"""What is said of one rank, and of several."""
+"""Phrase for one rank, and for several."""
 
 
 def _rank_end(status: NodeStatus, requested_at: float | None) -> _RankEnd:
@@ -143,7 +143,7 @@ def _format_upload_errors(statuses: Sequence[NodeStatus]) -> str:
 
 
 def _failed_setup(status: NodeStatus) -> bool:
-    """Its commands never began, and it says with an exit code that this was a failure."""
+    """Return whether the setup failed: the commands never began, and there is an exit code."""
     return status.started_at is None and bool(status.exit_code)
 
 

@@ -34,9 +34,9 @@ kills for ten seconds at most, on a machine that may be busy."""
 
 @dataclass(frozen=True)
 class Timing:
-    """The world's clock, and how often the gang looks. Seconds.
+    """Clocks and the poll interval, in seconds.
 
-    `monotonic` stands still while a laptop sleeps, and is what spans of time are measured with.
+    `monotonic` measures durations; it stands still while a laptop sleeps.
     """
 
     wall_clock: Callable[[], float] = time.time
@@ -60,7 +60,7 @@ class Gang:
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stop_reason: StopReason | str = ""
     _stop_requested_at: dict[int, float] = field(default_factory=dict[int, float])
-    """Rank -> when this gang told it to stop."""
+    """Time of this gang's stop request, by rank."""
     _is_user_stop: bool = False
     _deadline: float | None = None
     _forced: bool = False
@@ -70,7 +70,7 @@ class Gang:
     _last_activity: dict[int, tuple[float | None, float]] = field(
         default_factory=dict[int, tuple[float | None, float]]
     )
-    """Rank -> when it says it was last active, and when, by `steady`, it began to say so."""
+    """Last activity that a rank reported, and the monotonic time of that report, by rank."""
 
     def watch(
         self,
@@ -78,9 +78,9 @@ class Gang:
         stop_requested: Callable[[], bool],
         on_change: Callable[[Sequence[NodeStatus]], None],
     ) -> None:
-        """Until every node's commands have ended.
+        """Return when the commands of every node have ended.
 
-        `stop_requested`: whether a user stopped the job. `on_change` sees every change of status.
+        `stop_requested`: whether a user stopped the job. `on_change` gets every change of a status.
         """
         while True:
             before, self.statuses = self.statuses, [h.observe() for h in self.handles]
@@ -92,7 +92,7 @@ class Gang:
             self.timing.sleep(self.timing.poll_interval)
 
     def wait_for_flush(self, on_change: Callable[[Sequence[NodeStatus]], None]) -> None:
-        """Until every node has done its final flush; there is no limit but the node's own."""
+        """Return when every node has done its final flush; the node's own limit applies."""
         while not all(status.is_over for status in self.statuses):
             self.timing.sleep(self.timing.poll_interval)
             before, self.statuses = self.statuses, [h.observe() for h in self.handles]
@@ -100,7 +100,7 @@ class Gang:
                 on_change(self.statuses)
 
     def stop(self, reason: StopReason | str) -> None:
-        """Polite signal to every node that still runs; the shared grace starts now."""
+        """Send SIGTERM to every running node; the shared grace starts now."""
         if self._stop_reason:
             return
         self._stop_reason = reason
@@ -118,12 +118,12 @@ class Gang:
         self.wait_for_flush(lambda _: None)
 
     def is_over(self) -> bool:
-        """Whether every node has ended by now."""
+        """Return whether every node has ended."""
         self.statuses = [handle.observe() for handle in self.handles]
         return all(status.is_over for status in self.statuses)
 
     def make_outcome(self) -> Outcome:
-        """How the attempt ended; every node must be over."""
+        """Return the outcome of the attempt; every node must have ended."""
         self._record_first_failure()
         base = self._base_outcome()
         if self.first_failed_rank is not None:
@@ -140,7 +140,7 @@ class Gang:
         return replace(base, message=self._success_message())
 
     def interrupted_outcome(self, why: str) -> Outcome:
-        """No rank failed by itself, yet nobody watched all of them to an end of their own."""
+        """Return the outcome of an attempt that was aborted although no rank failed by itself."""
         found = diagnose_cause(Cause.CUT_SHORT)
         what = f"The attempt was aborted: {why.rstrip('.')}. {found.remedy}"
         return replace(_with_diagnosis(self._base_outcome(), found), message=what)
@@ -188,14 +188,14 @@ class Gang:
             self.first_failed_rank = first.rank
 
     def _ended_on_request(self, status: NodeStatus) -> bool:
-        """By us, or by whoever watched this gang before: such a rank is no failure."""
+        """Return whether this gang, or a former one of the attempt, requested the node's end."""
         wanted = self._is_user_stop and status.stop_reason is StopReason.STOPPED
         return wanted or ended_on_request(
             status, requested_at=self._stop_requested_at.get(status.rank)
         )
 
     def _stop_stragglers(self) -> None:
-        """When a rank has exited 0, a quiet rank, or one an hour late, counts as done."""
+        """Stop a quiet rank, or one that is an hour late, once another rank has exited with 0."""
         done = [s for s in self.statuses if s.commands_ended and not _has_failed(s)]
         if not done or self._stop_reason:
             return
@@ -212,7 +212,7 @@ class Gang:
                     self._kill_deadline = now + RESPONSE_TIMEOUT
 
     def _quiet_seconds(self, status: NodeStatus, now: float) -> float:
-        """Seconds, since this gang first looked at most."""
+        """Return the seconds without activity, at most since this gang's first observation."""
         said, since = self._last_activity.get(status.rank, (None, now))
         if status.active_at != said or status.rank not in self._last_activity:
             since = now
@@ -247,7 +247,7 @@ class Gang:
         return [(handle, status) for handle, status in pairs if not status.commands_ended]
 
     def _run_time_outcome(self, base: Outcome) -> Outcome:
-        """Nodes stopped at the limit name it as their reason, so this holds after an adoption."""
+        """Return the outcome at the run time limit, which the nodes name as their stop reason."""
         found, limit = diagnose_cause(Cause.MAX_RUN_TIME), self.run_time_limit
         sentence = (
             limit.message if limit else f"{found.description[:1].upper()}{found.description[1:]}."
@@ -315,7 +315,7 @@ def read_log_tail(handle: NodeHandle) -> tuple[str, ...]:
 
 
 def _has_failed(status: NodeStatus) -> bool:
-    """Of a node whose commands have ended. One that never ran them failed if it says why."""
+    """Return whether an ended node failed, also one whose commands never ran."""
     if (
         status.phase is NodePhase.LOST
         or is_agent_lost(status)

@@ -1,4 +1,4 @@
-"""A job as the process sees it that runs its attempts."""
+"""A job in the process that runs its attempts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JobContext:
 
     @property
     def team(self) -> str:
-        """The team that owns the job's project, whatever team its definition names."""
+        """Return the team that owns the job's project."""
         return self.ledger.projects.get_team(self.record.project_id)
 
     @property

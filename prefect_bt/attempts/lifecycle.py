@@ -1,7 +1,7 @@
-"""From one attempt to the next: what is left of the last is put away before another starts.
+"""Begin and end the attempts of a job; an attempt ends before the next one begins.
 
-A site is a job seen from one process: its records, and the substrate that runs its nodes. The flow
-calls these functions from its tasks; hooks and commands call them from other processes.
+A JobContext is a job in one process: its records, and the substrate of its nodes. The flow calls
+these functions in its tasks; hooks and commands call them in other processes.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from prefect_bt.training_cache.snapshot import write_snapshot
 
 MAX_CONCURRENT_REMOVALS = 8
 HOLD_RETRY_DELAYS = (0.0, 0.1, 0.5, 2.0)
-"""Seconds before each try to hold a checkpoint that somebody is deleting."""
+"""Seconds before each retry to hold a checkpoint that is being deleted."""
 
 
 def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
-    """The plan of this attempt; PlanError when the job cannot run here (any more)."""
+    """Return the plan of an attempt; PlanError if the job cannot run on this machine."""
     record, settings = site.record, site.settings
     missing: list[str] = []
     try:
@@ -103,7 +103,7 @@ def _last_failure_cause(site: JobContext) -> str:
 
 
 def _resolve_and_hold(site: JobContext, attempt: int) -> tuple[LoadedCheckpoint, ...]:
-    """What the job loads, held so that nobody deletes it before the nodes have it."""
+    """Return the checkpoints that the job loads, protected from deletion by holds."""
     which = ""
     for pause in HOLD_RETRY_DELAYS:
         time.sleep(pause)
@@ -127,13 +127,13 @@ def _resolve_and_hold(site: JobContext, attempt: int) -> tuple[LoadedCheckpoint,
 
 
 def release_holds(site: JobContext) -> None:
-    """The job is over and needs no checkpoint of another any more."""
+    """Release the job's holds of checkpoints, because the job has ended."""
     holds.release_holds(site.ledger.store, [*site.holds, *_iter_server_holds(site)])
     site.holds.clear()
 
 
 def _iter_server_holds(site: JobContext) -> Iterator[str]:
-    """Of what it serves; whoever deployed it took them."""
+    """Yield the holds of a served revision, which the deployment acquired."""
     serving = site.record.serving
     if serving is None:
         return
@@ -152,29 +152,29 @@ def plan_workspace(record: JobRecord) -> WorkspacePlan:
 
 
 def resolve_job_secrets(site: JobContext) -> dict[str, str]:
-    """Values of every secret the job names; SecretError before any compute is taken."""
+    """Return the values of all secrets that the job names. SecretError."""
     names = list_job_secret_names(site.project.job, supports_images=site.substrate.supports_images)
     return resolve_secrets(names, site.secret_sources, team=site.team)
 
 
 def resolve_image_secrets(site: JobContext) -> dict[str, str]:
-    """Those of docker_auth alone; SecretError."""
+    """Return the values of the secrets of docker_auth. SecretError."""
     return resolve_secrets(
         list_image_secret_names(site.project.job), site.secret_sources, team=site.team
     )
 
 
 def plan_job_image(site: JobContext) -> ImagePlan:
-    """The image that the next attempt needs: what the job pinned, else what it defines."""
+    """Return the image of the next attempt: the pinned one, else that of the definition."""
     return plan_image(site.project.job, site.ledger.pins.read_image(site.job_id))
 
 
 def finalize_unfinished_attempts(site: JobContext, *, reason: str) -> None:
-    """Put away every attempt that nobody watched to its end: stop, flush, keep logs, record.
+    """End every attempt without an outcome: stop, flush, archive the logs, record the outcome.
 
-    An attempt whose nodes had all ended by themselves gets the outcome they earned; one that is
-    stopped here was cut short. Idempotent, and callable from any process that can reach the
-    substrate.
+    An attempt whose nodes had all ended by themselves gets its own outcome; an attempt that is
+    stopped here gets an interrupted one. Idempotent; any process that reaches the substrate can
+    call it.
     """
     known = {outcome.attempt for outcome in site.ledger.list_outcomes(site.job_id)}
     handles = site.substrate.list_nodes(site.job_id)
@@ -187,9 +187,9 @@ def finalize_unfinished_attempts(site: JobContext, *, reason: str) -> None:
 
 
 def adopt_gang(site: JobContext) -> Gang | None:
-    """The gang of an attempt that nobody watches any more, to be watched as if nothing had been.
+    """Return the running gang of an attempt whose watching process died.
 
-    None unless all of its nodes are there: a launch that was cut short is put away instead.
+    Return None unless all of its nodes exist: an incomplete launch is finalized instead.
     """
     begun = site.ledger.list_attempts(site.job_id)
     if not begun or begun[-1].attempt in {
@@ -230,7 +230,7 @@ def _finalize(
 
 
 def record_outcome(site: JobContext, outcome: Outcome) -> Outcome:
-    """Seal the attempt's logs, then write down how it ended. The first outcome stands."""
+    """Archive the attempt's logs, then record its outcome. The first outcome is final."""
     sealed = archive_logs(site, outcome.attempt)
     best = find_newest(site.ledger.store, site.record.project_id, site.job_id)
     best_key = best.newest_manifest if best else ""
@@ -244,7 +244,7 @@ def record_outcome(site: JobContext, outcome: Outcome) -> Outcome:
 
 
 def _write_cache_snapshot(site: JobContext) -> None:
-    """For other machines to see. Only for show: no fault of it is the attempt's."""
+    """Record the state of the training cache for other machines. Errors are ignored."""
     cache = site.project.job.runtime.cache_config
     folder, project_id = site.settings.state_dir, site.record.project_id
     with suppress(StoreError, OSError):
@@ -253,7 +253,7 @@ def _write_cache_snapshot(site: JobContext) -> None:
 
 
 def _server_exit_outcome(outcome: Outcome) -> Outcome:
-    """A server is never done: one that ends by itself failed, whatever it exits with."""
+    """Return the outcome of a server: one that ends by itself has failed, also with exit code 0."""
     found = diagnose_cause(Cause.COMMAND_FAILED)
     return replace(
         outcome,
@@ -294,7 +294,7 @@ def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) 
 
 
 def decide_job_retry(site: JobContext) -> RetryDecision:
-    """Whether the job's last outcome is followed by another attempt."""
+    """Return whether another attempt follows the job's last outcome."""
     outcomes = site.ledger.list_outcomes(site.job_id)
     if site.ledger.controls.find_stop_request(site.job_id):
         return RetryDecision(False, "the job was asked to stop")
@@ -306,7 +306,7 @@ def decide_job_retry(site: JobContext) -> RetryDecision:
 
 
 def _was_never_ready(site: JobContext, last: Outcome) -> bool:
-    """A server that ended by itself before it answered once would do so again."""
+    """Return whether a server ended by itself before it was ready; it would do so again."""
     serving = site.record.serving
     if serving is None or last.failure is FailureClass.INFRASTRUCTURE:
         return False
@@ -314,10 +314,7 @@ def _was_never_ready(site: JobContext, last: Outcome) -> bool:
 
 
 def finish_gang(site: JobContext, gang: Gang) -> Outcome:
-    """The attempt is over: logs sealed, outcome recorded; AttemptFailed unless it ended well.
-
-    A stopped attempt is an outcome, not an error.
-    """
+    """Archive the logs and record the outcome. AttemptFailed unless it succeeded or was stopped."""
     outcome = record_outcome(site, gang.make_outcome())
     if outcome.failure is not None:
         raise AttemptFailed(outcome.message, outcome={"attempt": outcome.attempt})
@@ -325,7 +322,7 @@ def finish_gang(site: JobContext, gang: Gang) -> Outcome:
 
 
 def launch_failure_outcome(attempt: int, error: Exception) -> Outcome:
-    """The outcome of an attempt that could not be launched."""
+    """Return the outcome of an attempt that could not be launched."""
     found = diagnose_error(error)
     now = time.time()
     return Outcome(
@@ -341,14 +338,14 @@ def launch_failure_outcome(attempt: int, error: Exception) -> Outcome:
 
 
 def describe_error(error: Exception) -> str:
-    """Our own errors are sentences; of any other the kind says more than the words."""
+    """Return the message of an error of this package; the class name and message of any other."""
     return str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
 
 
 def terminal_state(site: JobContext, default: JobState) -> JobState:
-    """The state in which a job ends that no attempt follows: what its last attempt came to.
+    """Return the terminal state of a job that no attempt follows, by its last outcome.
 
-    A training that finished is COMPLETED, whoever died or asked it to stop since.
+    A completed training is COMPLETED, also if its process died or a stop was requested afterwards.
     """
     outcomes = site.ledger.list_outcomes(site.job_id)
     last = outcomes[-1].state if outcomes else default
@@ -358,7 +355,7 @@ def terminal_state(site: JobContext, default: JobState) -> JobState:
 
 
 def missing_states(site: JobContext, end: JobState) -> tuple[JobState, ...]:
-    """`end`, and before it what nobody lived to write down; empty when the job is over."""
+    """Return `end` and the unrecorded states before it; empty if the job has ended."""
     now = site.ledger.get_state(site.job_id)
     if now.terminal:
         return ()

@@ -1,9 +1,8 @@
-"""The maximum run time of a job: how long its commands have run, in all attempts, and may run.
+"""The maximum run time of a job: how long its commands run in all attempts.
 
-Only the time between a commands' start and their end counts, not queueing, mirroring, pulling and
-the final flush. Of attempts that are over it is read from their outcomes; of the one that runs, it
-is measured from what its nodes report, so a process that adopts a gang goes on where the last one
-stood.
+Only the time between the start and the end of the commands counts, not queueing, mirroring, pulling
+and the final flush. It is read from the outcomes of ended attempts, and measured from the reports
+of the nodes of a running attempt, so a process that adopts a gang continues the measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class RunTimeLimit:
     limit: float
     used: float = 0.0
     _first_seen: tuple[float, float] | None = None
-    """How long the commands had run when they were first seen to run, and the steady clock then."""
+    """Run time of the commands at their first observation, and the monotonic time of it."""
 
     def is_exceeded(
         self, statuses: Sequence[NodeStatus], *, wall_clock: float, monotonic: float

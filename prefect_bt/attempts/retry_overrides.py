@@ -1,4 +1,4 @@
-"""What somebody asks of a job's retry policy: some of its numbers, checked, over what is there."""
+"""Overrides of a job's retry policy by a user, validated."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class RetryOverrides:
     jitter: float | None = None
 
     def apply_to(self, base: RetryBudget) -> RetryBudget:
-        """The policy with these choices in it; DefinitionError names the number that is wrong.
+        """Return the policy with these overrides; DefinitionError names an invalid number.
 
-        Whoever allows failures of his own code allows as many of the other classes, unless he
-        says otherwise (docs/decisions/003).
+        A number of retries for user code applies to the other failure classes too, unless they have
+        overrides (docs/decisions/003).
         """
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -54,7 +54,7 @@ _OPTION_NAMES = {
 
 
 def validate_budget(budget: RetryBudget) -> RetryBudget:
-    """The policy itself; DefinitionError when a number in it makes no sense."""
+    """Return the policy; DefinitionError for an invalid number in it."""
     for name in ("user", "infrastructure", "out_of_memory", "without_progress"):
         if getattr(budget, name) < 0:
             raise _invalid_value_error(budget, name, "Give 0 or more.")

@@ -1,7 +1,7 @@
-"""Whether a failed attempt is followed by another, and when: classes, progress, back-off.
+"""Decide whether and when an attempt follows a failed one: classes, progress, back-off.
 
-Pure: it looks at the outcomes of the attempts so far and nothing else. Prefect's retries carry the
-decision out; no other layer retries an attempt.
+Pure: the decision depends on the outcomes so far. Prefect's retries carry it out; no other layer
+retries an attempt.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class RetryDecision:
 def decide_retry(
     outcomes: Sequence[Outcome], budget: RetryBudget, *, checkpointing: bool
 ) -> RetryDecision:
-    """The last outcome against what is left of its class's budget.
+    """Compare the last outcome with the rest of its failure class's budget.
 
-    An infrastructure failure after progress (a newer committed checkpoint than any attempt before
-    had) does not count. Attempts in a row that die without one end the job
-    (RetryBudget.without_progress); that rule needs checkpoints, so a job without checkpointing is
-    bounded by its budget alone.
+    An infrastructure failure after progress (a newer committed checkpoint than before the attempt)
+    does not count. A number of consecutive attempts without progress ends the job
+    (RetryBudget.without_progress); a job without checkpointing is bounded by its budget alone.
     """
     last = outcomes[-1]
     if last.state in _SUCCESS_STATES or last.failure is None:
@@ -59,17 +58,17 @@ def decide_retry(
 
 
 def list_attempts_without_progress(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The attempts at the end that failed, one after the other, with no newer checkpoint."""
+    """Return the consecutive failed attempts at the end without a newer checkpoint."""
     judged = zip(reversed(outcomes), reversed(_has_progressed(outcomes)), strict=True)
     died = takewhile(lambda pair: pair[0].failure is not None and not pair[1], judged)
     return [outcome for outcome, _ in died][::-1]
 
 
 def compute_retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job_id: str) -> float:
-    """Seconds from the end of the last attempt to the next; 0 before the first.
+    """Return the seconds from the end of the last attempt to the next; 0 before the first.
 
-    It grows with every failure in a row without progress, up to the policy's ceiling. Chance only
-    shortens it, and is the same for the same job and attempt.
+    The delay grows with every consecutive failure without progress, up to the policy's maximum.
+    Jitter only shortens it, and is the same for the same job and attempt.
     """
     if not outcomes or outcomes[-1].failure is None:
         return 0.0
@@ -83,7 +82,7 @@ def compute_retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job
 
 
 def parse_checkpoint_name(outcome: Outcome) -> str:
-    """The checkpoint that was the newest when the attempt ended; empty when there was none."""
+    """Return the newest checkpoint at the end of the attempt; "" for none."""
     parts = outcome.newest_checkpoint.split("/")
     return unquote(parts[-2]) if len(parts) > 1 else outcome.newest_checkpoint
 
@@ -106,10 +105,11 @@ def _count_failures(
 
 
 def _has_progressed(outcomes: Sequence[Outcome]) -> list[bool]:
-    """Of every attempt, whether it committed what none before it had.
+    """Return for every attempt whether it committed a newer checkpoint than all before.
 
-    A name that tells a step must tell a higher one than its siblings did before: a job that begins
-    anew and writes the same steps again makes no progress. Of other names a new commit counts.
+    A name with a step must have a higher step than its series had: a job that starts from the
+    beginning and writes the same steps again makes no progress. For other names a new commit
+    counts.
     """
     seen, highest = {""}, dict[str, int]()
     progress: list[bool] = []
@@ -125,7 +125,7 @@ def _has_progressed(outcomes: Sequence[Outcome]) -> list[bool]:
 
 
 def _no_progress_message(stuck: Sequence[Outcome]) -> str:
-    """Completes "No further attempt: "."""
+    """Return the text after "No further attempt: "."""
     names = [str(one.attempt) for one in stuck]
     last = parse_checkpoint_name(stuck[-1])
     without = f"a newer committed checkpoint than {last}" if last else "a committed checkpoint"
@@ -136,6 +136,6 @@ def _no_progress_message(stuck: Sequence[Outcome]) -> str:
 
 
 def _deterministic_fraction(job_id: str, attempt: int) -> float:
-    """At least 0, less than 1; the same for the same arguments."""
+    """Return a number in [0, 1) that depends on the arguments only."""
     digest = hashlib.sha256(f"{job_id}/{attempt}".encode()).digest()
     return int.from_bytes(digest[:7]) / 2**56

@@ -1,8 +1,8 @@
-"""The server itself: GET and HEAD of signed addresses, with Range. Runs until it is told to stop.
+"""The file server's HTTP server: GET and HEAD of signed URLs, with Range.
 
-Only objects of checkpoints are served, and nothing that a link leads out of the store to.
-Answers: 403 for an address that was not signed here or has expired, 404 for an object that is not
-there (any more), 416 for a range outside it, 405 for any other method.
+Only objects of checkpoints are served, and no file that a link leads to outside the store. Status
+403: the URL has no valid signature or has expired. 404: the object does not exist (any more). 416:
+the range is outside of it. 405: any other method.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class _RejectedRequest(Exception):
 
 @dataclass
 class FileServer:
-    """The answers. `store_id` is what the server is known by."""
+    """Answers requests. `store_id` identifies the store."""
 
     root: Path
     secret: bytes
     store_id: str
     last_used: float = field(default_factory=time.monotonic)
-    """When it was last of use, in seconds of the monotonic clock."""
+    """Time of the last use, in seconds of the monotonic clock."""
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -142,7 +142,7 @@ async def _send(request: web.BaseRequest, descriptor: int, *, etag: str) -> web.
 
 
 def _parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """Return begin and end of the part, end first where there is none; None for all bytes.
+    """Return begin and end of the range, end first for an empty one; None for all bytes.
 
     >>> [_parse_range(one, 9) for one in ("bytes=2-5", "bytes=-3", "bytes=9-", "")]
     [(2, 6), (6, 9), (9, 9), None]

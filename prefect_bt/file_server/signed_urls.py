@@ -1,4 +1,4 @@
-"""Signed addresses: pure. Whoever has one may read that one object until it expires."""
+"""Sign and verify URLs. A client that has a URL may read that one object until it expires."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 URL_LIFETIME_SECONDS: Final = 7 * 24 * 3600
-"""Seconds that an address holds, and that a server stays without use: never less than the other."""
+"""Seconds that a URL is valid, and that an unused server keeps running."""
 _SERVED: Final = re.compile(r"training_projects/[^/]+/jobs/[^/]+/objects/.+")
 
 
 def is_servable(key: str) -> bool:
-    """Whether `key` is a checkpoint's object, the only kind that has an address.
+    """Return whether `key` is an object of a checkpoint; only these have URLs.
 
     >>> is_servable("training_projects/p/jobs/j/objects/0000/rank-0/ab/abcd")
     True
@@ -26,7 +26,7 @@ def is_servable(key: str) -> bool:
 
 
 def sign_url(base: str, secret: bytes, key: str, *, expires: int) -> str:
-    """The address of an object, good until `expires` (epoch seconds)."""
+    """Return the URL of an object, valid until `expires` (epoch seconds)."""
     query = urlencode(
         {"expires": expires, "signature": compute_signature(secret, key, str(expires))}
     )
@@ -34,7 +34,7 @@ def sign_url(base: str, secret: bytes, key: str, *, expires: int) -> str:
 
 
 def compute_signature(secret: bytes, key: str, expires: str) -> str:
-    """Over the key and the time as they are spelled in the address; hex."""
+    """Return the signature, in hex, of the key and the expiry as written in the URL."""
     told = f"{expires}\n{key}".encode("utf-8", "surrogatepass")
     return hmac.new(secret, told, hashlib.sha256).hexdigest()
 
@@ -42,7 +42,7 @@ def compute_signature(secret: bytes, key: str, expires: str) -> str:
 def is_signature_valid(
     secret: bytes, key: str, *, expires: str, signature: str, now: float
 ) -> bool:
-    """Whether the address was made with `secret` and has not expired at `now` (epoch seconds)."""
+    """Return whether `secret` signed the URL, and it has not expired at `now` (epoch seconds)."""
     ours = compute_signature(secret, key, expires).encode()
     if not hmac.compare_digest(ours, signature.encode("utf-8", "replace")):
         return False

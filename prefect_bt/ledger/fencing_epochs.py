@@ -147,13 +147,13 @@ class Epochs:
                 return mine.number
 
     def release(self, number: int) -> None:
-        """End a claim of ours under which the job was not ended. Idempotent."""
+        """End a claim of this host under which the job did not end. Idempotent."""
         if number:
             with suppress(ObjectExists):
                 self._store.create(f"{self._folder}/{number:06d}.released", b"{}")
 
     def release_unused(self, number: int) -> None:
-        """End a claim of ours in which nothing was recorded; any other may have a gang."""
+        """End a claim of this host in which nothing was recorded; any other may have a gang."""
         last = self._last_event()
         if last is None or last.epoch < number:
             self.release(number)
@@ -193,7 +193,7 @@ class Epochs:
         return replace(found, number=number)
 
     def _create(self, mine: Epoch) -> bool:
-        """Create the claim; return whether its number is ours."""
+        """Create the claim; return whether its number belongs to this claim."""
         key = f"{self._folder}/{mine.number:06d}.json"
         if not try_create(self._store, key, codec.dumps(mine).encode()):
             return False
@@ -267,9 +267,9 @@ def is_same_host(one: str, other: str) -> bool:
 
 
 def try_create(store: Store, key: str, data: bytes) -> bool:
-    """Create an object whose bytes are unique; return whether it is ours.
+    """Create an object with unique bytes; return whether this call or an earlier one created it.
 
-    A first attempt whose answer was lost is recognised by its bytes.
+    An earlier call whose answer was lost is recognized by the bytes.
     """
     try:
         store.create(key, data)

@@ -1,4 +1,4 @@
-"""Open the ledger of a store, and read what a job was pushed with."""
+"""Open the ledger of a store, and load the definition of a job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no d
 
 
 def open_ledger(store: str | None = None) -> Ledger:
-    """The records in `store`, by default the one the settings name."""
+    """Return the ledger of `store`, by default of the store in the settings."""
     return Ledger(open_store(store or Settings().store))
 
 
 def load_definition(record: JobRecord) -> TrainingProject:
-    """The definition as it was pushed."""
+    """Return the definition as it was pushed."""
     from prefect_bt.definitions import training_project_from_json
 
     return training_project_from_json(record.definition)

@@ -1,9 +1,8 @@
-"""Which job answered a parent flow run's call, so that a retried parent gets the same job back.
+"""Map the calls of a parent flow run to jobs, so that a retried parent gets the same jobs back.
 
-A call is a parent's run, what it asked for, and a number: the same request can be made several
-times. Each life of the parent (its run count, with those of the runs between) takes the numbers
-from 0 on, each once, so that equal calls at the same time, in whatever processes, get different
-jobs.
+A call is the parent's run, the request, and a number, because a parent can make the same request
+several times. Each execution of the parent (its run count, and those of the runs between) uses the
+numbers from 0 on, each once, so concurrent equal calls get different jobs.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class ParentCall:
 
 
 def claim_call(ledger: Ledger, parent_run_id: str, request: object, *, life: str) -> ParentCall:
-    """Claim the next call of this request in this life of the parent.
+    """Claim the next call of this request in this execution of the parent.
 
-    `request` is JSON-ready. `life` tells the parent's runs apart: "1" in the first, "2" in a retry.
+    `request` is JSON-ready. `life` identifies the execution: "1" for the first, "2" for a retry.
     """
     text = json.dumps(request, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

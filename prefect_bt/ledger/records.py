@@ -123,7 +123,7 @@ class StopReason(StrEnum):
     CONTAINER_GONE = "its container is gone"
     """The container ended while commands ran in it."""
     POD_DELETED = "its pod was deleted"
-    """Kubernetes ended the pod, and the supervisor had not asked for it."""
+    """Kubernetes ended the pod without a request of the supervisor."""
 
 
 _STOP_REASONS: Final = {known.value: known for known in StopReason}
@@ -153,7 +153,7 @@ class NodeStatus:
     cause: Cause | None = None
     """Cause that the substrate reports; None: computed from exit code, signal and phase."""
     waiting: str = ""
-    """Reason why the node has not started yet, in the substrate's words."""
+    """Reason why the node has not started yet, as the substrate reports it."""
 
     @property
     def stop_reason(self) -> StopReason | None:

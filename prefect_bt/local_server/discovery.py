@@ -28,7 +28,7 @@ def server_file(state_dir: Path) -> Path:
 
 
 def read_server(state_dir: Path) -> dict[str, Any] | None:
-    """What `up` wrote, or None."""
+    """Return the document that `up` wrote; None if there is none."""
     try:
         return dict(json.loads(server_file(state_dir).read_text()))
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def write_server(state_dir: Path, document: Mapping[str, Any]) -> None:
 def local_server_url(state_dir: Path) -> str:
     """Return the API URL of the server that `up` started, if it lives and listens; else "".
 
-    Once it is dead, another user of the machine may have taken its port.
+    After its end, another user of the machine may listen at its port.
     """
     known = read_server(state_dir)
     if known is None or not get_process(known, "server").is_alive:
@@ -60,7 +60,7 @@ def local_server_url(state_dir: Path) -> str:
 
 
 def wait_for_server_url(state_dir: Path, *, timeout: float) -> str:
-    """As local_server_url, but a server that its watchdog starts again is waited for. Seconds."""
+    """Return the URL; wait up to `timeout` seconds for a server that the watchdog restarts."""
     deadline = time.monotonic() + timeout
     while not (url := local_server_url(state_dir)):
         watchdog = get_process(read_server(state_dir) or {}, "caretaker")

@@ -38,7 +38,7 @@ def auth_file(state_dir: Path) -> Path:
 
 
 def read_auth(state_dir: Path) -> str:
-    """Return the string; "" if the file is missing, garbled, not ours, or readable by others."""
+    """Return the string; "" if the file is missing, damaged, foreign, or readable by others."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(auth_file(state_dir), flags)

@@ -1,7 +1,7 @@
-"""The port of the server of `prefect-bt up`, taken before the server starts.
+"""Port of the server of `prefect-bt up`, which is bound before the server starts.
 
-A server needs seconds until it listens. Another user of the machine who took its port meanwhile
-would be sent the password; so `up` takes the port, and passes the listening socket on.
+A server needs seconds until it listens. Another user who bound the port meanwhile would receive the
+password, so `up` binds the port and passes the listening socket on.
 """
 
 from __future__ import annotations

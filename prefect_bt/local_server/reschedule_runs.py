@@ -1,8 +1,8 @@
-"""Runs that a worker took and died with, or whose process found no server: they begin again.
+"""Reschedule flow runs that died with their worker, or whose process found no server.
 
-`python -m prefect_bt.local_server.reschedule_runs API_URL BEFORE`, started by the watchdog some
-time after it started a worker or a server again: a process of its own, because the watchdog
-imports nothing of Prefect, which leaves the first Pending for ever, and the others Crashed.
+`python -m prefect_bt.local_server.reschedule_runs API_URL BEFORE`. The watchdog starts it after a
+restart of the worker or the server, as a separate process, because the watchdog does not import
+Prefect. Otherwise Prefect leaves the first kind Pending for ever, and the second Crashed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _POOL_FILTER: Final = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 
 
 def reschedule_lost_runs(api_url: str, *, before: float) -> list[str]:
-    """Names of the pool's runs that are Scheduled now, for any worker to take: those that were
-    Pending since `before` (epoch seconds) or longer, and those that crashed before their job began.
+    """Return the names of the pool's runs that were set to Scheduled.
+
+    These are runs that are Pending since before `before` (epoch seconds), and runs that crashed
+    before their job began.
     """
     names: list[str] = []
     with use_api(api_url), get_client(sync_client=True) as client:
@@ -60,7 +62,7 @@ def _iter_runs(
 
 
 def _is_waiting_job(run: FlowRun) -> bool:
-    """Whether the run is one of `push`, whose job still waits."""
+    """Return whether `push` submitted the run, and its job has not begun."""
     told: dict[str, Any] = run.parameters
     try:
         store, job_id = str(told["store"]["url"]), str(told["job_id"])

@@ -44,7 +44,7 @@ from prefect_bt.settings import Settings
 Echo = Callable[[str], None]
 
 _ROLES: Final = ("caretaker", "worker", "server")
-"""In the order in which they are stopped: who would start another goes first."""
+"""In the order in which they are stopped: each may restart the later ones."""
 _SERVER_TIMEOUT: Final = 120.0
 _WORKER_TIMEOUT: Final = 60.0
 _STOP_TIMEOUT: Final = 15.0
@@ -56,10 +56,10 @@ _NO_TELEMETRY: Final = {
 
 
 def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> dict[str, Any]:
-    """Start a Prefect server with its UI, and a worker; returns once both answer.
+    """Start a Prefect server with its UI, and a worker; return once both answer.
 
-    Returns the server file's document with "already_up" and "export", the line that makes other
-    shells use this server. Raises ServerError; then nothing is left running that was not before.
+    Returns the server file's document with "already_up" and "export", a shell line that selects
+    this server. Raises ServerError after stopping everything that it started.
     """
     settings = Settings()
     with _server_lock(settings.state_dir, log=echo):
@@ -74,10 +74,9 @@ def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> d
 
 
 def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
-    """Stop the worker, then the server that `up` started; returns what was stopped, {} if nothing.
+    """Stop the worker and the server that `up` started; return what was stopped, {} for nothing.
 
-    While flow runs are going it refuses with ServerError unless `force`: they would lose the server
-    they report to.
+    Raises ServerError while flow runs use the server, unless `force`.
     """
     state_dir = Settings().state_dir
     with _server_lock(state_dir, log=echo):
@@ -140,7 +139,7 @@ def _repair_auth_file(state_dir: Path, document: dict[str, Any], *, log: Echo) -
 
 
 def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo) -> bool:
-    """Start again what died of what `up` started here; False once it is no longer wanted.
+    """Restart the processes of `up` that died; return False after `down`.
 
     `listening` is the server's socket, if the watchdog holds it.
     """
@@ -186,10 +185,10 @@ def _start_server(
     *,
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Start the server with a socket that listens already, and wait until the server answers.
+    """Start the server with a listening socket, and wait until the server answers.
 
-    So nobody else can answer at its address meanwhile, and be sent the password. `variables` may
-    hold the password of a server that is started again.
+    The socket prevents that another program answers at the address and receives the password.
+    `variables` may hold the password of a restarted server.
     """
     api_url, log = document["api_url"], state_dir / "server.log"
     auth = ensure_auth(state_dir, api_url, variables or {}, configured=_read_user_auth())
@@ -246,7 +245,7 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> No
 def _start_watchdog(
     state_dir: Path, document: dict[str, Any], listening: socket.socket | None = None
 ) -> None:
-    """Start the watchdog, which keeps the port (`listening`) while the server is away."""
+    """Start the watchdog, which holds the socket `listening` while the server is down."""
     descriptors = [listening.fileno()] if listening else []
     identity, _ = start_process(
         [sys.executable, "-m", "prefect_bt.local_server.watchdog", *map(str, descriptors)],
@@ -322,14 +321,14 @@ def _read_user_auth() -> str:
 
 
 def _environment(api_url: str, auth: str) -> dict[str, str]:
-    """Ours with the API chosen; a key for Prefect Cloud is of no concern to a local server."""
+    """Return this environment with the server's API, without the key for Prefect Cloud."""
     inherited = {k: v for k, v in os.environ.items() if k != "PREFECT_API_KEY"}
     return {**inherited, **_NO_TELEMETRY, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
 
 
 @contextmanager
 def _server_lock(state_dir: Path, *, log: Echo) -> Generator[None]:
-    """Allow one `up`, `down` or restart of a state folder at a time; another waits and says so."""
+    """Allow one `up`, `down` or restart of a state folder at a time; log a wait for another."""
     message = "Waiting: the server is being started or stopped (a few minutes at most)"
     with exclusive_lock(state_dir / "server.lock", on_wait=lambda: log(message)):
         yield

@@ -1,7 +1,7 @@
-"""What a fresh Prefect server needs before it can train: block types, a work pool, a deployment.
+"""Prepare a new Prefect server: register block types, create a work pool and a deployment.
 
-Every step is idempotent: an existing server keeps what people changed on it, but for the `train`
-deployment's flow and parameters, which follow the installed release.
+Every step is idempotent: an existing server keeps the changes of users, except to the flow and the
+parameters of the deployment `train`, which follow the installed version.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from prefect_bt.local_server.password import find_auth
 from prefect_bt.settings import Settings
 
 POOL: Final = "training"
-"""Prefect keeps names that begin with its own for itself."""
+"""Name of the pool; Prefect reserves names that begin with `prefect`."""
 DEPLOYMENT: Final = "train/train"
 _ACTIVE_STATES: Final = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 @contextmanager
 def use_api(api_url: str) -> Generator[None]:
-    """Let Prefect's client use `api_url`, whatever the environment or the profile says.
+    """Let Prefect's client use `api_url` in the block, despite the environment and the profile.
 
     The password is that of the state folder, else the configured one.
     """
@@ -55,7 +55,7 @@ def read_user_auth() -> str:
 
 
 def prepare(api_url: str) -> None:
-    """Register the blocks, make the pool, deploy the flow."""
+    """Register the blocks, create the pool, deploy the flow."""
     with use_api(api_url):
         register_blocks()
         ensure_pool()
@@ -81,7 +81,7 @@ def ensure_pool() -> None:
 
 
 def deploy_train() -> None:
-    """`train/train`, loaded by the workers as a module, so from what is installed beside them."""
+    """Create `train/train`, which workers import as an installed module."""
     from prefect_bt.flows.train import train
 
     deployment = RunnerDeployment.from_flow(
@@ -95,7 +95,7 @@ def deploy_train() -> None:
 
 
 def wait_for_worker(api_url: str, name: str, *, timeout: float) -> bool:
-    """Whether the worker has reported to the server within `timeout` seconds."""
+    """Return whether the worker reports to the server within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with use_api(api_url), get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def wait_for_worker(api_url: str, name: str, *, timeout: float) -> bool:
 
 
 def list_active_runs(api_url: str) -> list[str]:
-    """Names of the flow runs that would lose their server."""
+    """Return the names of the flow runs that use the server."""
     wanted = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ACTIVE_STATES))
     )

@@ -1,10 +1,9 @@
-"""Keeps alive what `prefect-bt up` started, and takes up jobs that were left behind.
+"""Restart the processes of `prefect-bt up` that die, and recover abandoned jobs.
 
 `python -m prefect_bt.local_server.watchdog [DESCRIPTOR]`, started by `up` and stopped by `down`. It
-holds the server's listening socket, so no other program takes the port while the server is away. A
-node's guard sees to a job whose gang still runs; this process sees to those of which nothing is
-left, after the machine was started again for instance. It imports nothing of Prefect as long as
-there is nothing to do.
+holds the server's listening socket, so that no other program takes the port while the server is
+down. A node's guard recovers a job whose gang still runs; the watchdog recovers jobs without any
+process, for example after a restart of the machine. It imports Prefect only when it is needed.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from prefect_bt.settings import Settings
 T = TypeVar("T")
 POLL_INTERVAL: Final = 5.0
 STARTUP_GRACE_SECONDS: Final = 45.0
-"""In which a process that the dead worker had just started must have begun its run."""
+"""Seconds in which a flow process of a dead worker begins its run."""
 RESCHEDULE_TIMEOUT: Final = 120.0
 MAX_BACKOFF_SECONDS: Final = 60.0
-"""Between two looks while something cannot be mended."""
+"""Maximum interval between two checks while a restart fails."""
 
 
 def main(listening: socket.socket | None = None) -> int:
-    """Until `down` ends it, or removed what it looks after."""
+    """Run until `down` stops the process or removes the server file."""
     signal.signal(signal.SIGTERM, _handle_sigterm)
     jobs, runs = _JobRecovery(), _RunRescheduler()
     pause, due = POLL_INTERVAL, 0.0
@@ -52,7 +51,7 @@ def main(listening: socket.socket | None = None) -> int:
 
 
 def _call_logging_errors(step: Callable[[], T]) -> T | None:
-    """None when it failed, in whatever way: nobody looks after the watchdog."""
+    """Return the result, or None after any error: nothing restarts the watchdog."""
     try:
         return step()
     except Exception as error:  # told, and tried again
@@ -61,7 +60,7 @@ def _call_logging_errors(step: Callable[[], T]) -> T | None:
 
 
 class _JobRecovery:
-    """Jobs that were left behind."""
+    """Recovers abandoned jobs, and logs each result once."""
 
     def __init__(self) -> None:
         self._reported, self._finished = set[str](), set[str]()
@@ -75,7 +74,7 @@ class _JobRecovery:
 
 
 class _RunRescheduler:
-    """Sees to the runs that were being started when their worker or the server died."""
+    """Reschedules the runs that were starting when their worker or the server died."""
 
     def __init__(self) -> None:
         known = self._read_server()

@@ -1,4 +1,1 @@
-"""The client of the Prefect API, and Prefect's own database read without a server.
-
-Begin with `client`: what is asked of Prefect from outside a flow is there.
-"""
+"""The client of the Prefect API outside of flows, and Prefect's database read without a server."""

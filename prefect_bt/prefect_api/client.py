@@ -1,9 +1,9 @@
-"""Everything this package asks of the Prefect API from outside a flow: one client, used here only.
+"""The client of the Prefect API outside of flow runs.
 
-Which API: inside a flow run, the run's own; else the one Prefect is configured with
-(PREFECT_API_URL or the profile); else the server that `prefect-bt up` left; else, where that makes
-sense, Prefect's temporary server, which takes seconds to start and ends with this process. The
-server of `up` gets its password, however it was found.
+It uses the API of the flow run inside one; else the API that Prefect is configured with
+(PREFECT_API_URL or the profile); else the server of `prefect-bt up`; else, if the call allows it,
+Prefect's temporary server, which takes seconds to start and ends with this process. The server of
+`up` gets its password in all cases.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class DeploymentRun:
 
 
 def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
-    """Schedule a run of `flow/deployment` for an accepted job; returns at once.
+    """Schedule a run of `flow/deployment` for an accepted job, without waiting for it.
 
-    Raises ServerError when no lasting API answers, or the deployment is unknown or refuses the run.
+    Raises ServerError if no lasting API answers, or the deployment is unknown or refuses the run.
     """
     with prefect_client(temporary=False) as client:
         run = client.create_flow_run_from_deployment(
@@ -71,7 +71,7 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
 
 
 def check_deployment(name: str) -> None:
-    """Before anything is written: ServerError as run_deployment would raise it."""
+    """Raise the ServerError that run_deployment would raise, before anything is written."""
     with prefect_client(temporary=False) as client:
         _get_deployment_id(client, name)
 
@@ -89,10 +89,10 @@ def _get_deployment_id(client: SyncPrefectClient, name: str) -> UUID:
 
 
 def cancel_run(flow_run_id: str) -> bool:
-    """Ask Prefect to cancel a run; False when it is over already or unknown to the API.
+    """Cancel a run; return False if it has ended, or the API does not know it.
 
-    A run that nothing runs yet is CANCELLED at once, another goes through CANCELLING, which whoever
-    runs it enforces.
+    A run that no process runs yet is CANCELLED at once; another goes through CANCELLING, which its
+    process enforces.
     """
     with prefect_client() as client:
         try:
@@ -109,7 +109,7 @@ def cancel_run(flow_run_id: str) -> bool:
 def get_run_state(flow_run_id: str) -> StateType | None:
     """Return the type of the run's state; None for a run that Prefect does not know. ServerError.
 
-    Without a server there is nobody to ask: a temporary one knows no run of another.
+    A temporary server is not started: it knows no run of another server.
     """
     try:
         with prefect_client(temporary=False) as client:
@@ -120,10 +120,10 @@ def get_run_state(flow_run_id: str) -> StateType | None:
 
 
 def reschedule_run(flow_run_id: str) -> bool:
-    """Schedule a deployment's run that crashed before a line of ours ran. ServerError.
+    """Reschedule a deployment's run that crashed before this package's code ran. ServerError.
 
-    False when that happened too often: it is not the server or the worker that died then. One that
-    somebody scheduled since is left alone, or it would run twice.
+    Return False if that happened too often, so neither the server nor the worker was the cause. A
+    run that was scheduled meanwhile is left alone, because it would run twice.
     """
     with prefect_client(temporary=False) as client:
         state = client.read_flow_run(UUID(flow_run_id)).state
@@ -138,24 +138,24 @@ def reschedule_run(flow_run_id: str) -> bool:
 
 
 def run_url(flow_run_id: str) -> str:
-    """The run's page in the Prefect UI; "" when the API is a temporary server, which has none."""
+    """Return the run's page in the Prefect UI; "" for a temporary server, which has none."""
     with _api_settings() as api_url:
         return _run_url(UUID(flow_run_id)) if api_url else ""
 
 
 @dataclass(frozen=True)
 class SecretBlocks:
-    """Prefect's own Secret blocks, then the credentials blocks of its integrations.
+    """Prefect's Secret blocks, then the credentials blocks of its integrations.
 
-    A block has the name of the reference or that name in its dashed spelling: names made in the UI
-    hold lower-case letters, digits and dashes only, so `hf_access_token` is also looked for as
+    A block has the name of the reference, or that name with dashes: names made in the UI have only
+    lower-case letters, digits and dashes, so `hf_access_token` is also searched as
     `hf-access-token`. `aws-credentials/prod` names a block of that type alone.
     """
 
     label: str = "Prefect Secret blocks"
 
     def find(self, name: str) -> str | None:
-        """The block's value as text, JSON for a value that is not text; None when there is none."""
+        """Return the block's value as text, JSON for a value that is not text; None for no block."""
         types, names = self._candidates(name)
         if not names or not _may_have_block(types, names):
             return None
@@ -222,7 +222,7 @@ def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
 
 @contextmanager
 def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
-    """A client whose failures are ServerErrors; `temporary`: a temporary server would do."""
+    """Yield a client whose errors are ServerErrors; `temporary`: allow a temporary server."""
     with _api_settings() as api_url:
         if not api_url and not temporary:
             raise ServerError(
@@ -244,7 +244,7 @@ def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
 
 @contextmanager
 def _api_settings() -> Generator[str]:
-    """Settings in which Prefect's client finds the API chosen; yields its URL, "" for none."""
+    """Set Prefect's client to the chosen API; yield its URL, "" for none."""
     configured = str(PREFECT_API_URL.value() or "")
     inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
     state_dir = Settings().state_dir
@@ -261,11 +261,11 @@ def _api_settings() -> Generator[str]:
 
 
 def _temporary_server_settings() -> dict[Any, Any]:
-    """Return settings for Prefect's temporary server, less those that the user has set.
+    """Return settings for Prefect's temporary server, without those that the user has set.
 
-    Its services log errors to standard error that concern nobody here (telemetry that cannot be
-    sent, tables that are locked while they are created), and a busy machine takes longer than
-    Prefect's own 20 seconds to start it.
+    Its services print irrelevant errors (telemetry that cannot be sent, tables that are locked
+    while they are created), and a busy machine takes longer than Prefect's own 20 seconds to start
+    it.
     """
     known = get_current_settings().server
     updates: dict[Any, Any] = {}

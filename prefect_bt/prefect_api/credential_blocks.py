@@ -1,7 +1,7 @@
-"""Turn the blocks that hold credentials into the text that a secret of the same use holds.
+"""Convert credentials blocks to the text that a secret for the same use contains.
 
-Prefect's own Secret blocks, and the credentials blocks of prefect-aws, prefect-gcp, prefect-docker
-and prefect-kubernetes. Those packages are not imported: a document says everything. Pure.
+These are Prefect's Secret blocks, and the credentials blocks of prefect-aws, prefect-gcp,
+prefect-docker and prefect-kubernetes. Those packages are not imported. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Prefect's own database of this user, read without its server.
 
-Where no API is configured, Prefect keeps its blocks in an SQLite file and starts a temporary server
-to read them. That takes from ten seconds to a minute, writes to the file, and on a home that has no
-file yet, its services report "database is locked" while they create the tables. The names of the
-blocks are not encrypted: one read-only query tells whether the server is worth starting.
+Without a configured API, Prefect keeps its blocks in an SQLite file and starts a temporary server
+to read them. That takes from ten seconds to a minute, writes to the file, and on a home without a
+file, its services report "database is locked" while they create the tables. The names of the blocks
+are not encrypted: one read-only query tells whether the server has to be started.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BLOCK_QUERY: Final = """
 
 
 def may_have_block(types: Collection[str], names: Collection[str]) -> bool:
-    """Return False when the database certainly has no block of any of the types and names.
+    """Return False if the database certainly has no block of the types and names.
 
-    True whenever that cannot be told: another kind of database, tables of another release, a file
-    that cannot be read.
+    Return True if that cannot be determined: another kind of database, other tables, a file that
+    cannot be read.
     """
     file = _database_file()
     if file is None:

@@ -1,7 +1,7 @@
-"""What a flow prints once nobody reads it any more: nothing, and the flow goes on.
+"""Continue a flow without output after its reader has died.
 
-A worker reads the output of its flows through pipes. When it is killed, Rich, with which Prefect
-prints, ends the process at the next line (SystemExit): every job of that worker would be stopped.
+A worker reads the output of its flows through pipes. When the worker is killed, Rich, which Prefect
+prints with, ends the process at the next line (SystemExit): every job of the worker would stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job's card in Markdown: how it goes, on what, what is safe, where to look. Pure."""
+"""Render the job's card in Markdown: state, resources, checkpoints, links. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A bounded sample of a rank's log on its Prefect task run; the whole log is in the store.
+"""Forward a bounded sample of a rank's log to its Prefect task run; the store has the whole log.
 
-The API takes a few hundred lines a second from all jobs. What is not shown is skipped by its bytes
-and counted by its newlines, never parsed: a rank that prints 50,000 lines a second costs the flow
-next to nothing. The last lines of all are shown whatever was skipped: they say how it ended.
+The API takes a few hundred lines a second from all jobs. Skipped lines are counted and not parsed:
+a rank that prints 50,000 lines a second costs the flow next to nothing. The last lines are always
+shown, because they tell how the rank ended.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from prefect_bt.text.control_characters import escape_line_controls
 
 READ_BYTES: Final = 1 << 20
 MAX_POLL_BYTES: Final = 64 << 20
-"""At most so much in one look: whoever looks has other things to see to."""
+"""Maximum number of bytes that one call reads, because the caller has other work."""
 BURST_LINES: Final = 100.0
 TAIL_LINES: Final = 20
 TAIL_BYTES: Final = 64 * 1024
 MAX_LINE_CHARACTERS: Final = 2000
-"""Of a line, as it is shown."""
+"""Maximum length of a shown line."""
 MAX_LINE_BYTES: Final = 1 << 20
-"""Bytes; of a log that is none of ours. Longer lines are shown in pieces."""
+"""Bytes. Longer lines are shown in pieces."""
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class RankLogForwarder:
-    """Shows a rank's log on its task run, at most so many lines a second; the rest is counted."""
+    """Forwards a limited number of log lines a second to the task run, and counts the others."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RankLogForwarder:
         self._logger: Logger = logger or get_run_logger()
 
     def forward(self) -> bool:
-        """Show new lines; return whether there may be more already."""
+        """Forward new lines; return whether there may be more already."""
         until = self._offset + MAX_POLL_BYTES
         while self._offset < until:
             data = self._handle.read_log(offset=self._offset, limit=READ_BYTES)
@@ -69,7 +69,7 @@ class RankLogForwarder:
         return True
 
     def finish(self) -> None:
-        """Show the rest, say how much was not shown, and show the last of that."""
+        """Forward the rest, then the number of skipped lines and the last of them."""
         while self.forward():
             pass
         if self._partial_line:
@@ -83,7 +83,7 @@ class RankLogForwarder:
         self._log_lines(b"\n".join(self._skipped_tail.split(b"\n")[-TAIL_LINES:]))
 
     def _forward_lines(self, data: bytes) -> None:
-        """Show whole lines as far as the budget goes, the last without its newline."""
+        """Forward complete lines within the budget; the last has no newline."""
         now = self._clock()
         self._budget += (now - self._refilled) * self._rate
         self._budget, self._refilled = min(BURST_LINES, self._budget), now

@@ -1,4 +1,4 @@
-"""The API key of a deployment: what is kept of it, and who has it. Pure."""
+"""The API key of a deployment, of which only a salted hash is stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KeyHash:
 
 
 def hash_key(key: str) -> KeyHash:
-    """With a salt of its own each time. ValueError for an empty key: everybody would have it."""
+    """Return the hash with a new salt. ValueError for an empty key."""
     if not key.strip():
         raise ValueError("an API key cannot be empty")
     salt = secrets.token_bytes(_SALT_BYTES)
@@ -28,7 +28,7 @@ def hash_key(key: str) -> KeyHash:
 
 
 def verify_key(expected: KeyHash, presented: str) -> bool:
-    """Whether `presented` is the key, in constant time."""
+    """Return whether `presented` is the key, in constant time."""
     try:
         salt, digest = bytes.fromhex(expected.salt), bytes.fromhex(expected.hash)
     except ValueError:
@@ -37,7 +37,7 @@ def verify_key(expected: KeyHash, presented: str) -> bool:
 
 
 def parse_bearer(header: str) -> str:
-    """The key that an Authorization header carries; "" when it carries none.
+    """Return the key in an Authorization header; "" without a key.
 
     >>> parse_bearer("bearer  abc"), parse_bearer("Basic abc"), parse_bearer("")
     ('abc', '', '')
