@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, cast
+from typing import IO, Annotated, Any, Final
 
 import httpx
 from pydantic import Field, ValidationError, model_validator
@@ -155,8 +155,8 @@ def load_gate_file(path: Path) -> dict[str, Any]:
         why = f"it is not JSON: {error}"
     else:
         parse_gate(document)
-        prompts = {"prompts": document} if isinstance(document, list) else document
-        return cast("dict[str, Any]", prompts)
+        is_list = isinstance(document, list)
+        return {"prompts": document} if is_list else document
     raise DefinitionError(
         f"The gate {path} cannot be read: {why}.", next_step=_EXAMPLE, file=str(path)
     )
