@@ -155,7 +155,7 @@ class SecretBlocks:
     label: str = "Prefect Secret blocks"
 
     def find(self, name: str) -> str | None:
-        """Return the block's value as text, JSON for a value that is not text; None for no block."""
+        """Return the value as text, or JSON if it is not text; None for no block."""
         types, names = self._candidates(name)
         if not names or not _may_have_block(types, names):
             return None

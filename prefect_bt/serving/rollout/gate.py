@@ -137,8 +137,9 @@ class GateResult:
 
 def parse_gate(document: Mapping[str, Any] | list[Any]) -> Gate:
     """Return the gate of a document, or of a list of prompts. Raise DefinitionError."""
+    given = {"prompts": document} if isinstance(document, list) else document
     try:
-        return Gate.model_validate(_as_document(document))
+        return Gate.model_validate(given)
     except ValidationError as error:
         found = definition_error(error, Gate)
     raise DefinitionError(found.message, next_step=_EXAMPLE, field=found.field, value=found.value)
@@ -154,15 +155,11 @@ def load_gate_file(path: Path) -> dict[str, Any]:
         why = f"it is not JSON: {error}"
     else:
         parse_gate(document)
-        return _as_document(document)
+        is_list = isinstance(document, list)
+        return {"prompts": document} if is_list else document
     raise DefinitionError(
         f"The gate {path} cannot be read: {why}.", next_step=_EXAMPLE, file=str(path)
     )
-
-
-def _as_document(given: Any) -> dict[str, Any]:
-    """Return the document of a gate: a list is its prompts."""
-    return {"prompts": given} if isinstance(given, list) else given
 
 
 # -- running --------------------------------------------------------------------------------
