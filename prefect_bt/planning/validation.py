@@ -1,4 +1,4 @@
-"""Every reason why a definition cannot run where it is asked to, one sentence each. Pure."""
+"""Validate a job for a machine: every reason why it cannot run there, one sentence each. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from prefect_bt.planning.weights_validation import iter_source_problems
 from prefect_bt.substrates.protocol import Capacity
 
 MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
-"""Bytes that Linux takes in one argument or variable, its end included."""
+"""Most bytes of one argument or variable on Linux, with the zero byte at its end."""
 SINGLE_MACHINE_SUBSTRATES: Final = frozenset({"local", "docker"})
 """Substrates whose nodes all share the machine that the flow runs on."""
 MIN_LOCAL_NODE_LIMIT: Final = 256
 LOCAL_NODES_PER_CPU: Final = 4
-"""How many nodes one machine takes at most: each is three processes even when it idles."""
+"""Most nodes of a machine for each CPU: an idle node has three processes."""
 MAX_NODES: Final = 4096
 
 
 def validate_job(job: TrainingJob, capacity: Capacity, *, substrate: str) -> list[str]:
-    """One sentence a reason why the job cannot run there, in the order of its fields."""
+    """Return a sentence for every reason why the job cannot run there, in the order of fields."""
     return [
         *_validate_compute(job, capacity),
         *_validate_node_count(job, capacity, substrate),
@@ -38,7 +38,7 @@ def validate_job(job: TrainingJob, capacity: Capacity, *, substrate: str) -> lis
 
 
 def validate_names(names: Mapping[str, str]) -> list[str]:
-    """One sentence a name, by its field, that no variable could hold."""
+    """Return a sentence for each name, by its field, that no variable could hold."""
     return [
         f"{field} is {name!r}; write a name on one line, without control characters."
         for field, name in names.items()
@@ -47,26 +47,21 @@ def validate_names(names: Mapping[str, str]) -> list[str]:
 
 
 def _validate_compute(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    compute = job.compute
+    compute, cpus = job.compute, job.compute.cpu_count
     if compute.node_count < 1:
         yield f"compute.node_count is {compute.node_count}; a job needs at least 1 node."
-    if compute.cpu_count < 1:
-        yield f"compute.cpu_count is {compute.cpu_count}; a node needs at least 1 CPU."
-    if compute.cpu_count > capacity.cpus:
-        yield (
-            f"compute.cpu_count asks for {compute.cpu_count} CPUs a node; "
-            f"this machine has {capacity.cpus}."
-        )
+    if cpus < 1:
+        yield f"compute.cpu_count is {cpus}; a node needs at least 1 CPU."
+    if cpus > capacity.cpus:
+        yield f"compute.cpu_count asks for {cpus} CPUs a node; this machine has {capacity.cpus}."
     try:
-        memory = parse_memory(compute.memory)
+        fits = parse_memory(compute.memory) <= capacity.memory
     except DefinitionError as error:
         yield f"compute.memory: {error}"
     else:
-        if memory > capacity.memory:
-            yield (
-                f"compute.memory asks for {compute.memory} a node; "
-                f"this machine has {capacity.memory / 1024**3:.1f}Gi."
-            )
+        have = f"{capacity.memory / 1024**3:.1f}Gi"
+        if not fits:
+            yield f"compute.memory asks for {compute.memory} a node; this machine has {have}."
     yield from _validate_gpus(job, capacity)
 
 
@@ -114,15 +109,11 @@ def _is_too_long(text: str) -> bool:
 
 def _validate_environment(job: TrainingJob) -> Iterator[str]:
     for name, value in job.runtime.environment_variables.items():
-        if name.startswith(RESERVED_PREFIX):
+        if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES:
             yield (
                 f"runtime.environment_variables sets {name}; names that begin with "
-                f"{RESERVED_PREFIX} are the platform's. Choose another name."
-            )
-        elif name in RESERVED_NAMES:
-            yield (
-                f"runtime.environment_variables sets {name}; {' and '.join(RESERVED_NAMES)} are "
-                "the platform's. Choose another name."
+                f"{RESERVED_PREFIX}, {' and '.join(RESERVED_NAMES)} are the platform's. "
+                "Choose another name."
             )
         elif not name or "=" in name or "\0" in name:
             yield f"runtime.environment_variables has {name!r}, which is not a valid name."
@@ -141,13 +132,13 @@ def _validate_environment(job: TrainingJob) -> Iterator[str]:
 def _validate_checkpointing(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     config = job.runtime.checkpointing_config
     size = config.volume_size_gib
-    if config.enabled and size is not None and size < 1:
+    if not config.enabled or size is None:
+        return
+    if size < 1:
         yield f"checkpointing_config.volume_size_gib is {size}; it needs at least 1 GiB."
-    if config.enabled and size is not None and capacity.disk and size * 1024**3 > capacity.disk:
-        yield (
-            f"checkpointing_config.volume_size_gib asks for {size} GiB; "
-            f"{capacity.disk / 1024**3:.0f} GiB are free here."
-        )
+    elif capacity.disk and size * 1024**3 > capacity.disk:
+        free = f"{capacity.disk / 1024**3:.0f} GiB are free here"
+        yield f"checkpointing_config.volume_size_gib asks for {size} GiB; {free}."
 
 
 _SHELLS: Final = {"docker": "use docker exec.", "kubernetes": "use kubectl exec -c commands."}
