@@ -1,8 +1,8 @@
-"""What each node of a job gets: CPUs, memory and shared memory, and why. Pure.
+"""Allocate CPUs, memory and shared memory to each node of a job, with the reason. Pure.
 
 `cpu_count` and `memory` of a definition are minimums. A node with GPUs gets at least the machine's
-share for them; a node without gets what is asked, and may use what is free. Whether anything is
-enforced is a property of the substrate (`Capacity.enforcement`).
+share for them. A node without GPUs gets the requested amount and may use what is free. Whether an
+amount is enforced is a property of the substrate (`Capacity.enforcement`).
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ from prefect_bt.planning.translation import gpu_count, gpu_type
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 
 HOST_SHARE_DIVISOR: Final = 20
-"""One part in so many of the machine's memory is left to the host: no share includes it."""
+"""The host keeps one part in this number of the machine's memory."""
+_LIMITS: Final = {
+    Enforcement.NONE: "; they are checked, not enforced: the node shares this machine",
+    Enforcement.RESERVED: "",
+    Enforcement.REQUESTS: "; they are requests of its pod, not limits",
+    Enforcement.LIMITS: "; they are hard limits (enforce_limits)",
+}
 _GIB: Final = 1024**3
 _MIB: Final = 1024**2
 
 
 def allocate_resources(job: TrainingJob, capacity: Capacity) -> Resources:
-    """Return what every node of the job gets on this machine. The job must fit (refusals)."""
-    gpus = gpu_count(job)
-    asked_memory = parse_memory(job.compute.memory)
+    """Return what every node of the job gets on this machine. The job must be valid."""
+    gpus, compute = gpu_count(job), job.compute
     cpus, memory = _gpu_share(capacity, gpus)
-    cpus, memory = max(job.compute.cpu_count, cpus), max(asked_memory, memory)
+    basis = _format_basis(compute, capacity, gpus, cpus, memory)
+    memory = max(parse_memory(compute.memory), memory)
     return Resources(
-        cpus=cpus,
+        cpus=max(compute.cpu_count, cpus),
         memory=memory,
         gpus=gpus,
         gpu_type=gpu_type(job),
-        shared_memory=_shared_memory(job.compute, capacity, memory if gpus else 0),
-        why=_explain(job.compute, capacity, gpus),
+        shared_memory=_shared_memory(compute, capacity, memory if gpus else 0),
+        why=f"{basis}; {_format_minimums(compute)} are minimums{_LIMITS[capacity.enforcement]}",
         limits=capacity.enforcement is Enforcement.LIMITS,
     )
 
 
 def format_resources(resources: Resources) -> str:
     """Return one line: `26 CPUs, 228 GiB, shared memory 114 GiB: the share of 1 of 4 GPUs; ...`."""
-    shared = resources.shared_memory
-    amounts = [
-        f"{resources.cpus} CPU{'s' if resources.cpus != 1 else ''}",
-        format_memory(resources.memory),
-        f"shared memory {format_memory(shared)}" if shared else "",
-    ]
-    line = ", ".join(amount for amount in amounts if amount)
+    line = f"{resources.cpus} CPU{'s' if resources.cpus != 1 else ''}"
+    line += f", {format_memory(resources.memory)}"
+    if resources.shared_memory:
+        line += f", shared memory {format_memory(resources.shared_memory)}"
     return f"{line}: {resources.why}" if resources.why else line
 
 
@@ -61,7 +64,7 @@ def format_memory(size: int) -> str:
 
 
 def _gpu_share(capacity: Capacity, gpus: int) -> tuple[int, int]:
-    """Return the CPUs and the memory that belong to so many of the machine's GPUs."""
+    """Return the CPUs and the bytes of memory that belong to this number of the machine's GPUs."""
     if not (gpus and capacity.is_machine):
         return 0, 0
     cpus = max(1, capacity.cpus * gpus // capacity.gpus)
@@ -79,9 +82,9 @@ def _round_down(size: int) -> int:
 
 
 def _shared_memory(compute: Compute, capacity: Capacity, memory: int) -> int:
-    """Return half of what a node may use, as Linux does; 0 where a node has the machine's own.
+    """Return half of what a node may use, as Linux does; 0 if a node uses that of the machine.
 
-    `memory`: what a node with GPUs gets; 0 for a node without. Nodes without GPUs divide the
+    `memory`: amount of a node with GPUs; 0 for a node without. Nodes without GPUs divide the
     machine among the gang, unless limits are enforced.
     """
     if capacity.enforcement in {Enforcement.NONE, Enforcement.REQUESTS}:
@@ -92,40 +95,27 @@ def _shared_memory(compute: Compute, capacity: Capacity, memory: int) -> int:
     return (memory or asked) // 2
 
 
-def _explain(compute: Compute, capacity: Capacity, gpus: int) -> str:
-    parts = [_format_basis(compute, capacity, gpus), f"{_format_minimums(compute)} are minimums"]
-    if capacity.enforcement is Enforcement.NONE:
-        parts.append("they are checked, not enforced: the node shares this machine")
-    elif capacity.enforcement is Enforcement.REQUESTS:
-        parts.append("they are requests of its pod, not limits")
-    elif capacity.enforcement is Enforcement.LIMITS:
-        parts.append("they are hard limits (enforce_limits)")
-    return "; ".join(parts)
-
-
-def _format_basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
-    if not (gpus and capacity.is_machine):
+def _format_basis(compute: Compute, capacity: Capacity, gpus: int, cpus: int, memory: int) -> str:
+    """Return why a node gets its amounts; `cpus`, `memory`: the share of its GPUs."""
+    if not cpus:
         free = capacity.enforcement is not Enforcement.LIMITS
         more = ", and more while the machine has it free" if free else ""
         return f"the requested amount{more}"
-    cpus, memory = _gpu_share(capacity, gpus)
     share = f"the share of {gpus} of {capacity.gpus} GPU{'s' if capacity.gpus != 1 else ''}"
-    more_cpus = compute.cpu_count > cpus
     more_memory = parse_memory(compute.memory) > memory
-    if more_cpus and more_memory:
-        return f"the requested amount, more than {share}"
-    if more_cpus:
-        return f"CPUs as requested, memory {share}"
+    if compute.cpu_count > cpus:
+        return (
+            f"the requested amount, more than {share}"
+            if more_memory
+            else f"CPUs as requested, memory {share}"
+        )
     return f"memory as requested, CPUs {share}" if more_memory else share
 
 
 def _format_minimums(compute: Compute) -> str:
     default = Compute()
-    cpus = compute.cpu_count != default.cpu_count
-    memory = compute.memory != default.memory
-    if not cpus and not memory:
+    cpus = str(compute.cpu_count) if compute.cpu_count != default.cpu_count else "(default)"
+    memory = compute.memory if compute.memory != default.memory else "(default)"
+    if cpus == memory == "(default)":
         return "cpu_count and memory (defaults)"
-    return (
-        f"cpu_count {compute.cpu_count if cpus else '(default)'} and "
-        f"memory {compute.memory if memory else '(default)'}"
-    )
+    return f"cpu_count {cpus} and memory {memory}"

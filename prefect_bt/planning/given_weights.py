@@ -9,7 +9,7 @@ from prefect_bt.definitions import TrainingJob, load_training_project
 from prefect_bt.errors import PlanError, PrefectBtError
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
-from prefect_bt.planning.validation import validate_weights, validate_weights_source
+from prefect_bt.planning.weights_validation import validate_weights
 
 
 def plan_config_weights(config: Path) -> Sequence[WeightsPlan]:
@@ -28,7 +28,7 @@ def plan_config_weights(config: Path) -> Sequence[WeightsPlan]:
 
 def plan_job_weights(job: TrainingJob) -> Sequence[WeightsPlan]:
     """Return plans of the weights of a job. Raise PlanError if one of them is not valid."""
-    if problems := [problem for found in validate_weights(job) for problem in found]:
+    if problems := validate_weights(job):
         raise PlanError(problems)
     return plan_weights(job)
 
@@ -41,13 +41,9 @@ def plan_given_sources(
     auth_secret_name: str | None = None,
 ) -> Sequence[WeightsPlan]:
     """Return plans of the sources, with the same patterns and secret. Raise DefinitionError."""
-    fields = {
-        "allow_patterns": list(allow_patterns or ()),
-        "ignore_patterns": list(ignore_patterns or ()),
-        "auth_secret_name": auth_secret_name,
+    common = {
+        "allow_patterns": list(allow_patterns or ()) or None,
+        "ignore_patterns": list(ignore_patterns or ()) or None,
+        "auth_secret_name": auth_secret_name or None,
     }
-    common: dict[str, object] = {name: value for name, value in fields.items() if value}
-    documents = [{"source": source, **common} for source in sources]
-    for document in documents:
-        validate_weights_source(document)
-    return plan_weights_sources(documents)
+    return plan_weights_sources([{"source": source, **common} for source in sources])

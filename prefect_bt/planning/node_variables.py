@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from typing import Final
 
-from prefect_bt.definitions import (
-    TrainingProject,
-)
+from prefect_bt.definitions import TrainingProject
 from prefect_bt.environment import RANK_VARIABLE
-from prefect_bt.node_paths import PROJECT_CACHE_NAME, SCRATCH_DIR, TEAM_CACHE_NAME, WORKSPACE_DIR
+from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.plan import VolumeKind
 from prefect_bt.planning.translation import (
     checkpoint_dir,
     gpu_count,
-    normalize_path,
+    iter_volumes,
+    load_directory,
     to_directory_name,
 )
+
+_CACHE_VARIABLES: Final = {
+    VolumeKind.CACHE_BASE: "BT_RW_CACHE_DIR",
+    VolumeKind.PROJECT_CACHE: "BT_PROJECT_CACHE_DIR",
+    VolumeKind.TEAM_CACHE: "BT_TEAM_CACHE_DIR",
+}
 
 
 def platform_variables(project: TrainingProject, context: PlanContext) -> dict[str, str]:
@@ -39,13 +45,9 @@ def platform_variables(project: TrainingProject, context: PlanContext) -> dict[s
         variables["BT_WORKING_DIR"] = WORKSPACE_DIR
     if job.runtime.checkpointing_config.enabled:
         variables["BT_CHECKPOINT_DIR"] = checkpoint_dir(job)
-    load = job.runtime.load_checkpoint_config
-    if load and load.enabled:
-        variables["BT_LOAD_CHECKPOINT_DIR"] = load.download_folder
-    cache = job.runtime.cache_config
-    if cache and cache.enabled:
-        base = PurePosixPath(normalize_path(cache.mount_base_path))
-        variables["BT_RW_CACHE_DIR"] = str(base)
-        variables["BT_PROJECT_CACHE_DIR"] = str(base / PROJECT_CACHE_NAME)
-        variables["BT_TEAM_CACHE_DIR"] = str(base / TEAM_CACHE_NAME)
+    if (loaded := load_directory(job)) is not None:
+        variables["BT_LOAD_CHECKPOINT_DIR"] = loaded
+    for volume in iter_volumes(job):
+        if name := _CACHE_VARIABLES.get(volume.kind):
+            variables[name] = volume.target
     return variables

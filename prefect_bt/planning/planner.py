@@ -1,7 +1,7 @@
-"""From a definition to a gang plan. Pure: everything it looks at is an argument.
+"""Make a gang plan from a definition. Pure: everything that it reads is an argument.
 
-What cannot work is refused here, all problems in one message, before anything is written or
-launched. Fields that a substrate ignores become notes; fields it cannot honour become problems.
+A job that cannot run is refused, with all problems in one message, before anything is written or
+launched. A field that a substrate ignores becomes a note; one that it cannot honour, a problem.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 
 from prefect_bt.definitions import (
-    SecretReference,
     TrainingJob,
     TrainingProject,
     WeightsAuthMethod,
     WeightsSource,
-    parse_memory,
-    training_project_from_json,
+    literal_variables,
+    secret_names,
 )
 from prefect_bt.errors import PlanError
-from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.allocation import allocate_resources
 from prefect_bt.planning.context import PlanContext
-from prefect_bt.planning.ignored_fields import iter_ineffective_fields
 from prefect_bt.planning.node_variables import platform_variables
+from prefect_bt.planning.notes import iter_notes
 from prefect_bt.planning.plan import (
     CheckpointPlan,
     GangPlan,
@@ -39,23 +37,20 @@ from prefect_bt.planning.plan import (
 )
 from prefect_bt.planning.translation import (
     checkpoint_dir,
-    gpu_type,
-    iter_cache_volumes,
-    iter_checkpoint_volumes,
     iter_hf_cache_volumes,
-    iter_load_volumes,
+    iter_volumes,
+    load_directory,
     normalize_path,
-    to_directory_name,
 )
 from prefect_bt.planning.validation import validate_job, validate_names
+from prefect_bt.planning.weights_validation import parse_weights_source
 from prefect_bt.registries.credentials import list_login_secrets
 from prefect_bt.registries.pull_errors import PullError
 from prefect_bt.registries.reference import parse_reference
-from prefect_bt.substrates.protocol import Capacity
 
 
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
-    """The frozen plan of one attempt; PlanError names every reason why there is none."""
+    """Return the plan of one attempt. Raise PlanError with every reason why there is none."""
     names = {"project.name": project.name, "job.name": context.job_name}
     if project.team_name:
         names["project.team_name"] = project.team_name
@@ -81,7 +76,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         nodes=nodes,
         weights=weights,
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
-        notes=tuple(_iter_notes(project.job, context)),
+        notes=tuple(iter_notes(project.job, context)),
     )
 
 
@@ -96,50 +91,38 @@ def _validate_image(job: TrainingJob) -> Iterator[str]:
 
 
 def plan_weights(job: TrainingJob) -> tuple[WeightsPlan, ...]:
-    """What is to be mirrored before any node exists, in the definition's order."""
+    """Return plans of the job's weights, in the definition's order."""
     return tuple(_plan_weights_source(source) for source in job.weights)
 
 
 def plan_weights_sources(sources: Sequence[str | Mapping[str, object]]) -> tuple[WeightsPlan, ...]:
-    """For sources outside of any job, each a URI or an entry of a definition's `weights`.
+    """Return plans of sources outside of a job: URIs, or entries of a definition's `weights`.
 
-    `mount_location` may be left out. The same source has the same key as in a job. DefinitionError.
+    `mount_location` may be left out. A source has the same key as in a job. Raise DefinitionError.
     """
     given = ({"source": one} if isinstance(one, str) else one for one in sources)
-    project = training_project_from_json(
-        {
-            "name": "weights",
-            "job": {
-                "image": {"base_image": "none"},
-                "runtime": {"start_commands": ["true"]},
-                "weights": [{"mount_location": "/weights", **one} for one in given],
-            },
-        }
-    )
-    return plan_weights(project.job)
+    return tuple(_plan_weights_source(parse_weights_source(one)) for one in given)
 
 
 def list_job_secret_names(job: TrainingJob, *, supports_images: bool = False) -> tuple[str, ...]:
-    """Every secret reference that running the job needs, sorted; where it runs in its image, those
-    of docker_auth too."""
-    names = {
-        value.name
-        for value in job.runtime.environment_variables.values()
-        if isinstance(value, SecretReference)
-    }
+    """Return every secret reference that the job needs, sorted.
+
+    `supports_images`: whether it runs in its image, and needs those of docker_auth.
+    """
+    names = set(secret_names(job.runtime.environment_variables).values())
     names |= {source.secret_name for source in job.weights if source.secret_name}
     names |= set(list_image_secret_names(job)) if supports_images else set()
     return tuple(sorted(names))
 
 
 def plan_image(job: TrainingJob, pinned: str = "") -> ImagePlan:
-    """`pinned`: what an earlier attempt of the job ran in."""
+    """Return the image of the nodes: `pinned`, that of an earlier attempt, if there is one."""
     auth = job.image.docker_auth
     return ImagePlan(pinned or job.image.base_image, auth.model_dump(mode="json") if auth else None)
 
 
 def list_image_secret_names(job: TrainingJob) -> tuple[str, ...]:
-    """The references of the job's docker_auth."""
+    """Return the secret references of the job's docker_auth."""
     return list_login_secrets(plan_image(job).auth)
 
 
@@ -155,8 +138,6 @@ def _plan_node(
     """Return the plan of rank 0."""
     job = project.job
     variables = job.runtime.environment_variables
-    literal = {name: value for name, value in variables.items() if isinstance(value, str)}
-    load = job.runtime.load_checkpoint_config
     return NodePlan(
         job_id=context.job_id,
         project_id=context.project_id,
@@ -166,18 +147,14 @@ def _plan_node(
         store=context.store,
         image=plan_image(job, context.pinned_image),
         commands=tuple(job.runtime.start_commands),
-        environment={**literal, **platform_variables(project, context)},
-        secret_environment={
-            name: value.name
-            for name, value in variables.items()
-            if isinstance(value, SecretReference)
-        },
+        environment={**literal_variables(variables), **platform_variables(project, context)},
+        secret_environment=secret_names(variables),
         volumes=_plan_volumes(project, context, weights),
         resources=allocate_resources(job, context.capacity),
         workspace=replace(context.workspace, in_image=not job.enable_baseten_workdir),
         checkpoints=_plan_checkpoints(job, context),
         load=context.loaded_checkpoints,
-        load_directory=load.download_folder if load and load.enabled else "",
+        load_directory=load_directory(job) or "",
         grace=context.grace,
         epoch=context.epoch,
     )
@@ -186,17 +163,11 @@ def _plan_node(
 def _plan_volumes(
     project: TrainingProject, context: PlanContext, weights: tuple[WeightsPlan, ...]
 ) -> tuple[Volume, ...]:
-    job = project.job
     volumes = (
-        Volume(VolumeKind.WORKSPACE, context.workspace.directory),
-        Volume(VolumeKind.SCRATCH, SCRATCH_DIR),
-        *iter_checkpoint_volumes(job),
-        *iter_load_volumes(job),
-        *iter_cache_volumes(job, context.project_id, project.team_name or ""),
+        *iter_volumes(project.job, context.project_id, project.team_name or ""),
         *(_plan_weights_volume(source, context) for source in weights),
     )
-    taken = {volume.target for volume in volumes}
-    return (*volumes, *iter_hf_cache_volumes(job, context.project_id, taken))
+    return (*volumes, *iter_hf_cache_volumes(volumes))
 
 
 def _plan_weights_volume(source: WeightsPlan, context: PlanContext) -> Volume:
@@ -240,42 +211,3 @@ def _plan_auth(source: WeightsSource) -> WeightsAuthPlan:
         service_account=auth.gcp_oidc_service_account or "",
         identity_provider=auth.gcp_oidc_workload_id_provider or "",
     )
-
-
-def _iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
-    if not context.supports_images:
-        yield from _iter_mapping_notes(job, context)
-    yield from _iter_crowding_notes(job, context.capacity)
-    wanted, have = gpu_type(job), context.capacity.gpu_types
-    if wanted and have and wanted not in have:
-        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it on those."
-    yield from iter_ineffective_fields(job, in_image=context.supports_images)
-    if (safe := to_directory_name(context.job_name)) != context.job_name:
-        yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."
-
-
-def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
-    """Where the commands run on this machine itself."""
-    yield (
-        f"The image {job.image.base_image} is not used: the local substrate runs the commands "
-        "with what this machine has installed."
-    )
-    if not context.capacity.exact_paths:
-        yield (
-            "This machine cannot give a job its own view of the file system "
-            f"({context.capacity.mapped_reason}): the BT_* variables point at folders of the job."
-        )
-    if not job.enable_baseten_workdir:
-        yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
-
-
-def _iter_crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    compute = job.compute
-    if compute.node_count < 2:
-        return
-    wanted = compute.node_count * parse_memory(compute.memory)
-    if compute.node_count * compute.cpu_count > capacity.cpus or wanted > capacity.memory:
-        yield (
-            f"All {compute.node_count} nodes share this machine's {capacity.cpus} CPUs and "
-            f"{capacity.memory / 1024**3:.1f}Gi, which is less than they ask for together."
-        )

@@ -1,10 +1,11 @@
-"""What a definition says, in the words of a plan: paths, volumes, counts. Pure."""
+"""Translate a definition to the paths, volumes and counts of a plan. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -14,17 +15,21 @@ from prefect_bt.node_paths import (
     HF_CACHE_DIR,
     HF_CACHE_NAME,
     PROJECT_CACHE_NAME,
+    SCRATCH_DIR,
     TEAM_CACHE_NAME,
+    WORKSPACE_DIR,
 )
 from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import Volume, VolumeKind
 
 MAX_NAME_BYTES: Final = 255
-"""Bytes that Linux takes as the name of a folder."""
+"""Most bytes of a folder's name on Linux."""
 
 
 def normalize_path(path: str) -> str:
-    """One spelling of a path inside a node: no doubled, trailing or `.` parts. `..` stays.
+    """Return a path inside a node without doubled slashes, a slash at its end and `.` parts.
+
+    `..` stays.
 
     >>> normalize_path("//mnt/./ckpts/")
     '/mnt/ckpts'
@@ -34,10 +39,10 @@ def normalize_path(path: str) -> str:
 
 
 def to_directory_name(name: str) -> str:
-    """Return a job's name in a form that is one visible folder; most names are one already.
+    """Return a job's name as the name of one visible folder.
 
-    `/` becomes `-`, a leading dot or blank `_`, blanks at the end go, and of a name that is too
-    long the end is replaced by a digest of the whole.
+    `/` becomes `-`, a leading dot or blank becomes `_`, and blanks at the end are removed. The end
+    of a name that is too long is replaced by a digest of the whole.
 
     >>> to_directory_name("llama/8b"), to_directory_name("..")
     ('llama-8b', '__')
@@ -66,18 +71,20 @@ def checkpoint_dir(job: TrainingJob) -> str:
     return job.runtime.checkpointing_config.checkpoint_path or CHECKPOINT_DIR
 
 
-def iter_checkpoint_volumes(job: TrainingJob) -> Iterator[Volume]:
+def load_directory(job: TrainingJob) -> str | None:
+    """Return the parent of the earlier checkpoints in the node; None if none is loaded."""
+    load = job.runtime.load_checkpoint_config
+    return load.download_folder if load and load.enabled else None
+
+
+def iter_volumes(job: TrainingJob, project_id: str = "", team: str = "") -> Iterator[Volume]:
+    """Yield the volumes of a node in mount order, without weights and `iter_hf_cache_volumes`."""
+    yield Volume(VolumeKind.WORKSPACE, WORKSPACE_DIR)
+    yield Volume(VolumeKind.SCRATCH, SCRATCH_DIR)
     if job.runtime.checkpointing_config.enabled:
         yield Volume(VolumeKind.CHECKPOINTS, normalize_path(checkpoint_dir(job)))
-
-
-def iter_load_volumes(job: TrainingJob) -> Iterator[Volume]:
-    load = job.runtime.load_checkpoint_config
-    if load and load.enabled:
-        yield Volume(VolumeKind.LOADED, normalize_path(load.download_folder))
-
-
-def iter_cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volume]:
+    if (loaded := load_directory(job)) is not None:
+        yield Volume(VolumeKind.LOADED, normalize_path(loaded))
     cache = job.runtime.cache_config
     if cache and cache.enabled:
         base = PurePosixPath(normalize_path(cache.mount_base_path))
@@ -88,22 +95,20 @@ def iter_cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator
             yield Volume(VolumeKind.HF_CACHE, HF_CACHE_DIR, project_id)
 
 
-def iter_hf_cache_volumes(
-    job: TrainingJob, project_id: str, taken: Container[str]
-) -> Iterator[Volume]:
-    """Yield the Hugging Face folder in the base, the one of the legacy mount.
+def iter_hf_cache_volumes(volumes: Collection[Volume]) -> Iterator[Volume]:
+    """Yield the Hugging Face folder in the base of the cache, the one of the legacy mount.
 
-    It is left out if the definition puts another folder there.
+    It is left out if one of the given volumes is mounted there.
     """
-    cache = job.runtime.cache_config
-    if cache and cache.enabled:
-        target = str(PurePosixPath(normalize_path(cache.mount_base_path)) / HF_CACHE_NAME)
-        if target not in taken:
-            yield Volume(VolumeKind.HF_CACHE, target, project_id)
+    taken = {volume.target for volume in volumes}
+    for volume in volumes:
+        target = f"{volume.target.rstrip('/')}/{HF_CACHE_NAME}"
+        if volume.kind is VolumeKind.CACHE_BASE and target not in taken:
+            yield replace(volume, kind=VolumeKind.HF_CACHE, target=target)
 
 
 def _team_key(team: str) -> str:
-    """What tells one team's cache from another's, also where the name is too long for a folder."""
+    """Return the key of the team's cache: its name, or a digest of a name that is too long."""
     if len(quote_name(team)) <= MAX_NAME_BYTES:
         return team or "default"
     return hashlib.sha256(team.encode()).hexdigest()

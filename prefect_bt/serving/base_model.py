@@ -25,7 +25,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.planning.plan import LoadedCheckpoint, WeightsPlan
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.planning.translation import checkpoint_dir, normalize_path
-from prefect_bt.planning.validation import validate_weights_source
+from prefect_bt.planning.weights_validation import parse_weights_source
 from prefect_bt.serving.served_model import BaseModel
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[A-Za-z0-9_][\w.-]*)?(?:@\S+)?")
@@ -57,7 +57,7 @@ def parse_base_model(model: str) -> BaseModel:
     """
     if "://" in model:
         try:
-            validate_weights_source({"source": model})
+            parse_weights_source({"source": model})
         except DefinitionError as error:
             raise DefinitionError(f"base_model_id: {error.message}", next_step=_EXAMPLES) from error
         ignored = {"hf": DUPLICATE_FORMATS, "bt": TRAINING_STATE}.get(model.partition("://")[0])

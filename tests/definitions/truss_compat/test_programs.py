@@ -311,8 +311,8 @@ def test_another_class_of_the_same_name_is_read_field_by_field(foreign):
     ("wrong", "field"),
     [
         ({"environment_variables": {"A": 8}}, "job.runtime.environment_variables['A']"),
-        ({"environment_variables": {"A": Path("x")}}, "job.runtime.environment_variables.A"),
-        ({"environment_variables": {8: "a"}}, "job.runtime.environment_variables"),
+        ({"environment_variables": {"A": Path("x")}}, "job.runtime.environment_variables['A']"),
+        ({"environment_variables": {8: "a"}}, "job.runtime.environment_variables[8]"),
         ({"start_commands": ["a", {1}]}, "job.runtime.start_commands[1]"),
         ({"start_commands": [True]}, "job.runtime.start_commands[0]"),
     ],

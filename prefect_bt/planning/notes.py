@@ -1,0 +1,65 @@
+"""Notes of a plan: what differs from the definition, one sentence each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prefect_bt.definitions import AvailabilityModel, TrainingJob, parse_memory
+from prefect_bt.node_paths import WORKSPACE_DIR
+from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.translation import gpu_type, to_directory_name
+from prefect_bt.substrates.protocol import Capacity
+
+
+def iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+    """Yield a sentence for each fact that the user may not expect."""
+    if not context.supports_images:
+        yield from _iter_mapping_notes(job, context)
+    yield from _iter_crowding_notes(job, context.capacity)
+    wanted, have = gpu_type(job), context.capacity.gpu_types
+    if wanted and have and wanted not in have:
+        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it on those."
+    yield from _iter_ineffective_fields(job, in_image=context.supports_images)
+    if (safe := to_directory_name(context.job_name)) != context.job_name:
+        yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."
+
+
+def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+    """Yield the differences between this machine, which runs the commands, and an image."""
+    yield (
+        f"The image {job.image.base_image} is not used: the local substrate runs the commands "
+        "with what this machine has installed."
+    )
+    if not context.capacity.exact_paths:
+        yield (
+            "This machine cannot give a job its own view of the file system "
+            f"({context.capacity.mapped_reason}): the BT_* variables point at folders of the job."
+        )
+    if not job.enable_baseten_workdir:
+        yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
+
+
+def _iter_crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+    compute = job.compute
+    if compute.node_count < 2:
+        return
+    wanted = compute.node_count * parse_memory(compute.memory)
+    if compute.node_count * compute.cpu_count > capacity.cpus or wanted > capacity.memory:
+        yield (
+            f"All {compute.node_count} nodes share this machine's {capacity.cpus} CPUs and "
+            f"{capacity.memory / 1024**3:.1f}Gi, which is less than they ask for together."
+        )
+
+
+def _iter_ineffective_fields(job: TrainingJob, *, in_image: bool) -> Iterator[str]:
+    """Yield a note for each given field that has no effect in this release."""
+    if job.priority is not None:
+        yield f"priority {job.priority} has no effect yet: jobs do not wait in a queue."
+    if job.compute.availability_model is AvailabilityModel.SPOT:
+        yield (
+            "availability_model SPOT has no effect yet: the job runs on this machine, "
+            "and nothing preempts it."
+        )
+    if job.interactive_session:
+        how = "docker exec" if in_image else "a shell on this machine"
+        yield f"interactive_session has no effect yet: no session opens; use {how} instead."
