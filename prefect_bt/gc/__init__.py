@@ -1,5 +1,6 @@
-"""`prefect-bt gc`: finds and removes what no living job owns, on this machine and in its store.
+"""`prefect-bt gc`: find and remove what no living job owns, on this machine and in its store.
 
-Begin with `collector`. Each other module finds one kind of thing, and `liveness` says whether a job
-is over. What cannot be judged (the store does not answer, another machine may run the job) stays.
+Begin with `collector`. `liveness` decides whether a job is over, and each other module finds one
+kind of thing. A thing stays if its job cannot be judged: its store does not answer, or another
+machine may run the job.
 """

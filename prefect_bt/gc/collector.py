@@ -1,20 +1,19 @@
-"""Everything that `prefect-bt gc` looks through, for one machine and its store."""
+"""Run every scan of `prefect-bt gc`, for one machine and its store."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from prefect_bt.cluster_settings import ClusterSettings
-from prefect_bt.gc.cluster_jobs import ClusterJobScanner
-from prefect_bt.gc.containers import ContainerScanner
+from prefect_bt.gc.containers import ContainerScanner, scan_cluster_jobs
 from prefect_bt.gc.findings import Findings, Scan, run_scans
 from prefect_bt.gc.job_folders import JobScanner
 from prefect_bt.gc.liveness import JobStores
-from prefect_bt.gc.processes import ProcessScanner
-from prefect_bt.gc.routers import RouterScanner
-from prefect_bt.gc.store_objects import UploadScanner, scan_holds
-from prefect_bt.gc.weights import WeightsScanner, scan_shared_downloads
+from prefect_bt.gc.processes import ProcessScanner, scan_routers
+from prefect_bt.gc.store_objects import UploadScanner, scan_holds, scan_shared_downloads
+from prefect_bt.gc.weights import WeightsScanner
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.docker.endpoints import list_used_engines
@@ -22,40 +21,37 @@ from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.weights.cache.node_cache import NodeCache
 
 UNFINISHED_SECONDS: Final = 7 * 86400.0
-"""How long what is unfinished may wait for somebody to go on with it."""
+"""Age from which an unfinished transfer that no job owns is an orphan."""
 
 
 def scan_for_orphans(
     settings: Settings, *, include_unsaved: bool = False, older_than: float = UNFINISHED_SECONDS
 ) -> Findings:
-    """What no living job owns. Changes nothing.
+    """Return what no living job owns. Change nothing.
 
-    `older_than`: seconds after which what is unfinished, and no job's, is nobody's.
+    `older_than`: seconds after which an unfinished transfer that no job owns is an orphan.
     """
     state_dir = settings.state_dir.expanduser().resolve()
     stores = JobStores(open_ledger, settings.store)
     cache = NodeCache(state_dir / settings.weights_dir.name)
-    found = run_scans(
-        [
-            Scan("The jobs of this machine", JobScanner(state_dir, stores, include_unsaved).scan),
-            *(
-                Scan(
-                    f"The Docker Engine at {engine.address}",
-                    ContainerScanner(state_dir, stores, engine).scan,
-                )
-                for engine in list_used_engines(state_dir)
-            ),
-            *_scan_clusters(settings, stores),
-            Scan("The processes of this machine", ProcessScanner(state_dir, stores).scan),
-            Scan("The deployments of this machine", RouterScanner(state_dir, stores).scan),
-            Scan("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
-            Scan("Uploads into the store", UploadScanner(stores, older_than).scan),
-            Scan("Holds in the store", lambda: scan_holds(stores)),
+    scans = [
+        Scan("The jobs of this machine", JobScanner(state_dir, stores, include_unsaved).scan),
+        *(
             Scan(
-                "Shared downloads in the store", lambda: scan_shared_downloads(stores, older_than)
-            ),
-        ]
-    )
+                f"The Docker Engine at {engine.address}",
+                ContainerScanner(state_dir, stores, engine).scan,
+            )
+            for engine in list_used_engines(state_dir)
+        ),
+        *_scan_clusters(settings, stores),
+        Scan("The processes of this machine", ProcessScanner(state_dir, stores).scan),
+        Scan("The deployments of this machine", partial(scan_routers, state_dir, stores)),
+        Scan("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
+        Scan("Uploads into the store", UploadScanner(stores, older_than).scan),
+        Scan("Holds in the store", partial(scan_holds, stores)),
+        Scan("Shared downloads in the store", partial(scan_shared_downloads, stores, older_than)),
+    ]
+    found = run_scans(scans)
     return replace(found, notes=tuple(dict.fromkeys([*found.notes, *stores.notes])))
 
 
@@ -63,5 +59,5 @@ def _scan_clusters(settings: Settings, stores: JobStores) -> list[Scan]:
     """Return the scan of the configured cluster; none on a machine that uses no cluster."""
     if settings.substrate != "kubernetes" and settings.kubernetes == ClusterSettings():
         return []
-    scanner = ClusterJobScanner(ClusterClient(settings.kubernetes), stores)
-    return [Scan("The Kubernetes namespace", scanner.scan)]
+    client = ClusterClient(settings.kubernetes)
+    return [Scan("The Kubernetes namespace", partial(scan_cluster_jobs, client, stores))]

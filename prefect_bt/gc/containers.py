@@ -1,93 +1,106 @@
-"""Containers and networks of this machine's nodes, on the Docker Engines that it has used."""
+"""Scanners of Docker Engines and of the Kubernetes namespace for what nodes left there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prefect_bt.gc.findings import Orphan, OrphanKind
-from prefect_bt.gc.job_folders import find_handle, list_stores
-from prefect_bt.gc.liveness import JobStores
+from prefect_bt.gc.job_folders import find_handle
+from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan
 from prefect_bt.host.job_lock import is_owned
-from prefect_bt.host.nodes.handle import HostHandle
-from prefect_bt.host.state_folder import state_dir_id
+from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.substrates.docker.container import LABEL_MARK
 from prefect_bt.substrates.docker.engine import DockerEngine
+from prefect_bt.substrates.kubernetes.client import ClusterClient
+from prefect_bt.substrates.kubernetes.names import LABEL_JOB, LABEL_STORE, store_label
 
 _LABELLED = {"label": [LABEL_MARK]}
 
 
 @dataclass(frozen=True)
 class ContainerScanner:
-    """Of one state folder: those of others are never looked at."""
+    """Scanner of one Engine for containers and networks of one state folder."""
 
     state_dir: Path
     stores: JobStores
     engine: DockerEngine
 
     def scan(self) -> Iterator[Orphan]:
-        """SubstrateError when the Engine does not answer."""
-        engine = self.engine
-        made: list[dict[str, Any]] = engine.call(
+        """Yield the orphans. SubstrateError if the Engine does not answer."""
+        containers: list[dict[str, Any]] = self.engine.call(
             lambda client: client.containers(all=True, filters=_LABELLED), action="listed"
         )
-        for one in made:
-            found = self._orphan_factory(
-                OrphanKind.CONTAINER, str(one["Names"][0]).lstrip("/"), one["Labels"]
+        for one in containers:
+            name = str(one["Names"][0]).lstrip("/")
+            yield from self._judge(
+                OrphanKind.CONTAINER,
+                name,
+                one,
+                lambda client, one=one: client.remove_container(one["Id"], force=True),
             )
-            if found:
-                yield found(_create_remover(engine, str(one["Id"]), "remove_container", force=True))
-        networks: list[dict[str, Any]] = engine.call(
+        networks: list[dict[str, Any]] = self.engine.call(
             lambda client: client.networks(filters=_LABELLED), action="listed"
         )
         for one in networks:
-            found = self._orphan_factory(OrphanKind.NETWORK, str(one["Name"]), one["Labels"])
-            if found:
-                yield found(_create_remover(engine, str(one["Id"]), "remove_network"))
+            yield from self._judge(
+                OrphanKind.NETWORK,
+                str(one["Name"]),
+                one,
+                lambda client, one=one: client.remove_network(one["Id"]),
+            )
 
-    def _orphan_factory(
-        self, kind: OrphanKind, name: str, labels: dict[str, str]
-    ) -> Callable[[Callable[[], object]], Orphan] | None:
-        """What it is, wanting how it goes; None for what is in use, or not of this folder."""
-        mark = labels.get(LABEL_MARK, "")
-        handle = find_handle(self.state_dir, mark)
-        if handle is None or not mark.rpartition(".")[2].startswith(state_dir_id(self.state_dir)):
-            return None
-        why = self._orphan_reason(kind, handle)
-        if not why:
-            return None
-
-        def make_orphan(remove: Callable[[], object]) -> Orphan:
-            def remove_again() -> None:
-                if not self._orphan_reason(kind, handle):
-                    raise OSError(f"job {handle.job.job_id} runs again")
-                remove()
-
-            return Orphan(kind, name, why, remove_again, job=handle.job.job_id)
-
-        return make_orphan
-
-    def _orphan_reason(self, kind: OrphanKind, handle: HostHandle) -> str:
-        """A node's folder is there before its container is, and goes after it. A network is the
-        gang's."""
-        job_id = handle.job.job_id
-        if is_owned(self.state_dir, job_id):
-            return ""
-        place = handle.folder.path if kind is OrphanKind.CONTAINER else handle.folder.path.parent
-        if not place.exists():
-            return "the folder of its node is gone"
-        verdict = self.stores.check_liveness(
-            job_id, list_stores(handle.job) or [self.stores.default_url]
+    def _judge(
+        self, kind: OrphanKind, name: str, one: dict[str, Any], remove: Callable[[Any], object]
+    ) -> list[Orphan]:
+        handle = find_handle(self.state_dir, one["Labels"].get(LABEL_MARK, ""))
+        if handle is None:
+            return []
+        # The folder is made before the container and removed after it. A network is the gang's.
+        folder = handle.folder.path if kind is OrphanKind.CONTAINER else handle.folder.path.parent
+        return find_orphan(
+            kind,
+            name,
+            partial(self._check, handle.job, folder),
+            lambda: self.engine.find(remove),  # it may be gone
+            job=handle.job.job_id,
         )
-        return verdict.reason if verdict.ended and not is_owned(self.state_dir, job_id) else ""
+
+    def _check(self, job: JobFolder, folder: Path) -> Liveness:
+        if folder.exists():
+            return self.stores.check_unowned(job)
+        is_gone = Liveness(True, "the folder of its node is gone")
+        return ALIVE if is_owned(self.state_dir, job.job_id) else is_gone
 
 
-def _create_remover(
-    engine: DockerEngine, which: str, verb: str, **given: object
-) -> Callable[[], object]:
-    def remove(client: Any) -> None:
-        getattr(client, verb)(which, **given)
+def scan_cluster_jobs(client: ClusterClient, stores: JobStores) -> Iterator[Orphan]:
+    """Yield Kubernetes Jobs of the default store whose training job is over.
 
-    return lambda: engine.find(remove)  # it may be gone by now
+    SubstrateError if the cluster does not answer.
+    """
+    path = f"/apis/batch/v1/namespaces/{client.namespace}/jobs"
+    query = {"labelSelector": f"{LABEL_STORE}={store_label(stores.default_ledger.store.url)}"}
+    found = client.request("GET", path, query=query, action="list the Jobs of gangs")
+    for one in found["items"]:
+        name, job_id = str(one["metadata"]["name"]), str(one["metadata"]["labels"][LABEL_JOB])
+        yield from find_orphan(
+            OrphanKind.CLUSTER_JOB,
+            name,
+            partial(_check_cluster_job, stores, job_id),
+            partial(
+                client.delete,
+                f"{path}/{name}",
+                query={"propagationPolicy": "Background"},
+                action=f"delete Job {name}",
+            ),
+            job=job_id,
+        )
+
+
+def _check_cluster_job(stores: JobStores, job_id: str) -> Liveness:
+    """Return the verdict. A job that is not in the store may be in another one of the same URL."""
+    verdict = stores.check_liveness(job_id)
+    return ALIVE if verdict.since is None else verdict

@@ -1,4 +1,4 @@
-"""One thing that was left over, and how it is removed."""
+"""Orphans, the scans that find them, and their removal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from prefect_bt.errors import PrefectBtError, StoreError, SubstrateError
 
 DECODE_ERRORS: Final = (ValueError, KeyError, TypeError)
-"""What reading a record raises that is none."""
+"""Errors of reading a damaged record."""
 
 
 class OrphanKind(StrEnum):
@@ -31,11 +31,11 @@ class OrphanKind(StrEnum):
 
 @dataclass(frozen=True)
 class Orphan:
-    """`bytes` that go with it; `since` in epoch seconds, None where nothing tells.
+    """A thing that no living job owns; `bytes` is the space that its removal frees.
 
-    `kept_reason` says why it stays although it is garbage; "" when it goes. `error`, once it was
-    tried: why it could not be removed. `remove` raises PrefectBtError or OSError, and looks again
-    before it removes anything.
+    `remove` checks again that the thing is an orphan before it removes it. It raises PrefectBtError
+    or OSError. `since` is in epoch seconds, None if unknown. `kept_reason` is "" unless the orphan
+    is kept. `error` is "" unless the removal failed.
     """
 
     kind: OrphanKind
@@ -51,7 +51,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class Scan:
-    """A place that is looked through. `name` as in "the weights of this machine"."""
+    """A search of one place. `name` is a noun phrase, such as "The weights of this machine"."""
 
     name: str
     run: Callable[[], Iterable[Orphan]]
@@ -59,7 +59,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Findings:
-    """`notes`: sentences about what could not be judged."""
+    """The orphans, and `notes`: sentences about things that could not be judged."""
 
     orphans: tuple[Orphan, ...]
     notes: tuple[str, ...] = ()
@@ -69,19 +69,19 @@ class Findings:
         return tuple(one for one in self.orphans if not one.kept_reason)
 
 
-def run_scans(sources: Sequence[Scan]) -> Findings:
-    """Everything, in the order of the sources. One that fails is a note, and hides no other."""
-    items, notes = list[Orphan](), list[str]()
-    for source in sources:
+def run_scans(scans: Sequence[Scan]) -> Findings:
+    """Run all scans, in order. A scan that fails adds a note and does not end the others."""
+    orphans, notes = list[Orphan](), list[str]()
+    for scan in scans:
         try:
-            items.extend(source.run())
+            orphans.extend(scan.run())
         except (StoreError, SubstrateError, OSError, *DECODE_ERRORS) as error:
-            notes.append(f"{source.name} could not be searched: {error}")
-    return Findings(tuple(items), tuple(dict.fromkeys(notes)))
+            notes.append(f"{scan.name} could not be searched: {error}")
+    return Findings(tuple(orphans), tuple(dict.fromkeys(notes)))
 
 
 def remove_all(findings: Findings) -> Iterator[Orphan]:
-    """What goes, one after the other, each with its `problem` if it is still there."""
+    """Remove the removable orphans one by one; yield each, with its `error` if that failed."""
     for one in findings.removable:
         try:
             one.remove()

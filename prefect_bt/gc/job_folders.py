@@ -1,12 +1,13 @@
-"""What jobs left in the state folder: nodes, checkpoints that were never uploaded, the folder."""
+"""Scanner of the state folder: nodes, checkpoints that were never uploaded, folders of jobs."""
 
 from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,147 +15,97 @@ from prefect_bt.errors import StateError
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.trees import find_files
 from prefect_bt.gc.findings import Orphan, OrphanKind
-from prefect_bt.gc.liveness import JobStores, Liveness
-from prefect_bt.host.job_lock import is_owned, lock_job, read_store_url, remove_job_lock
-from prefect_bt.host.nodes.files import read_record
+from prefect_bt.gc.liveness import JobStores, Liveness, list_stores
+from prefect_bt.host.job_lock import lock_job, remove_job_lock
 from prefect_bt.host.nodes.handle import HostHandle, delete_tree
-from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.planning.plan import NodePlan
+from prefect_bt.host.state_folder import JobFolder, state_dir_id
 from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 
-_MARK: Final = re.compile(r"([0-9A-Za-z]{1,64})\.([0-9]{1,9})\.([0-9]{1,9})\.[0-9a-f]+")
-UNSAVED_REASON = "may be the only copy: --include-unsaved removes it"
+_MARK: Final = re.compile(r"([0-9A-Za-z]{1,64})\.([0-9]{1,9})\.([0-9]{1,9})\.([0-9a-f]+)")
+_UNSAVED_REASON: Final = "may be the only copy: --include-unsaved removes it"
 
 
 @dataclass(frozen=True)
 class JobScanner:
-    """The jobs of one state folder."""
+    """Scanner of the jobs of one state folder."""
 
     state_dir: Path
     stores: JobStores
     include_unsaved: bool = False
 
     def scan(self) -> Iterator[Orphan]:
-        for path in _folders(self.state_dir / "jobs"):
-            job = JobFolder(self.state_dir, path.name)
-            # Before and after: a job that was taken up in between is somebody's.
-            if is_owned(self.state_dir, job.job_id):
-                continue
-            verdict = self._check_liveness(job)
-            if verdict.ended and not is_owned(self.state_dir, job.job_id):
-                with suppress(FileNotFoundError):  # another process is putting it away
-                    yield from list(self._iter_orphans(job, verdict))
-
-    def _check_liveness(self, job: JobFolder) -> Liveness:
-        return self.stores.check_liveness(job.job_id, list_stores(job) or [self.stores.default_url])
+        """Yield what is left of jobs that are over and that no process owns."""
+        for path in find_paths(self.state_dir / "jobs", "*"):
+            if path.name.isalnum() and path.is_dir() and not path.is_symlink():
+                job = JobFolder(self.state_dir, path.name)
+                verdict = self.stores.check_unowned(job)
+                if verdict.ended:
+                    with suppress(FileNotFoundError):  # another process removes it
+                        yield from list(self._iter_orphans(job, verdict))
 
     def _iter_orphans(self, job: JobFolder, verdict: Liveness) -> Iterator[Orphan]:
+        def make(
+            kind: OrphanKind, path: Path, remove: Callable[[], object], kept: str = ""
+        ) -> Orphan:
+            remove_owned = partial(self._run_as_owner, job, remove)
+            size = _measure(path, recursive=kind is not OrphanKind.FOLDER)
+            why, since = verdict.reason, verdict.since
+            return Orphan(kind, str(path), why, remove_owned, job.job_id, size, since, kept)
+
         handles = LocalProcessSubstrate(self.state_dir).list_nodes(job.job_id)
         for handle in handles:
-            yield self._create_orphan(
-                OrphanKind.NODE, handle.folder.path, job, verdict, remove=handle.remove
-            )
-        stays = False
-        for rank in find_paths(job.path, "rank-*"):
-            last = [handle for handle in handles if job.rank_folder(handle.rank) == rank][-1:]
-            if _bytes(rank) and (not last or last[0].has_unsaved_checkpoints()):
-                stays = stays or not self.include_unsaved
-                yield self._unsaved(job, rank, verdict)
-        if not stays:
-            yield self._create_orphan(
-                OrphanKind.FOLDER,
-                job.path,
-                job,
-                verdict,
-                remove=lambda: _delete_job_folder(job, self),
-            )
-
-    def _unsaved(self, job: JobFolder, rank: Path, verdict: Liveness) -> Orphan:
-        return self._create_orphan(
-            OrphanKind.UNSAVED,
-            rank,
-            job,
-            verdict,
-            remove=lambda: delete_tree(rank, OSError),
-            kept_reason="" if self.include_unsaved else UNSAVED_REASON,
-        )
-
-    def _create_orphan(  # noqa: PLR0913 (what it is, whose, why, and how it goes)
-        self,
-        kind: OrphanKind,
-        path: Path,
-        job: JobFolder,
-        verdict: Liveness,
-        *,
-        remove: Callable[[], object],
-        kept_reason: str = "",
-    ) -> Orphan:
-        return Orphan(
-            kind,
-            str(path),
-            verdict.reason,
-            lambda: self._run_as_owner(job, remove),
-            job=job.job_id,
-            bytes=_bytes(path) if kind is not OrphanKind.FOLDER else _bytes(path, below=False),
-            since=verdict.since,
-            kept_reason=kept_reason,
-        )
+            yield make(OrphanKind.NODE, handle.folder.path, handle.remove)
+        kept = "" if self.include_unsaved else _UNSAVED_REASON
+        unsaved = _list_unsaved(job, handles)
+        for rank in unsaved:
+            yield make(OrphanKind.UNSAVED, rank, partial(delete_tree, rank, OSError), kept)
+        if not (unsaved and kept):
+            yield make(OrphanKind.FOLDER, job.path, partial(self._delete_folder, job))
 
     def _run_as_owner(self, job: JobFolder, remove: Callable[[], object]) -> None:
-        """Nobody takes the job up meanwhile. StateError when somebody has."""
+        """Call `remove` with the job's lock held, so that no process recovers the job meanwhile.
+
+        StateError if the job has an owner or runs again.
+        """
         if not job.path.exists():
             return
         with lock_job(self.state_dir, job.job_id, timeout=0) as lock:
-            if not self._check_liveness(job).ended:
+            if not self.stores.check_liveness(job.job_id, list_stores(job)).ended:
                 raise StateError(f"Job {job.job_id} runs again.", state="owned", next_step="")
             remove()
             remove_job_lock(self.state_dir, job.job_id, lock)
 
-
-def list_stores(job: JobFolder) -> list[str]:
-    """The stores that its owner or its nodes name; empty when none is told."""
-    found: dict[str, None] = {}
-    with suppress(OSError):
-        found[read_store_url(job.state_dir, job.job_id)] = None
-    for path in find_paths(job.path, "attempt-*/rank-0/plan.json"):
-        plan = read_record(NodePlan, path)
-        if plan is not None:
-            found[plan.store] = None
-    return [url for url in found if url]
+    def _delete_folder(self, job: JobFolder) -> None:
+        """Delete the folder. OSError if a node or a checkpoint without another copy is in it."""
+        if LocalProcessSubstrate(job.state_dir).list_nodes(job.job_id):
+            raise OSError(f"{job.path} still holds nodes")
+        if not self.include_unsaved and any(map(_measure, find_paths(job.path, "rank-*"))):
+            raise OSError(f"{job.path} holds checkpoints that may have no other copy")
+        delete_tree(job.path, OSError)
 
 
 def find_handle(state_dir: Path, mark: str) -> HostHandle | None:
-    """The node of a mark (host.state_folder.new_mark); None for what is none."""
+    """Return the node of a mark (host.state_folder.make_mark); None if it is not of this folder."""
     found = _MARK.fullmatch(mark)
-    if found is None:
+    if found is None or not found[4].startswith(state_dir_id(state_dir)):
         return None
     return HostHandle(JobFolder(state_dir, found[1]), int(found[2]), int(found[3]))
 
 
-def _delete_job_folder(job: JobFolder, jobs: JobScanner) -> None:
-    """The rest of the folder, if nothing in it may be the only copy, or in use."""
-    if LocalProcessSubstrate(job.state_dir).list_nodes(job.job_id):
-        raise OSError(f"{job.path} still holds nodes")
-    if not jobs.include_unsaved and any(_bytes(rank) for rank in find_paths(job.path, "rank-*")):
-        raise OSError(f"{job.path} holds checkpoints that may have no other copy")
-    delete_tree(job.path, OSError)
+def _list_unsaved(job: JobFolder, handles: Sequence[HostHandle]) -> list[Path]:
+    """Return the folders of ranks with files that may not be in the store."""
+    newest = {job.rank_folder(handle.rank): handle for handle in handles}
+    return [
+        rank
+        for rank in find_paths(job.path, "rank-*")
+        if _measure(rank) and (rank not in newest or newest[rank].has_unsaved_checkpoints())
+    ]
 
 
-def _is_job(path: Path) -> bool:
-    return path.name.isalnum() and path.is_dir() and not path.is_symlink()
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(one for one in path.iterdir() if _is_job(one))
-    except OSError:
-        return []
-
-
-def _bytes(path: Path, *, below: bool = True) -> int:
-    """Of files: all of them, or only those that lie in the folder itself."""
+def _measure(path: Path, *, recursive: bool = True) -> int:
+    """Return the bytes of the files in the folder; `recursive`: also of those in its folders."""
     total = 0
-    for file in find_files(path) if below else find_paths(path, "*"):
+    for file in find_files(path) if recursive else find_paths(path, "*"):
         with suppress(OSError):
             facts = file.lstat()
             total += 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size

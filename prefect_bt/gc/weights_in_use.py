@@ -21,16 +21,15 @@ from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.weights.cache.node_cache import NodeCache
 
 RESUMABLE_SECONDS: Final = 7 * 86400.0
-"""After its end a job that did not complete is expected to be taken up again for so long."""
+"""Seconds after its end in which a job that did not complete may be retried."""
 
 
 def find_needed_copies(
     ledger: Ledger, cache: NodeCache, names: Collection[str], *, now: float | None = None
 ) -> dict[str, str]:
-    """Return the needed of these copies and a sentence why, of each the first. StoreError."""
-    now = time.time() if now is None else now
+    """Return name -> reason of the copies that are needed. StoreError."""
     found: dict[str, str] = {}
-    for why, key, revision in _iter_needed(ledger, now):
+    for why, key, revision in _iter_needed(ledger, time.time() if now is None else now):
         for name in names:
             if name == f"{key}-{revision}" if revision else name.startswith(f"{key}-"):
                 found.setdefault(name, why)
@@ -42,7 +41,7 @@ def find_needed_copies(
 
 
 def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
-    """(why, key of a source, revision), the revision "" where none is pinned yet."""
+    """Yield (reason, key of a source, revision); the revision is "" if none is pinned yet."""
     served = {job_id: name for name, job_id in _iter_serving_jobs(ledger)}
     for record in ledger.list_jobs():
         why = f"deployment {served[record.id]} serves it" if record.id in served else ""
@@ -56,7 +55,7 @@ def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
 
 
 def _need_reason(ledger: Ledger, record: JobRecord, now: float) -> str:
-    """Why the job needs its weights; "" when it does not."""
+    """Return why the job needs its weights; "" if it does not."""
     events = ledger.list_events(record.id)
     if not events or not events[-1].state.terminal:
         return f"job {record.id} needs it"
@@ -66,7 +65,7 @@ def _need_reason(ledger: Ledger, record: JobRecord, now: float) -> str:
 
 
 def _iter_serving_jobs(ledger: Ledger) -> Iterator[tuple[str, str]]:
-    """(deployment, job) of the revisions of deployments that are to serve: rollbacks, too."""
+    """Yield (deployment, job) of every revision of the deployments that should serve."""
     deployments = DeploymentLedger(ledger)
     for deployment in deployments.list_deployments():
         with suppress(NotFoundError):

@@ -55,8 +55,8 @@ class PrunePolicy:
 class PruneTarget:
     """The weights of one place. Sizes in bytes, ages in seconds.
 
-    `last_used`: name -> epoch seconds. `needed`: name -> why it stays. `delete`: whether the entry
-    was deleted, and the freed bytes. `measure_orphans` and `delete_orphans`: bytes of unfinished
+    `last_used`: name -> epoch seconds. `needed`: name -> reason. `delete`: whether the entry was
+    deleted, and the freed bytes. `measure_orphans` and `delete_orphans`: bytes of unfinished
     transfers of at least that age.
     """
 
@@ -99,10 +99,8 @@ def open_cache_target(settings: Settings) -> PruneTarget:
 
 def open_store_target(settings: Settings) -> PruneTarget:
     """Return the copies in the store. Raise StoreError."""
-    cache, store = (
-        NodeCache(settings.weights_dir, settings.weights_bytes),
-        open_store(settings.store),
-    )
+    cache = NodeCache(settings.weights_dir, settings.weights_bytes)
+    store = open_store(settings.store)
     mirror, ledger = StoreMirror(store), Ledger(store)
     names, uses = mirror.list_names(), mirror.list_last_uses()
     manifests = [found for name in names if (found := mirror.find_manifest(name))]

@@ -1,26 +1,26 @@
-"""A drill: kill a rank of a running job on purpose, and see whether the job resumes.
+"""Kill a rank of a running job on purpose, and watch whether the job resumes.
 
-A script that does not look for its checkpoint, or starts again at step 1, is found in the time of
-two checkpoints.
+A script that does not load its checkpoint, or starts again at step 1, is found in the time of two
+checkpoints.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import DrillError, StateError
-from prefect_bt.jobs.stop import open_job_context, reconcile_job, stop_job, wait_for_end
+from prefect_bt.jobs.stop import Reconciler, open_job_context, stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
+from prefect_bt.substrates.protocol import NodeHandle
 
 _POLL_INTERVAL = 0.2
-_RECONCILE_INTERVAL = 5.0
 Echo = Callable[[str], None]
 
 
@@ -58,34 +58,36 @@ class DrillResult:
     """Until its first commit."""
 
 
-@dataclass
 class _DrillWatch:
-    ledger: Ledger
-    record: JobRecord
-    timeout: float
-    echo: Echo
-    _reconciled_at: float = field(default_factory=time.monotonic)
-    _deadline: float = field(default_factory=time.monotonic)
+    """Waits for events of the drilled job, and recovers it meanwhile if its process dies."""
+
+    def __init__(self, ledger: Ledger, record: JobRecord, timeout: float, echo: Echo) -> None:
+        self.ledger, self.record, self.echo = ledger, record, echo
+        self._timeout, self._reconcile = timeout, Reconciler(ledger, record.id)
+        self.restart_deadline()
 
     def restart_deadline(self) -> None:
         """Give all following calls of `wait_for` together `timeout` seconds."""
-        self._deadline = time.monotonic() + self.timeout
+        self._deadline = time.monotonic() + self._timeout
 
     def wait_for(self, probe: Callable[[], int | None], what: str) -> int:
         """Return what `probe` finds. DrillError if the job ends before, or the time is over."""
         while time.monotonic() < self._deadline:
-            over = self.ledger.get_state(self.record.id)
+            state = self.ledger.get_state(self.record.id)
             found = probe()
             if found is not None:
                 return found
-            if over.terminal:
+            if state.terminal:
                 last = self.ledger.list_events(self.record.id)[-1].message
-                raise self._error(f"it ended before {what} ({over.short_name}: {last})")
-            if time.monotonic() - self._reconciled_at > _RECONCILE_INTERVAL:
-                reconcile_job(self.ledger, self.record.id)
-                self._reconciled_at = time.monotonic()
+                raise self._error(f"it ended before {what} ({state.short_name}: {last})")
+            self._reconcile()
             time.sleep(_POLL_INTERVAL)
-        raise self._error(f"{what} did not come within {self.timeout:g} s")
+        raise self._error(f"{what} did not come within {self._timeout:g} s")
+
+    def list_nodes(self, attempt: int) -> list[NodeHandle]:
+        """Return the attempt's nodes on this machine."""
+        nodes = open_job_context(self.ledger, self.record).substrate.list_nodes(self.record.id)
+        return [node for node in nodes if node.attempt == attempt]
 
     def list_committed_steps(self, attempt: int) -> list[int]:
         """Return the steps that this attempt committed, in order."""
@@ -100,12 +102,12 @@ class _DrillWatch:
     def list_written_steps(self, attempt: int) -> list[int]:
         """Return the steps that this attempt wrote, also those committed before; none before its
         first commit."""
-        told = UploadStatusReader(
-            self.ledger.store, self.record.project_id, self.record.id, attempt
-        ).read()
-        names = [name for one in told for name in (*one.status.rewritten, *one.status.committed)]
-        steps = [step for name in names if (step := parse_step(name)) is not None]
-        return steps if any(one.status.committed for one in told) else []
+        place = self.ledger.store, self.record.project_id, self.record.id
+        statuses = [one.status for one in UploadStatusReader(*place, attempt).read()]
+        if not any(status.committed for status in statuses):
+            return []
+        names = [name for status in statuses for name in (*status.rewritten, *status.committed)]
+        return [step for name in names if (step := parse_step(name)) is not None]
 
     def newest_attempt(self) -> int:
         attempts = self.ledger.list_attempts(self.record.id)
@@ -135,7 +137,6 @@ def run_drill(ledger: Ledger, record: JobRecord, drill: DrillOptions, *, echo: E
     """
     watch = _DrillWatch(ledger, record, drill.timeout, echo)
     echo(f"Waiting for a committed checkpoint of step {drill.step} or later")
-    watch.restart_deadline()
     attempt = watch.wait_for(
         lambda: _find_attempt_at_step(watch, drill.step), "a checkpoint with a step"
     )
@@ -153,8 +154,7 @@ def _find_attempt_at_step(watch: _DrillWatch, step: int) -> int | None:
 
 
 def _kill(watch: _DrillWatch, attempt: int, rank: int) -> int:
-    site = open_job_context(watch.ledger, watch.record)
-    nodes = [node for node in site.substrate.list_nodes(watch.record.id) if node.attempt == attempt]
+    nodes = watch.list_nodes(attempt)
     if not -len(nodes) <= rank < len(nodes):
         raise DrillError(
             f"Job {watch.record.id} has no rank {rank} on this machine ({len(nodes)} nodes).",
@@ -172,17 +172,14 @@ def _kill(watch: _DrillWatch, attempt: int, rank: int) -> int:
 def _observe_resumption(watch: _DrillWatch, killed: int, result: DrillResult) -> DrillResult:
     before = result.step_before or 0
 
-    def began() -> int | None:
+    def find_running_attempt() -> int | None:
         newest = watch.newest_attempt()
-        site = open_job_context(watch.ledger, watch.record)
-        nodes = [
-            node for node in site.substrate.list_nodes(watch.record.id) if node.attempt == newest
-        ]
-        ran = nodes and all(node.observe().started_at is not None for node in nodes)
-        return newest if newest > killed and ran else None
+        nodes = watch.list_nodes(newest)
+        runs = nodes and all(node.observe().started_at is not None for node in nodes)
+        return newest if newest > killed and runs else None
 
     try:
-        attempt = watch.wait_for(began, "the next attempt")
+        attempt = watch.wait_for(find_running_attempt, "the next attempt")
         result = replace(result, attempt=attempt, seconds_to_attempt=time.time() - result.at)
         watch.echo(f"Attempt {attempt} runs, {result.seconds_to_attempt:.1f} s after the kill")
         first = watch.wait_for(
@@ -203,12 +200,12 @@ def _observe_resumption(watch: _DrillWatch, killed: int, result: DrillResult) ->
 
 
 def stop_drill(ledger: Ledger, job_id: str, *, echo: Echo, wait: bool) -> None:
-    """Stop the job if it has not ended; `wait` until it has."""
+    """Stop the job if it has not ended. `wait`: until it has ended."""
     if ledger.get_state(job_id).terminal:
         return
     try:
         echo(stop_job(ledger, job_id, by="the drill"))
-    except StateError as error:  # it ended meanwhile, or was stopped before
+    except StateError as error:  # it ended meanwhile, or a stop was requested before
         echo(str(error))
     if wait:
         wait_for_end(ledger, job_id)

@@ -1,7 +1,7 @@
 """Stop, reconcile and wait for a job, from any process on any machine with access to its store.
 
 A stop is a request in the job's record. The supervisor of the job reads it and stops the gang. If
-the job has no supervisor, the process that asked for the stop stops the gang.
+the job has no supervisor, the process that requests the stop also stops the gang.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import (
@@ -37,11 +38,15 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
+_RECONCILE_INTERVAL: Final = 5.0
+_STARTUP_GRACE_SECONDS: Final = 60.0
+"""Seconds after its submission in which a job may have no process yet."""
+
 
 def open_job_context(
     ledger: Ledger, record: JobRecord, *, settings: Settings | None = None
 ) -> JobContext:
-    """The job as this process sees it, without any secret."""
+    """Return the job with its substrate, without secrets."""
     settings = settings or Settings()
     options = settings.substrate_options(record.substrate, store=ledger.store.url)
     substrate = open_substrate(record.substrate, **options)
@@ -49,67 +54,72 @@ def open_job_context(
 
 
 def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -> str:
-    """Ask for the job to stop; returns what happens next, in a sentence.
+    """Request a stop of the job; return a sentence about what happens next.
 
-    `abandoned`: nobody runs it any more, wherever that was; its end is written down from here.
-    StateError when the job is over, when somebody asked already, or when it is not abandoned.
+    `abandoned`: the machine that ran the job is gone, so its end is recorded here. StateError if
+    the job is over, if a stop was requested before, or if the job is not abandoned.
     """
-    record = ledger.get_job(job_id)
-    state = ledger.get_state(job_id)
+    record, state = ledger.get_job(job_id), ledger.get_state(job_id)
+    if abandoned:
+        return _stop_abandoned_job(ledger, record, by)
     if state.terminal:
-        if abandoned and (held := ledger.get_epochs(job_id).find_active()):
-            # By a newer claim: should that machine act all the same, it is refused.
-            reason = f"stopped by {by} as abandoned"
-            finalize_abandoned_job(
-                open_job_context(ledger, record), JobState.STOPPED, reason, abandoned=True
-            )
-            return f"Job {job_id} has ended, and is no longer held by {held.machine}."
-        raise StateError(
-            f"Job {job_id} has already ended ({state.value}).",
-            state=state.value,
-            next_step=f"See: prefect-bt view --job-id {job_id}",
-        )
+        raise _ended_error(job_id, state)
     site = open_job_context(ledger, record)
-    if abandoned:  # asked only as its owner: of a job that somebody here runs nothing is asked
-        reason = f"stopped by {by} as abandoned"
-        try:
-            finalize_abandoned_job(site, JobState.STOPPED, reason, abandoned=True)
-        except StateError:
-            if not ledger.get_state(job_id).terminal:
-                raise
-        stopped = (
-            f"Job {job_id} is stopped. Its processes on the other machine end when they notice."
-        )
-        return _describe_end(ledger, job_id, stopped)
-    nobodys = f"Job {job_id} had no running process; it is stopped."
     away = describe_owning_machine(site.settings.state_dir, ledger, job_id)
+    no_process = f"Job {job_id} had no running process; it is stopped."
     if not ledger.controls.request_stop(job_id, by=by):
         reconcile_job(ledger, job_id)
         if ledger.get_state(job_id).terminal:
-            return _describe_end(ledger, job_id, nobodys)
+            return _describe_end(ledger, job_id, no_process)
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
             next_step=away or f"Follow it: prefect-bt logs --tail --job-id {job_id}",
         )
-    with suppress(StateError):  # taken up, or put away, by another process in this moment
+    with suppress(StateError):  # another process just recovered or ended it
         if state is JobState.PENDING:
             finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by} before it began")
             return _describe_end(ledger, job_id, f"Job {job_id} was stopped before it began.")
-        if _is_unowned(site) and not _is_starting(record):
+        if _is_unowned(site) and time.time() - record.created_at >= _STARTUP_GRACE_SECONDS:
             finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by}")
-            return _describe_end(ledger, job_id, nobodys)
-    said = (
+            return _describe_end(ledger, job_id, no_process)
+    text = (
         f"Job {job_id} is being stopped: its ranks receive SIGTERM, then complete "
         "checkpoints are uploaded."
     )
     if state is JobState.PENDING:
-        said = f"Job {job_id} has not begun; the process that prepares it stops it."
-    return _describe_end(ledger, job_id, f"{said}\n{away}" if away else said)
+        text = f"Job {job_id} has not begun; the process that prepares it stops it."
+    return _describe_end(ledger, job_id, f"{text}\n{away}" if away else text)
+
+
+def _stop_abandoned_job(ledger: Ledger, record: JobRecord, by: str) -> str:
+    """Record the end under a newer epoch: the other machine, if it still acts, is refused."""
+    job_id, state = record.id, ledger.get_state(record.id)
+    held = ledger.get_epochs(job_id).find_active()
+    if state.terminal and not held:
+        raise _ended_error(job_id, state)
+    site, reason = open_job_context(ledger, record), f"stopped by {by} as abandoned"
+    try:
+        finalize_abandoned_job(site, JobState.STOPPED, reason, abandoned=True)
+    except StateError:
+        if state.terminal or not ledger.get_state(job_id).terminal:
+            raise
+    if state.terminal and held:
+        return f"Job {job_id} has ended, and is no longer held by {held.machine}."
+    stopped = f"Job {job_id} is stopped. Its processes on the other machine end when they notice."
+    return _describe_end(ledger, job_id, stopped)
+
+
+def _ended_error(job_id: str, state: JobState) -> StateError:
+    return StateError(
+        f"Job {job_id} has already ended ({state.value}).",
+        state=state.value,
+        next_step=f"See: prefect-bt view --job-id {job_id}",
+    )
 
 
 def _describe_end(ledger: Ledger, job_id: str, otherwise: str) -> str:
-    """Return how the job ended if that was by itself, while it was to be stopped."""
+    """Return how the job ended if it ended by itself before the stop, else `otherwise`."""
     state = ledger.get_state(job_id)
     if not state.terminal or state is JobState.STOPPED:
         return otherwise
@@ -117,7 +127,7 @@ def _describe_end(ledger: Ledger, job_id: str, otherwise: str) -> str:
 
 
 def describe_owning_machine(state_dir: Path, ledger: Ledger, job_id: str) -> str:
-    """A sentence for a job that another machine runs, which may be gone; "" for one of here."""
+    """Return a sentence about the other machine that runs the job; "" if there is none."""
     held, here = ledger.get_host(job_id), host_id(state_dir)
     if held == NO_HOST or is_this_host(state_dir, held):
         return ""
@@ -125,49 +135,44 @@ def describe_owning_machine(state_dir: Path, ledger: Ledger, job_id: str) -> str
 
 
 def reconcile_job(ledger: Ledger, job_id: str) -> None:
-    """See to a job whose process died: it is taken up again, or its end is written down if somebody
-    asked for that. Does nothing for any other job.
+    """Recover a job whose process died, or record its end if a stop was requested.
 
-    Only a job that this machine ran can be judged here: its owner's lock lies on this disk.
+    Do nothing for any other job, and for a job of another machine: the owner's lock is on the disk
+    of the machine that runs the job.
     """
-    record = ledger.get_job(job_id)
+    record, state = ledger.get_job(job_id), ledger.get_state(job_id)
     state_dir = Settings().state_dir
-    if ledger.get_state(job_id) is JobState.PENDING:
+    if state is JobState.PENDING:
         _reconcile_waiting_job(ledger, record)
-    elif ledger.get_state(job_id).terminal:
+    elif state.terminal:
         if has_lock_file(state_dir, job_id) and not is_owned(state_dir, job_id):
-            recover_job(
-                ledger, job_id, state_dir=state_dir
-            )  # what its owner did not live to put away
+            recover_job(ledger, job_id, state_dir=state_dir)  # its owner died before the cleanup
     elif _is_abandoned(ledger, job_id, state_dir):
         reconcile_running_job(open_job_context(ledger, record))
 
 
 def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
-    """A run that ends before a line of ours runs leaves its job waiting."""
+    """End, or schedule again, a job whose Prefect run ended before the flow began."""
     from prefect.client.schemas.objects import StateType
 
     from prefect_bt.prefect_api.client import get_run_state
 
     release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
-    runs = ledger.runs.list(record.id)
+    runs, request = ledger.runs.list(record.id), ledger.controls.find_stop_request(record.id)
     with suppress(StateError, ServerError):
-        if request := ledger.controls.find_stop_request(record.id):
-            reason = f"stopped by {request.by} before it began"
-            finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
-            return
-        ended = get_run_state(runs[-1].flow_run_id) if runs else None
-        if ended is StateType.CANCELLED:
-            reason = "cancelled in Prefect before it began"
-            finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
+        ended = get_run_state(runs[-1].flow_run_id) if runs and not request else None
+        if request or ended is StateType.CANCELLED:
+            reason = f"stopped by {request.by}" if request else "cancelled in Prefect"
+            site = open_job_context(ledger, record)
+            finalize_abandoned_job(site, JobState.STOPPED, f"{reason} before it began")
         elif ended is StateType.CRASHED:
             reschedule_or_fail(open_job_context(ledger, record), runs[-1].flow_run_id)
 
 
 def reschedule_or_fail(site: JobContext, flow_run_id: str) -> None:
-    """The server or the worker died while the run was being started: it is, again.
+    """Schedule a run again whose server or worker died at its start; after some, fail the job.
 
-    One that crashes every time is the job's end. ServerError, StateError.
+    ServerError, StateError.
     """
     from prefect_bt.prefect_api.client import reschedule_run
 
@@ -176,7 +181,7 @@ def reschedule_or_fail(site: JobContext, flow_run_id: str) -> None:
 
 
 def reconcile_running_job(site: JobContext) -> None:
-    """As `reconcile_job`, for a job whose settings are known."""
+    """Do as `reconcile_job` for a job that has begun."""
     ledger, job_id, state_dir = site.ledger, site.job_id, site.settings.state_dir
     if not _is_abandoned(ledger, job_id, state_dir):
         return
@@ -184,12 +189,12 @@ def reconcile_running_job(site: JobContext) -> None:
     if request is None:
         recover_job(ledger, job_id, state_dir=state_dir)
         return
-    with suppress(StateError):  # another process is at it
+    with suppress(StateError):  # another process is doing it
         finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {request.by}")
 
 
 def _is_unowned(site: JobContext) -> bool:
-    """Whether no process runs the job, as far as that can be told here: not of another host's."""
+    """Return whether no process runs the job; False for a job of another machine."""
     state_dir, host = site.settings.state_dir, site.ledger.get_host(site.job_id)
     here = host == NO_HOST or is_this_host(state_dir, host)
     return here and not is_owned(state_dir, site.job_id)
@@ -203,37 +208,35 @@ def _is_abandoned(ledger: Ledger, job_id: str, state_dir: Path) -> bool:
 def finalize_abandoned_job(
     site: JobContext, state: JobState, reason: str, *, abandoned: bool = False
 ) -> None:
-    """Stop what is left, let it flush, record the end, leave nothing behind.
+    """Stop the nodes that are left, let them flush, record the end, and clean up.
 
-    Done as the job's owner, so that one process does it when several find the job abandoned; the
-    others see StateError, and the job's end soon after. `abandoned`: a person says that the
-    machine which holds the job is gone for good.
+    Only the owner of the job does this: of several processes that find the job abandoned, the
+    others get a StateError. `abandoned`: the machine that holds the job is gone for good.
     """
-    state_dir = site.settings.state_dir
-    known = has_lock_file(state_dir, site.job_id)
-    with lock_job(state_dir, site.job_id) as lock:
-        host = host_id(state_dir)
+    state_dir, ledger, job_id = site.settings.state_dir, site.ledger, site.job_id
+    known = has_lock_file(state_dir, job_id)
+    with lock_job(state_dir, job_id) as lock:
         try:
-            site.epoch = site.ledger.claim(site.job_id, host, abandoned=abandoned)
+            site.epoch = ledger.claim(job_id, host_id(state_dir), abandoned=abandoned)
         except StateError:
-            if not known:  # another machine has the job: no trace of it is left here
-                remove_job_lock(state_dir, site.job_id, lock)
+            if not known:  # another machine has the job: no trace of it stays here
+                remove_job_lock(state_dir, job_id, lock)
             raise
-        if state is JobState.STOPPED and not site.ledger.get_state(site.job_id).terminal:
-            site.ledger.controls.request_stop(site.job_id, by=reason)
+        if state is JobState.STOPPED and not ledger.get_state(job_id).terminal:
+            ledger.controls.request_stop(job_id, by=reason)
         finalize_unfinished_attempts(site, reason=reason)
         for end in missing_states(site, terminal_state(site, state)):
             message = _final_message(site, end, reason)
-            site.ledger.append_event(site.job_id, end, message=message, epoch=site.epoch)
-        site.ledger.get_epochs(site.job_id).release_unused(site.epoch)  # it was over before
-        store_ended_job(site.ledger, site.job_id)
+            ledger.append_event(job_id, end, message=message, epoch=site.epoch)
+        ledger.get_epochs(job_id).release_unused(site.epoch)  # if the job was over before
+        store_ended_job(ledger, job_id)
         remove_nodes(site)
-        kill_flow_helpers(site.job_id)
-        remove_job_lock(state_dir, site.job_id, lock)
+        kill_flow_helpers(job_id)
+        remove_job_lock(state_dir, job_id, lock)
 
 
 def _final_message(site: JobContext, end: JobState, reason: str) -> str:
-    """Why the job is over; a rank that failed by itself says more than what came after it."""
+    """Return the reason of the end; the failure of a rank that failed by itself comes first."""
     outcomes = site.ledger.list_outcomes(site.job_id)
     if end in {JobState.COMPLETED, JobState.RUNNING}:
         return outcomes[-1].message
@@ -250,6 +253,19 @@ def _failed_by_itself(outcome: Outcome) -> bool:
     return any(node.exit_code and not node.reason for node in first)
 
 
+class Reconciler:
+    """Calls `reconcile_job` for one job, at most every few seconds."""
+
+    def __init__(self, ledger: Ledger, job_id: str) -> None:
+        self._ledger, self._job_id = ledger, job_id
+        self._reconciled_at = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._reconciled_at > _RECONCILE_INTERVAL:
+            self._reconciled_at = time.monotonic()
+            reconcile_job(self._ledger, self._job_id)
+
+
 def wait_for_end(
     ledger: Ledger,
     job_id: str,
@@ -257,23 +273,12 @@ def wait_for_end(
     poll: float = 0.2,
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobState:
-    """Until the job is over, also when its process dies without a word. Seconds."""
-    checked = time.monotonic()
+    """Wait until the job is over, and recover it if its process dies. `poll` in seconds."""
+    reconcile = Reconciler(ledger, job_id)
     while not (state := ledger.get_state(job_id)).terminal:
         sleep(poll)
-        if time.monotonic() - checked > _RECONCILE_INTERVAL:
-            reconcile_job(ledger, job_id)
-            checked = time.monotonic()
+        reconcile()
     return state
-
-
-_RECONCILE_INTERVAL = 5.0
-_STARTUP_GRACE_SECONDS = 60.0
-"""How long after its submission a job may still be waiting for its process to begin."""
-
-
-def _is_starting(record: JobRecord) -> bool:
-    return time.time() - record.created_at < _STARTUP_GRACE_SECONDS
 
 
 def make_reconciler(
@@ -283,18 +288,15 @@ def make_reconciler(
 
     Call `warn` once if the nodes are unreachable; raise nothing for that.
     """
-    checked, warned = time.monotonic(), False
+    reconcile, warned = Reconciler(ledger, job_id), False
 
-    def reconcile() -> None:
-        nonlocal checked, warned
-        if time.monotonic() - checked < _RECONCILE_INTERVAL:
-            return
-        checked = time.monotonic()
+    def try_reconcile() -> None:
+        nonlocal warned
         try:
-            reconcile_job(ledger, job_id)
+            reconcile()
         except PrefectBtError as error:
             if not warned:
                 warn(f"The nodes of job {job_id} are unreachable from here: {error}")
             warned = True
 
-    return reconcile
+    return try_reconcile

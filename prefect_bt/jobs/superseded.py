@@ -1,4 +1,4 @@
-"""End what this machine still runs of a job that another machine runs now, or that has ended."""
+"""Shut down nodes of this machine whose job has ended, or is run by another machine now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def shut_down_local_nodes(site: JobContext, why: str) -> None:
     """End the nodes that this machine launched for the job, and record nothing.
 
     The caller owns the job on this machine. Files that the nodes had not committed stay in their
-    checkpoint folders. In a cluster, the nodes of the machine that runs the job now are seen, too.
+    checkpoint folders. In a cluster, nodes of the machine that runs the job now are listed too, and
+    are left alone.
     """
     foreign = {
         begun.attempt
