@@ -1,5 +1,5 @@
-"""What this machine offers a node: folders, locks, processes, mounts, devices. Linux only.
+"""Facilities of this machine for nodes: folders, locks, processes, mounts, devices. Linux only.
 
-Shared by the substrates, which launch and observe nodes, and by the node itself; standard library
-only. Begin with `state_folder`, which draws all files, and `job_lock`, which says who owns a job.
+The substrates, which launch and observe nodes, and the nodes share it; standard library only. Begin
+with `state_folder`, which shows all files, and `job_lock`, which shows who owns a job.
 """

@@ -1,7 +1,7 @@
-"""What this process's control group allows and has counted; version 2 and version 1.
+"""Read limits and counters of this process's control group; version 2 and version 1.
 
 A container shows its own group at the root of the mount, a host shows the path of
-/proc/self/cgroup: both are looked at, and for a limit every group above counts too.
+/proc/self/cgroup: both are read, and a limit of every group above applies too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << 60
 
 
 def memory_limit(mount: Path = MOUNT, membership: str | None = None) -> int | None:
-    """Bytes, or None when no limit is set."""
+    """Return the limit in bytes; None without a limit."""
     limits = [
         _read_int(folder / name)
         for folder in _group_folders(mount, membership, "memory")
@@ -33,7 +33,7 @@ def memory_limit(mount: Path = MOUNT, membership: str | None = None) -> int | No
 
 
 def cpu_limit(mount: Path = MOUNT, membership: str | None = None) -> float | None:
-    """Cores, or None when no limit is set."""
+    """Return the limit in cores; None without a limit."""
     limits: list[float] = []
     for folder in _group_folders(mount, membership, "cpu"):
         words = _read_text(folder / "cpu.max").split()
@@ -47,7 +47,7 @@ def cpu_limit(mount: Path = MOUNT, membership: str | None = None) -> float | Non
 
 
 def count_cpus() -> int:
-    """CPUs that we may be scheduled on, at most the control group's quota; at least 1."""
+    """Return the CPUs of this process, at most the control group's quota; at least 1."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -63,7 +63,7 @@ def process_limit(kernel: Path = KERNEL) -> int:
 
 
 def count_oom_kills(mount: Path = MOUNT, membership: str | None = None) -> int | None:
-    """How many processes of our own group the kernel has killed for lack of memory, if it says."""
+    """Return how many processes of the own group the kernel killed for lack of memory."""
     for folder in _group_folders(mount, membership, "memory"):
         for name in ("memory.events", "memory.oom_control"):
             for line in _read_text(folder / name).splitlines():
@@ -74,7 +74,7 @@ def count_oom_kills(mount: Path = MOUNT, membership: str | None = None) -> int |
 
 
 def _group_folders(mount: Path, own: str | None, controller: str) -> Iterator[Path]:
-    """Our group, then those above it; first of version 2, then of version 1."""
+    """Yield the own group, then those above it; first of version 2, then of version 1."""
     if own is None:
         own = _read_text(Path("/proc/self/cgroup"))
     for line in own.splitlines():

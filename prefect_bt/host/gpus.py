@@ -2,8 +2,8 @@
 
     <state_dir>/gpus/<device>.lock    flock held by the node's guard and agent while it runs
 
-Read from /proc/driver/nvidia, which costs nothing; nvidia-smi is asked only where that is not
-there. Devices are numbered in PCI order, which CUDA follows under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+They are read from /proc/driver/nvidia, which costs nothing; nvidia-smi is used only without it.
+Devices are numbered in PCI order, which CUDA follows under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Gpu(NamedTuple):
 
 
 class NotEnoughGpus(Exception):
-    """The sentence says how many there are and how many are free."""
+    """Error: fewer GPUs are free than requested; the message has both numbers."""
 
 
 def parse_gpu_model(model: str) -> str:
-    """The Accelerator spelling for a model name, or the name itself where there is none.
+    """Return the Accelerator of a model name, or the name itself for an unknown model.
 
     >>> models = "NVIDIA H200", "NVIDIA A100-SXM4-40GB", "GeForce RTX 4090"
     >>> [parse_gpu_model(one) for one in models]
@@ -65,7 +65,7 @@ def parse_gpu_model(model: str) -> str:
 
 
 def list_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """The devices that this process may use; CUDA_VISIBLE_DEVICES of the host narrows them."""
+    """Return the devices of this process; the host's CUDA_VISIBLE_DEVICES restricts them."""
     gpus = _from_driver() or _from_smi()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None or visible.strip() == "all":
@@ -83,7 +83,7 @@ def list_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
 def reserve_gpus(
     count: int, *, state_dir: Path, environment: Mapping[str, str] = os.environ
 ) -> list[tuple[Gpu, int]]:
-    """`count` free devices, each with the descriptor that holds its lock. NotEnoughGpus."""
+    """Return `count` free devices, each with the descriptor that holds its lock. NotEnoughGpus."""
     if count == 0:
         return []
     folder = state_dir / "gpus"

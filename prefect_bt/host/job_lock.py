@@ -1,12 +1,12 @@
-"""Who runs a job on this machine: an exclusive lock that the kernel drops with its holder.
+"""Ownership of a job on this machine: an exclusive lock that the kernel releases with its holder.
 
     <state dir>/jobs/<job id>/owner.lock
     <state dir>/jobs/<job id>/store         URL of the store that has the job's records
-    <state dir>/id                          tells state folders apart, in records
+    <state dir>/id                          identifies the state folder in records
 
-The lock belongs to an open file, so a process and the children it hands the file to hold it
-together: a job is owned for as long as one of them lives. No pid is compared, so none can be
-mistaken. Nodes look at it once a second to find out whether anybody still watches over them.
+The lock belongs to an open file, so a process and the children that inherit the file hold it
+together: a job is owned while one of them lives. No pid is compared. Nodes check the lock once a
+second to find out whether a process still watches them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ OWNER_FD_VARIABLE: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
 
 LOCK_TIMEOUT: Final = 0.5
-"""Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
+"""Seconds for processes that only test the lock, which takes microseconds, to release it."""
 
 OPEN_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Opens a lock's file to look at the lock. A pipe in its place does not block."""
+"""Flags to open a lock's file for a test. A pipe in its place does not block."""
 _MAX_BYTES: Final = 65536
 """Bytes that are read of a note."""
 
@@ -44,7 +44,7 @@ def lock_path(state_dir: Path, job_id: str) -> Path:
 
 
 def host_id(state_dir: Path) -> str:
-    """`<machine's name>:<state folder's id>`, as records name who runs a job: its lock is here."""
+    """Return `<machine's name>:<state folder's id>`, by which records name the owner of a job."""
     return f"{os.uname().nodename}:{_ensure_state_dir_id(state_dir)}"
 
 
@@ -59,7 +59,7 @@ def is_this_host(state_dir: Path, host: str) -> bool:
 
 
 def _ensure_state_dir_id(state_dir: Path) -> str:
-    """Made once. Raises OSError; StateError when it is empty."""
+    """Return the id, created once. Raise OSError, or StateError for an empty file."""
     path = state_dir / "id"
     with suppress(FileNotFoundError):
         return _read_id(path)
@@ -90,9 +90,9 @@ def _read_id(path: Path) -> str:
 
 @contextmanager
 def lock_job(state_dir: Path, job_id: str, *, timeout: float = LOCK_TIMEOUT) -> Generator[int]:
-    """Own the job; yields the locked file descriptor. StateError when another process does.
+    """Own the job; yield the locked descriptor. StateError while another process owns it.
 
-    `timeout`: seconds in which the present owner may let go of it.
+    `timeout`: seconds to wait for the present owner.
     """
     path = lock_path(state_dir, job_id)
     inherited = _find_inherited_fd(path)
@@ -107,10 +107,10 @@ def lock_job(state_dir: Path, job_id: str, *, timeout: float = LOCK_TIMEOUT) -> 
 
 
 class JobLock:
-    """A job that this process owns from before the job exists until after it is over.
+    """A job that this process owns from before the job exists until after its end.
 
-    So a job that is not over and that nobody owns was left behind by a process that died, at
-    whatever moment: its lock's file tells that somebody had begun.
+    So a job without an owner that has not ended was abandoned by a process that died; the lock's
+    file shows that the process had begun.
     """
 
     def __init__(self, state_dir: Path, *, timeout: float = LOCK_TIMEOUT) -> None:
@@ -171,17 +171,17 @@ def is_job_alive(state_dir: Path, job_id: str) -> bool:
 
 
 def has_lock_file(state_dir: Path, job_id: str) -> bool:
-    """Whether a process on this machine ran the job and did not live to clear its folder."""
+    """Return whether a process of this machine ran the job and did not clean up."""
     return lock_path(state_dir, job_id).exists()
 
 
 def is_current_lock(state_dir: Path, job_id: str, descriptor: int) -> bool:
-    """Whether this open, locked file is the job's lock still, or of an owner who let go of it."""
+    """Return whether an open, locked file still is the job's lock."""
     return _is_same_file(lock_path(state_dir, job_id), descriptor)
 
 
 def iter_abandoned_jobs(state_dir: Path) -> Iterator[tuple[str, str]]:
-    """Jobs of this machine that nobody runs, each with its store ("" when none was noted)."""
+    """Yield the jobs of this machine without an owner, each with its store ("" if unknown)."""
     for path in find_paths(state_dir / "jobs", "*/owner.lock"):
         job_id = path.parent.name
         if not is_owned(state_dir, job_id):
@@ -203,11 +203,11 @@ def read_store_url(state_dir: Path, job_id: str) -> str:
 
 
 def remove_job_lock(state_dir: Path, job_id: str, descriptor: int) -> None:
-    """For the owner of a job that is over: remove the lock, and the folder if all else is gone.
+    """Remove the lock of an ended job, and its folder if nothing else is in it.
 
-    The lock is held meanwhile: whoever opened the file before finds that it is not the file's any
-    more, and takes a new one. `descriptor` is the owner's: when the job was taken up again since,
-    the file there is another owner's, and stays.
+    The lock is held meanwhile: a process that opened the file before finds that the file was
+    replaced, and opens a new one. `descriptor` is the owner's: if the job was recovered since, the
+    present file belongs to another owner and stays.
     """
     path = lock_path(state_dir, job_id)
     folder = path.parent

@@ -1,14 +1,11 @@
-"""A port for each gang of this machine: nodes that share a host share its ports, too.
+"""A port for each gang of this machine, because nodes that share a host share its ports.
 
-Who has a number is told by the kernel: an abstract socket of that name, bound by whoever launches
-the gang and inherited by every guard and agent. It is as wide as the network whose ports it counts
-(all state folders, all users), and goes with the last process that has it. Where there are none,
-it is the flock of `<state_dir>/ports/<number>`.
-
-Any local user can bind those names, too. So the holder of a name listens on it, and the kernel
-tells whose it is: names of other users count while they are few. Once more than MOST_FOREIGN are
-found taken, none of them counts, and the claim is the flock, which only the owner of the folder can
-take.
+A reservation is an abstract socket with the port in its name, bound by the launcher of the gang and
+inherited by every guard and agent. Its scope is the network namespace (all state folders, all
+users), and the kernel releases it with the last process that has it. Any local user can bind those
+names, too. So the holder of a name listens on it, and the kernel tells its user: names of other
+users count while they are few. If more than MAX_FOREIGN are taken, none of them counts, and the
+reservation is the flock of `<state_dir>/ports/<number>`, which only the folder's owner can take.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ LAST_PORT: Final = 32767
 WELL_KNOWN_PORTS: Final = frozenset({25565, 27017, 29400, 29500})
 """Inside the range, but what programs use unasked; the last two are PyTorch's."""
 MAX_FOREIGN: Final = 512
-"""Maximum number of names that other users are taken to hold in good faith: a gang has one."""
+"""Maximum number of names of other users that count as reservations: a gang has one."""
 _BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("3i")
 """Format of pid, uid, gid (socket(7), SO_PEERCRED)."""
@@ -43,18 +40,18 @@ _NO_FREE_PORT: Final = "no port between {first} and {last} is free for the gang'
 
 
 class NoFreePort(OSError):
-    """Every number is taken, or belongs to a gang that lives."""
+    """Error: every port is in use, or reserved by a running gang."""
 
 
 class ReservedPort(NamedTuple):
-    """A number that nobody listens on, ours for as long as somebody has the descriptor open."""
+    """A free port, reserved while a process has the descriptor open."""
 
     number: int
     descriptor: int
 
 
 def reserve_port(gang: str, *, state_dir: Path) -> ReservedPort:
-    """One that is free now and no other gang's. The same gang is offered the same one first."""
+    """Return a free port that no other gang has; the same gang gets the same port if possible."""
     foreign = 0
     for number in _candidates(gang):
         descriptor = _reserve_by_socket(number, state_dir)
@@ -70,7 +67,7 @@ def reserve_port(gang: str, *, state_dir: Path) -> ReservedPort:
 
 
 def _reserve_by_file_only(gang: str, state_dir: Path) -> ReservedPort:
-    """Claim a port by flock, on a machine where another user has taken the names."""
+    """Reserve a port by flock, on a machine where another user has taken the names."""
     for number in _candidates(gang):
         if _is_held_by_own_user(number):
             continue
@@ -83,7 +80,7 @@ def _reserve_by_file_only(gang: str, state_dir: Path) -> ReservedPort:
 
 
 def is_port_free(number: int) -> bool:
-    """Whether a server could listen on it at every address of this machine."""
+    """Return whether a server could listen at the port on every address of this machine."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         if family == socket.AF_INET6:
@@ -96,7 +93,7 @@ def is_port_free(number: int) -> bool:
 
 
 def _candidates(gang: str) -> Iterator[int]:
-    """The whole range once, beginning where the gang's name says."""
+    """Yield the whole range once, from the port that the gang's name determines."""
     avoided = {*WELL_KNOWN_PORTS, *_reserved_ports()}
     low, high = _ephemeral_range()
     numbers = [
@@ -109,7 +106,7 @@ def _candidates(gang: str) -> Iterator[int]:
 
 
 def _ephemeral_range() -> tuple[int, int]:
-    """Numbers that clients get unasked, first and last."""
+    """Return the first and last port that the kernel assigns to clients."""
     try:
         low, high = (_IPV4_SETTINGS / "ip_local_port_range").read_text().split()
         return int(low), int(high)
@@ -118,7 +115,7 @@ def _ephemeral_range() -> tuple[int, int]:
 
 
 def _reserved_ports() -> set[int]:
-    """What whoever runs the machine keeps for services, written as `8080,9000-9010`."""
+    """Return the ports that the administrator reserves, written as `8080,9000-9010`."""
     found: set[int] = set()
     with suppress(OSError, ValueError):
         for part in (_IPV4_SETTINGS / "ip_local_reserved_ports").read_text().strip().split(","):

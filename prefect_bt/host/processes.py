@@ -1,9 +1,9 @@
-"""Finding and ending the processes of a node, exactly: by descent, by mark, by root folder.
+"""Find and end the processes of a node exactly: by descent, by mark, by root folder.
 
-While guard or agent live, everything below them is theirs: both are child subreapers, so a daemon
-that forked twice and called setsid is still a descendant. When both are gone, three marks are left
-that no stranger carries: the variable MARK_VARIABLE with the node's random mark, and, in the view,
-a root folder that is the node's. A recorded pid alone is never trusted.
+While guard or agent live, every process below them belongs to the node: both are child subreapers,
+so a daemon that forked twice and called setsid is still a descendant. Afterwards, two marks remain
+that no other process has: the variable MARK_VARIABLE with the node's random mark, and, in a view, a
+root folder that is the node's. A recorded pid alone is never trusted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def list_processes() -> dict[int, ProcessStat]:
 
 
 def list_descendants(root: int, *, exclude: Collection[int] = ()) -> list[ProcessStat]:
-    """Living processes below `root`, without those in `exclude` and what is below them."""
+    """Return the living processes below `root`, without those in `exclude` and below them."""
     children: dict[int, list[ProcessStat]] = {}
     for facts in list_processes().values():
         children.setdefault(facts.parent, []).append(facts)
@@ -114,7 +114,7 @@ def list_descendants(root: int, *, exclude: Collection[int] = ()) -> list[Proces
 
 
 def find_marked_processes(mark: str, root: Path, *, exclude_uploader: bool = False) -> list[int]:
-    """Pids that carry the node's mark, or whose root folder is `root`; never our own."""
+    """Return pids with the node's mark, or with `root` as root folder; never the own pid."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     uploader = f"{UPLOADER_VARIABLE}={mark}".encode()
     own_root = _file_identity(str(root))
@@ -162,14 +162,14 @@ def list_user_processes(users: Collection[int]) -> Iterator[ProcessIdentity]:
 
 
 def read_variable_values(pid: int, variable: str) -> list[str]:
-    """Return what the variable says in the process's environment, which may have it repeatedly."""
+    """Return the values of a variable in the process's environment, which may repeat it."""
     name = f"{variable}=".encode()
     found = [entry for entry in _read_environ(pid) if entry.startswith(name)]
     return [os.fsdecode(entry[len(name) :]) for entry in found]
 
 
 def read_environment(pid: int) -> dict[str, str]:
-    """Those that the process was started with; empty when it is gone or another user's."""
+    """Return the variables at the process's start; empty for an ended or foreign process."""
     pairs = (os.fsdecode(entry).partition("=") for entry in _read_environ(pid))
     return {name: value for name, _, value in pairs if name}
 
@@ -181,7 +181,7 @@ def read_parent(pid: int) -> int:
 
 
 def read_command_line(pid: int) -> list[str]:
-    """Its command line; empty when it is gone."""
+    """Return the command line; empty for an ended process."""
     return [os.fsdecode(word) for word in _read(f"{_PROC}/{pid}/cmdline").split(b"\0")[:-1]]
 
 
@@ -196,7 +196,7 @@ def kill_flow_helpers(job_id: str) -> bool:
 
 
 def terminate_groups(processes: Iterable[ProcessStat], *, exclude: Collection[int]) -> None:
-    """SIGTERM to every process group that `processes` are in, but the groups in `exclude`."""
+    """Send SIGTERM to the process groups of `processes`, except the groups in `exclude`."""
     for group in {p.group for p in processes} - set(exclude):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGTERM)
@@ -208,10 +208,10 @@ def kill_until_gone(
     reap: Callable[[], object] = lambda: None,
     timeout: float = 10.0,
 ) -> bool:
-    """SIGKILL what `find` returns, again and again, since processes fork; False if some remain.
+    """Send SIGKILL to the processes that `find` returns until there are none; False if some remain.
 
-    A killed process is waited for until it is gone: its mark goes with its memory, and the first
-    process of a container ends only after all others in there.
+    The function waits for a killed process: its mark goes with its memory, and the first process of
+    a container ends only after all others in it.
     """
     deadline, pause = None, 0.002
     killed: set[ProcessIdentity] = set()
@@ -246,7 +246,7 @@ def reap_children(on_exit: Callable[[int, int], None] = lambda _pid, _status: No
 
 
 def decode_wait_status(status: int) -> tuple[int, int | None]:
-    """(exit code as a shell gives it, signal or None) of a wait status."""
+    """Return the exit code as a shell gives it, and the signal or None, of a wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return 128 + number, number
@@ -273,7 +273,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """The fields after the command's name, which may itself hold blanks and parentheses."""
+    """Return the fields after the command's name, which may contain blanks and parentheses."""
     text = _read(f"{_PROC}/{pid}/stat")
     return text.rpartition(b") ")[2].split() if text else None
 

@@ -112,22 +112,22 @@ class NodeFolder:
 
     @property
     def control(self) -> Path:
-        """What a container's first process hears and says (host.nodes.container_pipes)."""
+        """Return the folder of the pipes into the container (host.nodes.container_pipes)."""
         return self.path / "control"
 
     @property
     def ready(self) -> Path:
-        """There once the node of a pod can start its commands."""
+        """Return the file that exists once a pod's node can start its commands."""
         return self.path / "ready"
 
     @property
     def go(self) -> Path:
-        """There once all nodes of its gang can."""
+        """Return the file that exists once all nodes of the gang can start their commands."""
         return self.path / "go"
 
     @property
     def container_record(self) -> Path:
-        """The ContainerRecord, once the container runs."""
+        """Return the file of the ContainerRecord, which exists once the container runs."""
         return self.path / "container.json"
 
 
@@ -161,12 +161,12 @@ class NodeRecord:
 
 
 def make_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:
-    """What every process of one launch carries in its environment."""
+    """Return the mark that every process of one launch has in its environment."""
     return f"{job_id}.{attempt}.{rank}.{state_dir_id(state_dir)}{os.urandom(8).hex()}"
 
 
 def state_dir_id(state_dir: Path) -> str:
-    """Eight characters that tell state folders apart; of one in a container, too, at our path."""
+    """Return eight characters that identify a state folder, also in a container at this path."""
     facts = state_dir.stat()
     return f"{zlib.crc32(f'{state_dir}:{facts.st_dev}:{facts.st_ino}'.encode()):08x}"
 

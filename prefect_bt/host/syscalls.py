@@ -38,12 +38,12 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s39
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process; CLONE_NEWUSER needs a process with one thread."""
+    """Create new namespaces for this process; CLONE_NEWUSER needs a process with one thread."""
     _call("unshare", ctypes.c_int(flags))
 
 
 def mount(source: str | None, target: str, flags: int) -> None:
-    """mount(2) without a file system type or data: binds and changes of flags."""
+    """Call mount(2) without a file system type or data, for binds and changes of flags."""
     origin = None if source is None else os.fsencode(source)
     _call(
         "mount",
@@ -60,7 +60,7 @@ def umount(target: str, flags: int) -> None:
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """glibc has no wrapper for it; ENOSYS on a machine whose number we do not know."""
+    """Call pivot_root(2), which glibc does not wrap. ENOSYS on an unknown architecture."""
     number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, f"pivot_root on {os.uname().machine} is not known")
@@ -73,7 +73,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def open_in_root(root: int, path: str) -> int:
-    """Open `path` as a process whose root folder is `root` would: no link leads out of it (O_PATH).
+    """Open `path` with `root` as the root folder, so that no link leads out of it (O_PATH).
 
     Raises OSError (ENOSYS) before Linux 5.6.
     """
@@ -89,7 +89,7 @@ def open_in_root(root: int, path: str) -> int:
 
 
 def set_subreaper(enabled: bool = True) -> None:
-    """Orphaned descendants become our children instead of init's; or, off, init's again."""
+    """Make orphaned descendants children of this process instead of init's, or undo it."""
     zero, wanted = ctypes.c_ulong(0), ctypes.c_ulong(enabled)
     _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), wanted, zero, zero, zero)
 

@@ -1,4 +1,4 @@
-"""One node from its first breath to its last word: STAGING, RUNNING, FLUSHING, DONE."""
+"""Run one node through its phases: STAGING, RUNNING, FLUSHING, DONE."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from prefect_bt.planning.plan import NodePlan, VolumeKind
 
 GANG_POLL_INTERVAL: Final = 0.1
 GANG_TIMEOUT: Final = 6 * 3600.0
-"""Longest wait for the other nodes of the gang, in seconds, if nobody watches it."""
+"""Longest wait for the other nodes of the gang, in seconds, if no process watches it."""
 
 
 class AgentConfig(NamedTuple):
@@ -72,7 +72,7 @@ class AgentConfig(NamedTuple):
 
 
 class Agent:
-    """Lives in one process and has one loop; `run` returns when the node's last word is written."""
+    """The agent's process and its loop; `run` returns after the final status is written."""
 
     def __init__(self, task: AgentConfig, status: StatusFile) -> None:
         self.task, self.status = task, status
@@ -106,7 +106,7 @@ class Agent:
         )
 
     def _prepare(self) -> NodePaths | None:
-        """Folders, view and files; None when the commands cannot or must not start."""
+        """Prepare folders, view and files; return None if the commands cannot or must not start."""
         try:
             paths = self._prepare_paths()
             self._stage(paths)
@@ -158,7 +158,7 @@ class Agent:
         return paths
 
     def _provide_paths(self, paths: NodePaths, state_dir: Path) -> None:
-        """The plan's paths for our own processes: in a view, or mapped."""
+        """Return the plan's paths for the node's own processes: in a view, or mapped."""
         task = self.task
         why = "as asked" if task.record.map_paths else self._enter_view(paths, state_dir)
         if why:
@@ -207,7 +207,7 @@ class Agent:
         return not self.stop_monitor.reason
 
     def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
-        """Why the kernel refuses; "" when this process now sees the plan's paths."""
+        """Return why the kernel refuses the view; "" if this process has the plan's paths now."""
         folder = self.task.folder
         plan = namespace.plan_view(
             paths.binds, protected=list_protected_folders(self.task.plan, state_dir)
@@ -221,7 +221,7 @@ class Agent:
         return ""
 
     def _stage(self, paths: NodePaths) -> None:
-        """In a thread, so that a request to stop is heard meanwhile."""
+        """Stage the files in a thread, so that a stop request is noticed meanwhile."""
         task = self.task
         job = JobFolder(Path(task.record.state_dir), task.plan.job_id)
         folders = staging.StagingFolders(

@@ -39,7 +39,7 @@ class HostEnvironment(NamedTuple):
 
 
 def find_virtual_environment() -> str:
-    """The virtual environment that this interpreter runs in; "" when it is in none."""
+    """Return the virtual environment of this interpreter; "" for none."""
     return sys.prefix if sys.prefix != sys.base_prefix else ""
 
 
@@ -50,10 +50,10 @@ def build_command_environment(
     secrets: Mapping[str, str],
     mapped_paths: Mapping[str, Path] | None = None,
 ) -> dict[str, str]:
-    """Every variable of the start commands.
+    """Return every variable of the start commands.
 
-    `secrets` maps reference names to values; `mapped_paths` targets to host folders when paths are
-    mapped, in which case the BT_* variables that hold a path lead there.
+    `secrets` maps reference names to values; `mapped_paths` maps targets to host folders if paths
+    are mapped, and then the BT_* variables with a path have the host folder.
     """
     host = {k: v for k, v in host_environment.variables.items() if _PASSED_VARIABLE.fullmatch(k)}
     host.setdefault("PATH", DEFAULT_PATH)
@@ -77,7 +77,7 @@ def build_command_environment(
 
 
 def _enter_virtual_environment(host: dict[str, str], prefix: str) -> None:
-    """`python` in a command is the one that has our dependencies, as in an activated shell."""
+    """Put the interpreter's environment first in PATH, so that `python` has its dependencies."""
     binaries = str(Path(prefix) / "bin")
     known = {"VIRTUAL_ENV", "CONDA_PREFIX"} & host.keys()
     if prefix and not known and binaries not in host["PATH"].split(":"):
@@ -86,7 +86,7 @@ def _enter_virtual_environment(host: dict[str, str], prefix: str) -> None:
 
 
 def _visible_gpus(claimed: Sequence[str], count: str | None) -> str:
-    """The devices of this node; the user's own choice counts within them."""
+    """Return the devices of this node; a choice of the user applies within them."""
     if count is None:
         return ",".join(claimed)
     chosen = [token.strip() for token in count.split(",") if token.strip()]

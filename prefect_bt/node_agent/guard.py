@@ -1,10 +1,9 @@
-"""The first process of a node: it lets the agent work, and cleans up should the agent be killed.
+"""The first process of a node: it waits for the agent, and cleans up if the agent is killed.
 
-Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when
-neither is there. The guard waits; while the agent lives it only sees to it that somebody watches
-over the job (node_agent.owner_monitor). When the agent is gone without its last word, the guard
-ends the commands, waits for the uploader's final flush (which the closing of its stdin has begun)
-and writes LOST.
+Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when both
+have ended. While the agent lives, the guard only makes sure that a process watches the job
+(node_agent.owner_monitor). If the agent ends without a final status, the guard ends the commands,
+waits for the uploader's final flush (which the closing of its stdin has begun) and writes LOST.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ AGENT_LOST = "the node's agent died"
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """`arguments`: the node's folder; the descriptors that hold its lock and its gang's port."""
+    """`arguments`: the node's folder, and the descriptors that hold its lock and its gang's port."""
     folder = NodeFolder(Path(arguments[0]))
     for held in arguments[1:]:
         os.set_inheritable(int(held), False)
@@ -135,7 +134,7 @@ def _wait_for_agent(agent: int) -> None:
 
 
 def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | None) -> None:
-    """Nothing but the uploader may outlive the agent, and the status must say that it is over."""
+    """End every process but the uploader after the agent's end, and write the final status."""
     status = read_record(NodeStatus, folder.status) or NodeStatus(rank)
     if not status.is_over:
         asked = read_record(NodeStopRequest, folder.stop_request)

@@ -1,9 +1,9 @@
-"""Who takes a job up again that nobody watches over any more: a process that outlives the node.
+"""Recover a job that no process watches any more, by a process that outlives the node.
 
-Flow and supervisor may both be killed while the training goes on. The guard of the lowest rank that
-lives notices first, and starts `prefect_bt.jobs.recover`, which starts a supervisor for the job;
-the gang is then watched again as if nothing had happened. Everything below a guard ends with it, so
-what is started here must not be below it: while it starts, the guard adopts no orphans.
+Flow and supervisor may both be killed while the training runs. The guard of the lowest living rank
+notices first, and starts `prefect_bt.jobs.recover`, which starts a supervisor for the job; the gang
+is then watched again. Every process below a guard ends with it, so the recovery must not be below
+it: while it starts, the guard adopts no orphans.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class RecoveryMonitor:
         self._starting = threading.Lock()
 
     def start(self) -> None:
-        """From now on, in a thread, for as long as this process lives."""
+        """Start to monitor in a thread, until this process ends."""
         if self._limit is not None:
             threading.Thread(target=self._monitor, daemon=True, name="rescue").start()
 
     def recover_before_exit(self) -> None:
-        """The node is over: if nobody looks after its job, who does from now on? Returns at once.
+        """Start the recovery if the ended node's job has no owner. Returns at once.
 
-        For a process about to end: what is started becomes init's with that.
+        For a process about to end: init then adopts the started process.
         """
         if self._limit is not None and self._is_abandoned():
             with self._starting, suppress(OSError):
@@ -75,7 +75,7 @@ class RecoveryMonitor:
         return there and not is_owned(self._state_dir, self._job_id)
 
     def _recover(self) -> None:
-        """Until it has started a supervisor, which becomes init's child when it ends, not ours."""
+        """Run until a supervisor is started, which becomes init's child at the end."""
         with suppress(OSError):
             syscalls.set_subreaper(False)
         try:
@@ -101,5 +101,5 @@ class RecoveryMonitor:
 
 
 def _is_process_specific(variable: str) -> bool:
-    """What says of a process that it is a node's, an owner's, or a Prefect run's."""
+    """Return whether a variable marks a process as a node's, an owner's, or a Prefect run's."""
     return variable in {MARK_VARIABLE, OWNER_FD_VARIABLE} or variable.startswith("PREFECT__")

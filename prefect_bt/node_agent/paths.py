@@ -19,9 +19,9 @@ from prefect_bt.planning.plan import NodePlan, VolumeKind
 
 
 def map_volume_paths(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[str, Path]:
-    """Target -> host folder, for a node without a view of its own.
+    """Map targets to host folders, for a node without a private view.
 
-    ViewError for what a definition pins to an absolute path: it would lead to another folder.
+    ViewError for an absolute path in a definition that would lead to another folder.
     """
     for volume in plan.volumes:
         pinned = volume.kind is VolumeKind.CHECKPOINTS and volume.target != CHECKPOINT_DIR
@@ -58,7 +58,7 @@ def list_volume_mounts(
 
 
 def list_protected_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
-    """Host folders that no target may hide: the node itself, the store, our interpreter."""
+    """Return host folders that no target may hide: the node, the store, the interpreter."""
     import sys
 
     package = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def list_protected_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
 
 
 def _named_parents(plan: NodePlan, mapped: dict[str, Path]) -> Iterable[str]:
-    """Folders above targets that a variable names, such as BT_RW_CACHE_DIR."""
+    """Return the folders above targets that a variable names, such as BT_RW_CACHE_DIR."""
     named = {_normalize(v) for k, v in plan.environment.items() if k.startswith(RESERVED_PREFIX)}
     for value in sorted(named - mapped.keys()):
         if value.startswith("/") and any(is_below(target, value) for target in mapped):
@@ -76,7 +76,7 @@ def _named_parents(plan: NodePlan, mapped: dict[str, Path]) -> Iterable[str]:
 
 
 def _link_below(parent: str, mapped: dict[str, Path], folder: Path) -> None:
-    """In `folder`, which stands for `parent`, a link to each volume that belongs below it."""
+    """Create links in `folder`, which stands for `parent`, to the volumes below `parent`."""
     for target, source in mapped.items():
         if target != parent and is_below(target, parent):
             place = PurePosixPath(target).relative_to(parent)

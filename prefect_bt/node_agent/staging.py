@@ -29,7 +29,7 @@ class StagingFolders(NamedTuple):
 
 
 def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
-    """Whether there is anything to fetch or to put in order."""
+    """Return whether there are files to fetch or to arrange."""
     return bool(plan.workspace.key or plan.load or _needs_restore(plan, folders))
 
 

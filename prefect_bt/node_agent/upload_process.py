@@ -1,11 +1,10 @@
 """The uploader's process: `python -m prefect_bt.node_agent.upload_process --plan F --directory D
 --status F`.
 
-It is a process of its own at the lowest priority, so that it never takes a core, the disk or memory
-from the training. The end of its standard input asks for the final flush; that also comes when the
-node agent dies, so nothing waits for a message that will never be sent. Signals are meant for the
-commands and ignored here. Exit code: 0 all flushed, 1 something could not be stored (the status
-file says what), 2 wrong use.
+It is a separate process of the lowest priority, so that it takes no core, disk or memory from the
+training. The end of its standard input requests the final flush; the kernel also closes the input
+when the node agent dies. The uploader ignores signals, which are meant for the commands. Exit code:
+0 all flushed, 1 an upload failed (the status file has the error), 2 wrong use.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ def _wait_for_eof(ending: threading.Event) -> None:
 
 
 def _lower_priority() -> None:
-    """Lowest CPU priority, and the disk only when nobody else wants it."""
+    """Set the lowest CPU priority, and the idle class for the disk."""
     with contextlib.suppress(OSError):
         os.nice(19)
     call = _IOPRIO_SET.get(platform.machine())

@@ -1,10 +1,9 @@
-"""Keeping the uploader alive: a process of its own, restarted when it dies, bounded in tries.
+"""Keep the uploader running: a separate process, restarted when it dies, a limited number of times.
 
-Its stdin is a pipe from the agent. Closing it asks for the final flush; when the agent dies the
-kernel closes it, so that the flush happens even then. It says what it did in upload.json.
-
-In the final flush, which the job's end waits for, an uploader without any progress (stopped by a
-signal, or in a system call that does not return) is killed, and in the end given up.
+Its stdin is a pipe from the agent. Closing it requests the final flush; the kernel also closes it
+when the agent dies. The uploader writes its status to upload.json. During the final flush, for
+which the job's end waits, an uploader without progress (stopped by a signal, or in a system call
+that does not return) is killed, and finally given up.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ POLL_INTERVAL: Final = 1.0
 
 
 class UploaderConfig(NamedTuple):
-    """What the uploader is told. Host paths; `environment` is our own, with the store's access."""
+    """Parameters of the uploader. Host paths; `environment` has the access to the store."""
 
     command: Sequence[str]
     plan: Path
@@ -78,7 +77,7 @@ class UploaderProcess:
 
     @property
     def is_finished(self) -> bool:
-        """The final flush is done, or given up."""
+        """Return whether the final flush is done or given up."""
         return self._over
 
     def ensure_running(self) -> None:
@@ -89,14 +88,14 @@ class UploaderProcess:
             self._check_progress(self.pid)
 
     def flush(self) -> None:
-        """Ask for the final flush; also of an uploader that is to be restarted for it."""
+        """Request the final flush, also of an uploader that has to be restarted for it."""
         self._flushing = True
         self._next_start = 0.0
         self._moved_at = time.monotonic()
         self._close_stdin()
 
     def on_exit(self, status: int) -> None:
-        """The process that was `pid` has ended with this wait status."""
+        """Handle the end of the process `pid` with this wait status."""
         self.pid, self._killed_at = None, None
         self._close_stdin()
         said = self.read_status()
@@ -108,11 +107,11 @@ class UploaderProcess:
         self._record_death()
 
     def read_status(self) -> UploadStatus | None:
-        """What the present uploader, or the last, has said."""
+        """Return the status of the present or the last uploader."""
         return read_record(UploadStatus, self._job.status)
 
     def failure_reason(self) -> str:
-        """Why not everything was uploaded; "" when it was."""
+        """Return why not everything was uploaded; "" if it was."""
         said = self.read_status()
         if said is not None and said.error:
             return said.error

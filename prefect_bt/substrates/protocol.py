@@ -1,8 +1,8 @@
-"""What the gang asks of a place that runs nodes.
+"""The protocol between a gang and a substrate, which runs its nodes.
 
-An adapter is three small things: a pure function out (node plan -> what the place understands), a
-total table in (the place's states -> NodeStatus), an exception map at the call. Policy (fail fast,
-wait, stop together) lives once, in prefect_bt.attempts.gang.
+A substrate is a pure function (node plan -> the platform's terms), a total table (the platform's
+states -> NodeStatus), and a map of its exceptions. The policy (fail fast, wait, stop together) is
+in prefect_bt.attempts.gang only.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """`reference` is what a record pins, so that every attempt runs the same image.
+    """An image; `reference` is pinned in the records, so that every attempt runs the same image.
 
-    `notes` are sentences for whoever runs the job.
+    `notes` are messages for the user.
     """
 
     reference: str
@@ -65,7 +65,7 @@ class PreparedImage:
 
 
 class NodeHandle(Protocol):
-    """A launched node, as seen from any process."""
+    """A launched node, in any process."""
 
     @property
     def rank(self) -> int: ...
@@ -74,46 +74,45 @@ class NodeHandle(Protocol):
     def attempt(self) -> int: ...
 
     def observe(self) -> NodeStatus:
-        """What the node last said, or LOST when its process is gone without a word. Cheap."""
+        """Return the node's last status, or LOST if its process ended without a final one. Cheap."""
         ...
 
     def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
-        """Ask the commands to end (SIGTERM to every group), or end them now. Idempotent.
+        """Stop the commands with SIGTERM to every group, or with SIGKILL by `force`. Idempotent.
 
-        `grace`: seconds until the asker means to force it; None: the plan's. Should the asker die,
-        the node does so itself a little later.
-
-        The node goes on to its final flush either way.
+        `grace`: seconds until the caller will force it; None: the plan's. If the caller dies, the
+        node forces the stop itself a little later. The node continues with its final flush in both
+        cases.
         """
         ...
 
     def kill_unresponsive(self) -> None:
-        """End a node whose agent does not answer a forced stop: it hangs, or is stopped itself.
+        """End a node whose agent does not react to a forced stop.
 
-        The commands are taken from it and the agent is killed. What is left of the node flushes and
-        ends as LOST. Called again while that does not happen either, it spares nothing but a flush
-        that goes on. Does nothing for a node that was not asked to stop.
+        The commands and the agent are killed; the rest of the node flushes and ends as LOST. A
+        further call kills everything but a running flush. Does nothing for a node without a stop
+        request.
         """
         ...
 
     def kill_commands(self) -> bool:
-        """SIGKILL to the commands, as an operator or the kernel would; whether there were any.
+        """Send SIGKILL to the commands, as an operator or the kernel would; return whether any ran.
 
-        The node goes on to its final flush, and its status tells what happened to them.
+        The node continues with its final flush, and its status shows the signal.
         """
         ...
 
     def server_address(self) -> str | None:
-        """`host:port` of what listens on the node's BT_LEADER_PORT, as this machine reaches it.
+        """Return `host:port` of the server at the node's BT_LEADER_PORT, as seen from this machine.
 
-        None while that is not known, and once the address may be another node's.
+        Return None while it is unknown, and once the address may be another node's.
         """
         ...
 
     def server_process(self) -> ProcessIdentity | None:
-        """The process of this machine with whose end the server's address is given up.
+        """Return the process of this machine with whose end the server's address is released.
 
-        None where the address stays the node's own.
+        Return None if the address stays the node's own.
         """
         ...
 
@@ -139,13 +138,13 @@ class Substrate(Protocol):
 
     @property
     def supports_images(self) -> bool:
-        """Whether nodes run in the image of the definition."""
+        """Return whether nodes run in the image of the definition."""
         ...
 
     def capacity(self) -> Capacity: ...
 
     def warm_up(self) -> None:
-        """Nodes will be launched soon: whatever can be got ready is, in the background."""
+        """Prepare in the background for a launch that follows soon."""
         ...
 
     def prepare_image(
@@ -163,7 +162,7 @@ class Substrate(Protocol):
         ...
 
     def leader_address(self, job_id: str, attempt: int) -> str:
-        """What BT_LEADER_ADDR holds on every node of the attempt."""
+        """Return the value of BT_LEADER_ADDR on every node of the attempt."""
         ...
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> Sequence[NodeHandle]:
@@ -175,5 +174,5 @@ class Substrate(Protocol):
         ...
 
     def list_nodes(self, job_id: str) -> Sequence[NodeHandle]:
-        """Every node of the job that this substrate still knows, of any attempt."""
+        """Return every node of the job that this substrate knows, of any attempt."""
         ...

@@ -1,7 +1,7 @@
-"""A node's small JSON files: written whole or not at all, read by any process at any time.
+"""Small JSON files of a node: replaced in one step, read by any process at any time.
 
-A reader sees the old file or the new one. Nothing is synced to disk: these files tell living
-processes about each other, and what must survive a power cut is in the store.
+A reader sees the old file or the new one. Nothing is synced to disk: the files inform living
+processes, and facts that must survive a power failure are in the store.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from prefect_bt.ledger.records import NodeStatus
 T = TypeVar("T")
 
 AGENT_UNRESPONSIVE: Final = "the node's agent did not answer a stop and was killed"
-"""Reason in the status of a node whose agent did not answer a stop."""
+"""Reason in the status of a node whose agent did not react to a stop."""
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Atomically; only the owner may read it. Raises OSError."""
+    """Replace the file in one step, readable by the owner only. Raise OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -38,7 +38,7 @@ def write_text_atomic(path: Path, text: str) -> None:
 
 
 def read_record(kind: type[T], path: Path) -> T | None:
-    """The file as `kind`; None where there is none, or it is damaged or no regular file."""
+    """Return the file as `kind`; None if it is missing, damaged, or not a regular file."""
     try:
         return codec.loads(kind, read_regular(path))
     except (OSError, ValueError, TypeError, KeyError):
@@ -47,10 +47,10 @@ def read_record(kind: type[T], path: Path) -> T | None:
 
 @dataclass(frozen=True)
 class NodeStopRequest:
-    """`force` means now: SIGKILL. A forced request is never softened by a later one.
+    """A stop; `force` means SIGKILL now. A later polite request does not replace a forced one.
 
-    `grace`: seconds until whoever asks will force it; None: the plan's.
-    `unanswered`: the agent did not do so in time, and the requester killed it.
+    `grace`: seconds until the requester sends a forced request; None: the plan's. `unanswered`: the
+    agent did not react in time, and the requester killed it.
     """
 
     reason: str
@@ -60,7 +60,7 @@ class NodeStopRequest:
 
 
 def write_stop_request(path: Path, request: NodeStopRequest) -> None:
-    """Leave the request where the agent looks ten times a second."""
+    """Write the request to the file that the agent checks ten times a second."""
     before = read_record(NodeStopRequest, path)
     if before is not None and before.force and not request.unanswered:
         return
@@ -68,14 +68,14 @@ def write_stop_request(path: Path, request: NodeStopRequest) -> None:
 
 
 class StatusFile:
-    """The one writer of a node's status.json. A full disk only delays a word."""
+    """The only writer of a node's status.json. A full disk only delays an update."""
 
     def __init__(self, path: Path, status: NodeStatus) -> None:
         self.path, self.status = path, status
         self._pending = True
 
     def update(self, **changes: Any) -> None:
-        """New values of NodeStatus's fields; written at once, or with the next `save`."""
+        """Set fields of NodeStatus, and write them now or with the next `save`."""
         self.status = replace(self.status, **changes)
         self._pending = True
         self.save()
@@ -91,14 +91,14 @@ class StatusFile:
         return True
 
     def save_with_retry(self, *, timeout: float = 60.0) -> None:
-        """As save, again and again for `timeout` seconds: the last word decides the outcome."""
+        """Save, again for `timeout` seconds on errors: the last status decides the outcome."""
         deadline = time.monotonic() + timeout
         while not self.save() and time.monotonic() < deadline:
             time.sleep(0.5)
 
 
 def read_secrets(descriptor: int) -> dict[str, str]:
-    """Everything up to the end of the pipe; ValueError when the launcher died on the way."""
+    """Read the pipe to its end; ValueError if the launcher died before it wrote everything."""
     chunks: list[bytes] = []
     while chunk := os.read(descriptor, 65536):
         chunks.append(chunk)
@@ -106,7 +106,7 @@ def read_secrets(descriptor: int) -> dict[str, str]:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Bytes, where the folder is or would be made."""
+    """Return the free bytes of the disk on which the folder is or would be created."""
     for place in (folder, *folder.parents):
         if place.exists():
             return shutil.disk_usage(place).free

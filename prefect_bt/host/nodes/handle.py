@@ -1,7 +1,7 @@
-"""A node on this machine, seen from any process: everything is read from its folder.
+"""Handle of a node on this machine in any process: everything is read from the node's folder.
 
-The lock tells whether the node lives: guard and agent hold it, nobody else can, and the kernel
-lets go of it however they end. Pids are not asked.
+The lock tells whether the node lives: guard and agent hold it, and the kernel releases it however
+they end. Pids are not compared.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class HostHandle:
 
     @property
     def log_file(self) -> Path:
-        """For a store on the same disk, which then need not copy it."""
+        """Return the path of the log, which a store on the same disk links instead of copying."""
         return self.folder.log
 
     def observe(self) -> NodeStatus:
@@ -73,7 +73,7 @@ class HostHandle:
         return status if status.is_over else self._mark_lost(status)
 
     def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
-        """As the protocol says. With the agent gone, `force` also ends a flush that goes on."""
+        """Stop the node. If the agent is gone, `force` also ends a running flush."""
         if not self.folder.path.is_dir() or self._read_status().is_over:
             return
         try:
@@ -143,7 +143,7 @@ class HostHandle:
             return BytesIO()
 
     def remove(self) -> None:
-        """As the protocol says. Checkpoints go with a rank's last attempt, if all are stored."""
+        """Remove the node; checkpoints go with a rank's last attempt, if all are in the store."""
         if self.folder.path.exists():
             self._kill_all()
             # The node's own folder last: as long as it is there, somebody finds the node.
@@ -170,7 +170,7 @@ class HostHandle:
             return None
 
     def _mark_lost(self, status: NodeStatus) -> NodeStatus:
-        """The node died without its last word. Its commands are ended; a flush may go on."""
+        """Set a node that died without a final status to LOST, and end its commands."""
         self._kill_processes(keep_uploader=True)
         if processes.find_uploader_processes(self._read_mark()):
             status = replace(status, phase=NodePhase.FLUSHING, reason=NODE_GONE)
@@ -189,7 +189,7 @@ class HostHandle:
         return status
 
     def _loss_reason(self) -> str:
-        """A node that never got to speak has its cause on the last line of agent.log."""
+        """Return the reason of a loss; without any status, the last line of agent.log."""
         asked = read_record(NodeStopRequest, self.folder.stop_request)
         if asked is not None and asked.unanswered:
             return AGENT_UNRESPONSIVE
@@ -228,11 +228,11 @@ class HostHandle:
             time.sleep(0.01)
 
     def has_unsaved_checkpoints(self) -> bool:
-        """Whether what the rank has of checkpoints may be their only copy."""
+        """Return whether the rank's local checkpoints may be the only copy."""
         return self._has_unsaved(self._read_status())
 
     def _must_keep(self, status: NodeStatus) -> bool:
-        """Whether local checkpoints may be the only copy, or another attempt needs them."""
+        """Return whether local checkpoints may be the only copy, or another attempt needs them."""
         attempts = find_paths(self.job.path, f"attempt-*/rank-{self.rank}")
         others = any(folder != self.folder.path for folder in attempts)
         self._update_unuploaded_marker(status)
@@ -244,16 +244,17 @@ class HostHandle:
         return before or bool(status.uncommitted) or self._has_unuploaded(status)
 
     def _has_unuploaded(self, status: NodeStatus) -> bool:
-        """Whether something whole may be here that this attempt did not get into the store."""
+        """Return whether a complete checkpoint may be here that this attempt did not upload."""
         upload = read_record(UploadStatus, self.folder.upload_status)
         flushed = status.phase is NodePhase.DONE or (upload is not None and upload.flushed)
         return bool(status.upload_error) or (status.started_at is not None and not flushed)
 
     @property
     def _unuploaded_marker(self) -> Path:
-        """There while an earlier attempt of the rank left what no attempt has sent since.
+        """Return the marker that exists while checkpoints of an earlier attempt are not uploaded.
 
-        An attempt that never ran knows nothing of it, and one that ran has put it aside.
+        An attempt that never ran does not know of them, and an attempt that ran has moved them
+        away.
         """
         return self._rank_folder / "unsent"
 
@@ -290,9 +291,9 @@ class HostHandle:
 
 
 def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
-    """Delete a folder of ours, never through a link or a mount. Raises `error(what)`.
+    """Delete a folder of this package, never through a link or a mount. Raise `error(what)`.
 
-    Nothing is ever mounted here in this namespace; should something be, it is left alone.
+    Nothing is mounted here in this namespace; a mount is left alone.
     """
     real = str(folder.parent.resolve() / folder.name)
     mounted = [
@@ -307,7 +308,7 @@ def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
 
 
 def _remove_mount_points(root: Path) -> None:
-    """The empty folders of a view, several at a time: each may wait for the disk's journal."""
+    """Remove the empty folders of a view, several at once: each may wait for the disk's journal."""
 
     def drop(path: str) -> None:
         with suppress(OSError):  # whatever else it is, remove_tree sees to it

@@ -30,7 +30,7 @@ from prefect_bt.planning.plan import GangPlan, NodePlan
 
 
 class RemovableNode(Protocol):
-    """A launched node that can be taken back."""
+    """A launched node that can be removed."""
 
     def stop(self, *, reason: str, force: bool = False) -> None: ...
     def remove(self) -> None: ...
@@ -89,12 +89,10 @@ class NodeLauncher:
     def create_node_folder(
         self, node: NodePlan, *, contained: bool = False, mounts: Sequence[tuple[str, str]] = ()
     ) -> int:
-        """The node's folder with what it is about to be; the descriptor that holds its lock.
+        """Create the node's folder with its record; return the descriptor that holds its lock.
 
-        `contained`, `mounts`: as in NodeRecord.
-
-        OSError leaves the folder behind; FileExistsError: this attempt of the rank was launched
-        before.
+        `contained`, `mounts`: as in NodeRecord. OSError leaves the folder behind; FileExistsError:
+        this attempt of the rank was launched before.
         """
         folder = JobFolder(self.state_dir, node.job_id).node_folder(node.attempt, node.rank)
         ensure_private_folder(folder.path.parent)
@@ -111,7 +109,7 @@ class NodeLauncher:
         return lock
 
     def start(self, folder: NodeFolder, inherited_descriptors: tuple[int, ...]) -> LaunchedProcess:
-        """Guard and agent of a node that was written down; they wait for its secrets. OSError.
+        """Start guard and agent of a recorded node; they wait for its secrets. OSError.
 
         `inherited_descriptors`: descriptors that they inherit, the lock first.
         """
@@ -139,7 +137,7 @@ class NodeLauncher:
         return LaunchedProcess(process)
 
     def agent_environment(self, mark: str) -> dict[str, str]:
-        """Ours, for the store's credentials, without other jobs' secrets."""
+        """Return this environment, for the store's credentials, without secrets of other jobs."""
         environment = {
             name: value
             for name, value in self.environment.items()
@@ -171,7 +169,7 @@ class LaunchedProcess:
         self._process = process
 
     def send_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Values by reference name. Raises OSError."""
+        """Send the values by reference name. Raise OSError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(dict(secrets)).encode())
@@ -186,7 +184,7 @@ class LaunchedProcess:
 
 
 def iter_nodes(job: JobFolder) -> Iterator[tuple[int, int]]:
-    """(attempt, rank) of every node that has a folder here, in order."""
+    """Yield (attempt, rank) of every node that has a folder here, in order."""
     found: list[tuple[int, int]] = []
     for folder in find_paths(job.path, "attempt-*/rank-*"):
         attempt, _, rank = str(folder.relative_to(job.path)).partition("/")

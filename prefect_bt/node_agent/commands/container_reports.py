@@ -1,7 +1,7 @@
-"""Read what a container's first process reports, a little at a time, and check each word.
+"""Read and validate the reports of a container's first process.
 
-Every process in the container may write into this pipe. So one read a turn is made, nothing longer
-than a report is kept, and a report that was not requested ends the conversation.
+Every process in the container may write into this pipe. So each turn reads once, keeps at most one
+report, and a report that was not requested ends the conversation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReportReader:
         """Reason for reading nothing more: a sentence without its full stop."""
 
     def expect_exit_code(self) -> None:
-        """Expect one more exit code, as the answer to an order that was given."""
+        """Expect one more exit code, after an order that runs a command."""
         self._owed += 1
 
     def read(self) -> None:
@@ -53,7 +53,7 @@ class ReportReader:
             self._fail("a line without an end", self._rest)
 
     def next_report(self) -> str | None:
-        """Return the next report that was not taken yet."""
+        """Return the next unread report."""
         return self._words.popleft() if self._words else None
 
     def _accept_line(self, line: bytes) -> None:

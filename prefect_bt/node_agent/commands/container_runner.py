@@ -1,13 +1,13 @@
-"""Start commands in a container of this machine, by orders to its first process.
+"""Start commands in a container of this machine by orders to its first process.
 
-What the container is asked and says goes through pipes (host.nodes.container_pipes); the Engine is
-never asked, so that it may be away, or restart with its containers alive. That the container is
-gone is told by its first process, which is one of this machine's, too.
+Orders and reports go through pipes (host.nodes.container_pipes), and not through the Engine, which
+may be down or restart while its containers live. The end of the container is noticed by the end of
+its first process, which is also a process of this machine.
 
-The commands are root in the container and may read, fill and forge every pipe. No call here waits
-for one of them, and a container that does not follow the protocol
-(node_agent.commands.container_reports), or does not end when it is asked to, is ended by SIGKILL to
-its first process.
+The commands are root in the container and may read, fill and forge every pipe. No call waits for
+one of them without a limit. A container that violates the protocol
+(node_agent.commands.container_reports), or does not end when requested, is ended by SIGKILL to its
+first process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHOWN_TIMEOUT: Final = 60.0
 """For files of a plain user's job to become that user's."""
 KILL_TIMEOUT: Final = 10.0
 KILLED_STATUS: Final = ExitStatus(128 + signal.SIGKILL, signal.SIGKILL)
-"""How a command ended whose container is gone: the kernel kills what is left in it."""
+"""Exit of a command whose container is gone: the kernel kills its processes."""
 
 
 class ContainerRunner:
@@ -59,7 +59,7 @@ class ContainerRunner:
         *,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`should_continue` is called while something is waited for; False gives it up."""
+        """`should_continue` is called during each wait; False ends the wait."""
         self.record, self._pipes, self._look = record, pipes, should_continue
         self.output = pipes.output
         self.pipe_capacity = enlarge_pipe(pipes.output)
@@ -130,7 +130,7 @@ class ContainerRunner:
             self.exit_status = KILLED_STATUS
 
     def on_child_exit(self, pid: int, status: int) -> None:
-        """No command is a child of ours."""
+        """Do nothing: the commands are not children of this process."""
 
     def list_processes(self) -> list[processes.ProcessStat]:
         self._update_liveness()
@@ -155,15 +155,16 @@ class ContainerRunner:
         self._wait_for_exit_code()
 
     def was_oom_killed(self) -> bool:
-        """Of any process in it: a launcher often ends otherwise than the worker that was killed."""
+        """Return whether any process was killed: a launcher may exit differently than its worker."""
         kills = self._count_oom_kills()
         counted = None not in (kills, self._kills_before) and kills != self._kills_before
         return counted and self.exit_status is not None and self.exit_status.code != 0
 
     def close(self, written: Sequence[str] = ()) -> None:
-        """Let the container end. Idempotent.
+        """End the container. Idempotent.
 
-        `written`: folders in it whose files, root's there, become ours, who cannot delete root's.
+        `written`: folders in it whose files of root are given to this user, who cannot delete
+        root's.
         """
         if self._closed:
             return
@@ -190,9 +191,10 @@ class ContainerRunner:
             self._update_liveness()
 
     def _kill_first_process(self) -> None:
-        """Kill its first process; the kernel then kills all others.
+        """Kill the first process; the kernel then kills all others.
 
-        A plain user may not: then the listener is asked, and DockerHandle has the Engine remove it.
+        An unprivileged user may not: then the listener gets the signal, and DockerHandle has the
+        Engine remove the container.
         """
         self._update_liveness()
         if self.gone:
@@ -207,14 +209,14 @@ class ContainerRunner:
         kill_container(self._pipes)
 
     def _wait_for_exit_code(self) -> None:
-        """How the killed command ended is told a moment after the last process is gone."""
+        """Wait for the report of a killed command, which follows the end of its last process."""
         deadline = time.monotonic() + 1
         while self.exit_status is None and time.monotonic() < deadline:
             self._wait_for_report(0.02)
             self.poll()
 
     def _wait_for_reply(self, seconds: float | None) -> str:
-        """Return the next word; "" if none came in time, or it was given up. Raises Broken."""
+        """Return the next report; "" after the time limit or the end of the wait. Raises Broken."""
         deadline = None if seconds is None else time.monotonic() + seconds
         word = self._reports.next_report()
         while word is None and not self.gone and self._look():
@@ -239,7 +241,7 @@ class ContainerRunner:
         self._flush_orders()
 
     def _flush_orders(self) -> None:
-        """As much as the pipe takes now."""
+        """Write as much as the pipe accepts now."""
         try:
             while self._waiting:
                 written = os.write(self._pipes.orders, self._waiting[: select.PIPE_BUF])
@@ -260,7 +262,7 @@ class ContainerRunner:
         self.gone = self.gone or not _is_alive(self._first, self.record)
 
     def _last_output_line(self) -> list[str]:
-        """Of what is in the output; none when there is nothing."""
+        """Return the last line of the output; "" without output."""
         try:
             return os.read(self.output, 4096).decode(errors="replace").split("\n")[:-1][-1:]
         except BlockingIOError:
@@ -278,7 +280,7 @@ class ContainerRunner:
 
 
 class ContainerStartError(Exception):
-    """The container cannot run the commands; the sentence says why."""
+    """Error: the container cannot run the commands; the message says why."""
 
 
 class ContainerProtocolError(ContainerStartError):
@@ -304,7 +306,7 @@ def _is_alive(descriptor: int | None, record: ContainerRecord) -> bool:
 
 
 def _parse_exit_code(text: str) -> ExitStatus:
-    """`$?` of the container's shell: above 128 it is mostly a signal's number."""
+    """Convert `$?` of the container's shell: above 128 it usually is a signal's number."""
     code = int(text)
     number = code - 128
     return ExitStatus(code, number if number in set(signal.Signals) else None)

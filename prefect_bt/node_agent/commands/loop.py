@@ -72,7 +72,7 @@ class CommandLoop:
         self._wakeup_poll.register(self._wakeup, select.POLLIN)
 
     def run(self, commands: tuple[str, ...]) -> CommandsResult:
-        """All of them in order, until one fails or somebody stops them; nothing is left running."""
+        """Run the commands in order until one fails or a stop is requested; then end all processes."""
         end = CommandsResult()
         for index, command in enumerate(commands):
             if self._around.stop_monitor.reason:
@@ -145,7 +145,7 @@ class CommandLoop:
     # -- ending what runs -------------------------------------------------------------------
 
     def _stop_processes(self) -> None:
-        """The polite signal to every group, then as long as it takes, or until it is forced."""
+        """Send SIGTERM to every group; wait until they end or the stop is forced."""
         watch = self._around.stop_monitor
         self._around.log.write_platform(f"stopping the commands: {watch.reason}")
         self._runner.terminate()
@@ -156,7 +156,7 @@ class CommandLoop:
         self._kill_processes()
 
     def _end_background_processes(self) -> None:
-        """What the last command left in the background."""
+        """End the background processes of the last command."""
         left = self._runner.list_processes()
         if left:
             self._runner.terminate()
@@ -193,7 +193,7 @@ class CommandLoop:
         self._gathering = 0 < size < self._little
 
     def _drain(self) -> None:
-        """What is in the pipe now; a background process may fill it again, hence a bound."""
+        """Read the pipe's content; bounded, because a background process may refill it."""
         for data in _read_available(
             self._runner.output, READ_BYTES, max_reads=4 * PIPE_BYTES // READ_BYTES
         ):
@@ -214,7 +214,7 @@ def _read_available(descriptor: int, size: int, *, max_reads: int) -> list[bytes
 
 
 def _open_signal_wakeup() -> int:
-    """A descriptor that becomes readable with every signal, the end of a child among them."""
+    """Return a descriptor that becomes readable with every signal, also at a child's end."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)

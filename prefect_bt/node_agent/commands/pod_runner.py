@@ -44,7 +44,7 @@ class _Counts(NamedTuple):
 
 
 class PodRunner(ContainerRunner):
-    """A ContainerRunner whose container belongs to the kubelet."""
+    """A ContainerRunner whose container the kubelet owns."""
 
     ready_timeout = None
     """None: the image may still be pulled, and the watcher of the gang limits that time."""
@@ -98,7 +98,7 @@ class PodRunner(ContainerRunner):
         return self._counts.oom_kills
 
     def _kill_first_process(self) -> None:
-        """Ask the first process to exit. If it does not, it ends with the pod."""
+        """Request the exit of the first process. If it does not exit, it ends with the pod."""
         self.ended_by_us = True
         kill_container(self._pipes)
 

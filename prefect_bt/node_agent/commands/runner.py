@@ -120,7 +120,7 @@ class ShellRunner:
 
 
 def enlarge_pipe(pipe: int) -> int:
-    """How many bytes the pipe holds."""
+    """Enlarge the pipe; return its capacity in bytes."""
     with suppress(OSError, AttributeError):
         return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return 64 * 1024  # the default works, with more waiting

@@ -1,7 +1,7 @@
-"""Why and how the commands must end: one place for every voice that may say so.
+"""Collect the requests to end the commands: why, and whether by force.
 
-A stop.json from whoever holds a handle; a signal to the agent; nobody owning the job any more.
-The first reason stands. Force comes from a later request, or from our own deadline.
+Requests come from stop.json, from a signal to the agent, and from a missing owner of the job. The
+first reason is final. Force comes from a later request, or from the agent's own deadline.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TERMINATION_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_INTERVAL: Final = 0.1
 OWNER_POLL_INTERVAL: Final = 1.0
 FORCE_MARGIN_SECONDS: Final = 10.0
-"""Seconds beyond the grace that a gang which asked politely has to force: after that we do."""
+"""Seconds after the grace in which the gang may force the stop before the agent does."""
 
 
 class StopMonitor:
-    """`reason` is empty while the commands may go on."""
+    """The state of the stop; `reason` is empty without a request."""
 
     def __init__(self, folder: NodeFolder, record: NodeRecord, *, grace: float) -> None:
         self.reason = ""
@@ -37,13 +37,13 @@ class StopMonitor:
         self._last_owned = time.monotonic()
 
     def install_signal_handlers(self) -> None:
-        """Take SIGTERM, SIGINT and SIGHUP as polite requests, those that came before included."""
+        """Treat SIGTERM, SIGINT and SIGHUP as polite requests, also those that came before."""
         for number in TERMINATION_SIGNALS:
             signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
     def poll(self) -> None:
-        """Ask every voice, each at its own pace; call it as often as you like."""
+        """Check every source, each at its own interval; cheap to call often."""
         now = time.monotonic()
         if self._signal:
             self._request_stop(StopReason.STOPPED, now + self._grace)

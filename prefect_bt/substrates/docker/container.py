@@ -20,9 +20,9 @@ LABEL_RANK: Final = "prefect-bt/rank"
 LABEL_MARK: Final = "prefect-bt/mark"
 """Which launch it was (host.state_folder), by which a state folder knows its own."""
 LEADER_PORT: Final = 29500
-"""PyTorch's own default: every node has a network of its own, so nobody else can be there."""
+"""PyTorch's default port: every node has its own network, so no other process uses it."""
 ULIMITS: Final = (("memlock", -1), ("stack", 64 * 1024**2), ("nofile", 1024**2))
-"""What data loaders, NCCL and RDMA need; as NVIDIA's images ask for on `docker run`."""
+"""Limits for data loaders, NCCL and RDMA, as NVIDIA documents them for `docker run`."""
 MIN_SHARED_MEMORY: Final = 64 * 1024**2
 SHARES_PER_CPU: Final = 1024
 """As Kubernetes counts: a container without a weight of its own has as much as one CPU."""
@@ -53,7 +53,7 @@ class ContainerSpec:
 
 
 def container_name(mark: str) -> str:
-    """Of one launch: no other, of whatever state folder, has it.
+    """Return the name of one launch, unique among all state folders.
 
     >>> container_name("abc1234.0.1.0f6b2c7d19a4e85b03c6d1f2")
     'prefect-bt-abc1234-0-1-0f6b2c7d19a4e85b03c6d1f2'
@@ -62,7 +62,7 @@ def container_name(mark: str) -> str:
 
 
 def network_name(job_id: str, attempt: int, state_dir_id: str) -> str:
-    """Of a gang; `state_dir_id` tells state folders apart (host.state_folder.place_of)."""
+    """Return the network of a gang; `state_dir_id` distinguishes state folders."""
     return f"prefect-bt-{job_id}-{attempt}-{state_dir_id}"
 
 
@@ -72,13 +72,13 @@ def host_name(job_id: str, rank: int) -> str:
 
 
 def render_labels(job_id: str, attempt: int, rank: int | None, mark: str) -> dict[str, str]:
-    """On everything that is created; a network has no rank."""
+    """Return the labels of every created object; a network has no rank."""
     found = {LABEL_JOB: job_id, LABEL_ATTEMPT: str(attempt), LABEL_MARK: mark}
     return found if rank is None else {**found, LABEL_RANK: str(rank)}
 
 
 def render_environment(spec: ContainerSpec) -> dict[str, str]:
-    """On top of the image's own. Secrets are no part of it (host.nodes.container_pipes)."""
+    """Return variables beside the image's own. Secrets go another way (host.nodes.container_pipes)."""
     plan = spec.plan
     told = rendezvous_variables(
         f"{plan.job_id}-{plan.attempt}",
@@ -95,7 +95,7 @@ def render_environment(spec: ContainerSpec) -> dict[str, str]:
 
 
 def render_create_arguments(spec: ContainerSpec) -> dict[str, Any]:
-    """Those of docker.APIClient.create_container, but `host_config` and `networking_config`."""
+    """Return arguments of create_container without `host_config` and `networking_config`."""
     plan = spec.plan
     return {
         "image": spec.image,
@@ -111,7 +111,7 @@ def render_create_arguments(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def render_host_config(spec: ContainerSpec, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of docker.APIClient.create_host_config; `engine` is its /info."""
+    """Return arguments of docker.APIClient.create_host_config; `engine` is its /info."""
     have = spec.plan.resources
     control = Bind(spec.control, MOUNTED_AT, read_only=True)
     return {
@@ -129,7 +129,7 @@ def render_host_config(spec: ContainerSpec, engine: Mapping[str, Any]) -> dict[s
 
 
 def _reservations(have: Resources) -> dict[str, Any]:
-    """Weights that count when the machine is busy; the container may use more."""
+    """Return weights for a busy machine; the container may use more."""
     return {
         "cpu_shares": min(have.cpus * SHARES_PER_CPU, MAX_CPU_SHARES),
         "mem_reservation": max(have.memory, MIN_MEMORY_RESERVATION),
@@ -138,7 +138,7 @@ def _reservations(have: Resources) -> dict[str, Any]:
 
 
 def _limits(have: Resources, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Hard limits, no swap beside them; all CPUs of the machine are no limit."""
+    """Return hard limits without swap; no CPU limit if it has all CPUs of the machine."""
     return {
         "nano_cpus": have.cpus * 10**9 if have.cpus < int(engine.get("NCPU", 0)) else None,
         "mem_limit": have.memory,
@@ -157,7 +157,7 @@ def _security_options(given: Privileges) -> dict[str, Any]:
 
 
 def _mount(bind: Bind) -> dict[str, Any]:
-    """A bind by the new spelling, which refuses a source that is not there."""
+    """Return a bind as a mount, which the Engine refuses for a missing source."""
     return {
         "Type": "bind",
         "Source": str(bind.source),

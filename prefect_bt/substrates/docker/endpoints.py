@@ -20,9 +20,9 @@ _CANNOT_RAISE_LIMITS: Final = "may not raise limits\n"
 
 
 def record_engine(state_dir: Path, host: str, *, raises_limits: bool = True) -> None:
-    """Before anything is made there. `host`: a DOCKER_HOST, empty for the usual one. OSError.
+    """Record an Engine before its first use. `host`: a DOCKER_HOST, "" for the default. OSError.
 
-    `raises_limits`: False once it turned out that it may not; to find out costs a container.
+    `raises_limits`: False if the Engine was found not to allow it; finding out costs a container.
     """
     path = _path(state_dir, host)
     ensure_private_folder(path.parent)
@@ -32,7 +32,7 @@ def record_engine(state_dir: Path, host: str, *, raises_limits: bool = True) -> 
 
 
 def can_raise_limits(state_dir: Path, host: str) -> bool:
-    """Whether the Engine may set ulimits above its own, as far as is known."""
+    """Return whether the Engine may set ulimits above its own, as far as is known."""
     try:
         return _path(state_dir, host).read_text() != _CANNOT_RAISE_LIMITS
     except OSError:
@@ -44,9 +44,9 @@ def _path(state_dir: Path, host: str) -> Path:
 
 
 def list_used_engines(state_dir: Path) -> list[DockerEngine]:
-    """Not connected yet; none where no node ever ran in a container.
+    """Return the recorded Engines, not connected; none if no node ran in a container.
 
-    One whose socket is gone is forgotten: with it went what it held, or a new one tells us again.
+    An Engine without its socket is removed from the list.
     """
     names = [path.name for path in find_paths(state_dir / "engines", "*")]
     hosts = [unquote(name) for name in names]

@@ -62,7 +62,7 @@ decides: it passes on what its runtime says as text alone (Engine 20.10.24, Nove
 
 
 class DockerEngine:
-    """A client that connects when it is first used, and says what is wrong in our words."""
+    """A client that connects on first use, and converts the Engine's errors."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
@@ -71,19 +71,19 @@ class DockerEngine:
 
     @property
     def address(self) -> str:
-        """As DOCKER_HOST has it."""
+        """Return the address as in DOCKER_HOST."""
         return self._environment.get("DOCKER_HOST") or DEFAULT_DOCKER_HOST
 
     @property
     def client(self) -> Any:
-        """docker.APIClient; SubstrateError when no Engine answers, or one elsewhere."""
+        """Return the docker.APIClient; SubstrateError if no local Engine answers."""
         with self._connecting:
             if self._client is None:
                 self._client = self._connect()
             return self._client
 
     def connect_in_background(self) -> None:
-        """In the background: importing the SDK takes as long as making a container."""
+        """Connect in the background: importing the SDK takes as long as creating a container."""
 
         def connect() -> None:
             with suppress(SubstrateError):  # whoever asks first is told
@@ -92,7 +92,7 @@ class DockerEngine:
         threading.Thread(target=connect, name="docker-connect", daemon=True).start()
 
     def call(self, request: Callable[[Any], T], *, action: str, rank: int | None = None) -> T:
-        """What `request` returns, given the client; SubstrateError says what was being done."""
+        """Return the result of `request(client)`; SubstrateError names the action."""
         client = self.client
         errors: Any = import_module("docker.errors")
         transport: Any = import_module("requests.exceptions")
@@ -104,7 +104,7 @@ class DockerEngine:
             raise _unreachable_error(str(error), rank) from error
 
     def find(self, request: Callable[[Any], T]) -> T | None:
-        """As `call`; None for what the Engine does not have."""
+        """Return the result as `call` does; None for an object that does not exist."""
         errors: Any = import_module("docker.errors")
 
         def look(client: Any) -> T | None:
@@ -116,7 +116,7 @@ class DockerEngine:
         return self.call(look, action="looked for")
 
     def info(self) -> dict[str, Any]:
-        """The Engine's `/info`; of one behind a plain socket without the SDK: `push` is short."""
+        """Return the Engine's `/info`; for a Unix socket without importing the SDK."""
         parts = urlsplit(self.address)
         if parts.scheme != "unix":
             return self.call(lambda client: client.info(), action="asked about itself")
@@ -162,7 +162,7 @@ def _get_over_socket(path: str, url: str) -> dict[str, Any]:
 
 
 def validate_docker_host(host: str) -> None:
-    """SubstrateError for an Engine on another machine: it does not have our folders."""
+    """Raise SubstrateError for an Engine on another machine, which lacks this machine's folders."""
     parts = urlsplit(host)
     if parts.scheme in {"", "unix", "npipe"} or (
         parts.scheme in {"tcp", "http", "https"} and (parts.hostname or "") in _LOCAL_HOSTS
@@ -178,7 +178,7 @@ def validate_docker_host(host: str) -> None:
 
 
 def validate_same_kernel(info: Mapping[str, Any]) -> None:
-    """The same for an Engine in a virtual machine, as Docker Desktop's is."""
+    """Raise SubstrateError for an Engine in a virtual machine, such as Docker Desktop's."""
     theirs, ours = str(info.get("KernelVersion", "")), os.uname().release
     if theirs != ours:
         raise SubstrateError(
@@ -191,7 +191,7 @@ def validate_same_kernel(info: Mapping[str, Any]) -> None:
 
 
 def engine_error(message: str, *, action: str, rank: int | None = None) -> SubstrateError:
-    """What the Engine's sentence means."""
+    """Convert the Engine's message to an error."""
     text = message.lower()
     found = next(((cause, cure) for piece, cause, cure in MESSAGE_PATTERNS if piece in text), None)
     cause, cure = found or (Cause.LAUNCH_FAILED, "See the log of the Engine.")

@@ -1,4 +1,4 @@
-"""A node in a container, seen from any process: its folder, and what the Engine knows besides."""
+"""Handle of a node in a container in any process: its folder, and facts of the Engine."""
 
 from __future__ import annotations
 
@@ -71,21 +71,22 @@ class DockerNodeHandle(HostHandle):
         return False
 
     def remove(self, *, create_grace: float = CREATE_GRACE) -> None:
-        """As the protocol says; where the Engine is away, `gc` removes the container later.
+        """Remove the node and its container; without the Engine, `gc` removes it later.
 
-        `create_grace`: how long the Engine may still be making it, after its launcher was killed.
+        `create_grace`: seconds in which the Engine may still create it after its launcher was
+        killed.
         """
         with suppress(SubstrateError):
             self._remove_container(create_grace)
         super().remove()
 
     def _live_record(self) -> ContainerRecord | None:
-        """None once the container is gone: the Engine gives its address to the next one."""
+        """Return the record; None after the container's end, since its address may be reused."""
         record = read_record(ContainerRecord, self.folder.container_record)
         return record if record and record.process.is_alive else None
 
     def _add_cause(self, status: NodeStatus) -> NodeStatus:
-        """What the Engine knows of the end of a container that we did not end."""
+        """Add the Engine's reason for the end of a container that the agent did not end."""
         found: dict[str, Any] = {}
         with suppress(SubstrateError):
             name = container_name(self._read_mark())
@@ -98,7 +99,7 @@ class DockerNodeHandle(HostHandle):
     def _remove_lingering(self, status: NodeStatus) -> None:
         """Have the Engine remove a container that outlives its commands.
 
-        Its agent ends it, but may not kill root's processes where it runs as another user.
+        Its agent ends it, but may not kill root's processes if it runs as another user.
         """
         if not status.commands_ended or self._live_record() is None:
             return
@@ -125,7 +126,7 @@ class DockerNodeHandle(HostHandle):
             self.engine.find(drop)
 
     def _apply_to_container(self, do: Callable[[Any, str], None]) -> bool:
-        """Whether there was one of this launch, which it was done to."""
+        """Apply the action to this launch's container; return whether there was one."""
         mark = self._read_mark()
 
         def act(client: Any) -> bool:
@@ -144,6 +145,6 @@ def _force_remove(client: Any, one: str) -> None:
 
 
 def find_container_address(container: Mapping[str, Any]) -> str:
-    """By which this machine reaches a container, given what the Engine says of it; "" by none."""
+    """Return the address at which this machine reaches a container; "" for none."""
     networks: Mapping[str, Mapping[str, Any]] = container["NetworkSettings"].get("Networks") or {}
     return next((str(one["IPAddress"]) for one in networks.values() if one.get("IPAddress")), "")

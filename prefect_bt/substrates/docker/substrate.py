@@ -1,9 +1,9 @@
-"""Nodes as containers of this machine's Docker Engine.
+"""Run nodes as containers of this machine's Docker Engine.
 
 Guard, agent and uploader of a node are processes of this machine, as on the local substrate; only
-the commands run in a container, through pipes (host.nodes.container_pipes). So nothing of ours is
-in the image, a node goes on while the Engine is away, and what is found, observed and kept is in
-its folder. What is created on the Engine carries the node's labels.
+the commands run in a container, through pipes (host.nodes.container_pipes). So the image needs
+nothing of this package, a node continues while the Engine is down, and its files are in its folder.
+Objects of the Engine have the node's labels.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DockerContainerSubstrate:
         return True
 
     def capacity(self) -> Capacity:
-        """SubstrateError where there is no Engine, or one that cannot mount our folders."""
+        """Return the capacity; SubstrateError without an Engine that can mount local folders."""
         info = self._engine_info()
         gpus = list_gpus(self.launcher.environment)
         return Capacity(
@@ -154,7 +154,7 @@ class DockerContainerSubstrate:
         gpus: Mapping[str, int],
         secrets: Mapping[str, str],
     ) -> None:
-        """`gpus`: devices, each with the descriptor that claims it for whoever has that."""
+        """Start a node. `gpus`: devices, each with the descriptor that reserves it."""
         lock = self.launcher.create_node_folder(node, contained=True)
         try:
             create_pipes(handle.folder)
@@ -246,7 +246,7 @@ class DockerContainerSubstrate:
         )
 
     def _run(self, spec: ContainerSpec, info: Mapping[str, Any]) -> str:
-        """The id of the container, which runs."""
+        """Return the id of the running container."""
         rank = spec.plan.rank
         made = self._create(spec, info)
         try:
@@ -285,7 +285,7 @@ class DockerContainerSubstrate:
         )
 
     def _make_network(self, spec: ContainerSpec) -> None:
-        """One a gang; the node that comes first makes it."""
+        """Create the gang's network for its first node."""
         node, name = spec.plan, spec.network
 
         def make(client: Any) -> None:
@@ -330,7 +330,7 @@ def _networking(client: Any, spec: ContainerSpec) -> Any:
 def _early_exit_error(
     node: NodePlan, state: Mapping[str, Any], image: Mapping[str, Any], info: Mapping[str, Any]
 ) -> SubstrateError:
-    """The image's /bin/sh did not live long enough to be asked anything."""
+    """Return the error of an image whose /bin/sh ended before its first order."""
     theirs, ours = image.get("Architecture", ""), str(info.get("Architecture", ""))
     why = str(state.get("Error") or f"its /bin/sh ended with {state.get('ExitCode')}").rstrip(".")
     return SubstrateError(

@@ -20,7 +20,7 @@ PROBE_TIMEOUT = 20.0
 def measure_capacity(
     state_dir: Path, *, environment: Mapping[str, str], mapped_reason: str
 ) -> Capacity:
-    """Limits of our control group included; `mapped_reason` is what probe_view said."""
+    """Return the capacity within the control group's limits; `mapped_reason` is from the probe."""
     gpus = list_gpus(environment)
     return Capacity(
         cpus=count_cpus(),
@@ -34,14 +34,14 @@ def measure_capacity(
 
 
 def measure_memory() -> int:
-    """Bytes: the machine's, or the control group's limit when that is less."""
+    """Return the bytes of the machine, or the control group's limit if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     return total if limit is None else min(total, limit)
 
 
 def probe_mount_namespace(environment: Mapping[str, str]) -> str:
-    """Whether the kernel lets us build a private view: "" if so, else why not. A child tries it."""
+    """Return why the kernel refuses a private view; "" if it works. A child process tries it."""
     with tempfile.TemporaryDirectory(prefix="prefect-bt-probe-") as scratch:
         try:
             tried = subprocess.run(

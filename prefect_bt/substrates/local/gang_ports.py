@@ -27,7 +27,7 @@ class GangPorts:
         self._gangs: dict[tuple[str, int], _Gang] = {}
 
     def get_variables(self, node: NodePlan, job: JobFolder) -> dict[str, str]:
-        """What every node of the gang is told. Raises OSError when no port is free."""
+        """Return the port variables of the gang's nodes. Raise OSError if no port is free."""
         name = f"{node.job_id}-{node.attempt}"
         port = self._assign_port(node, job, name)
         return rendezvous_variables(
@@ -40,7 +40,7 @@ class GangPorts:
         return (gang.descriptor,) if gang is not None else ()
 
     def mark_launched(self, node: NodePlan) -> None:
-        """The node holds the port now."""
+        """Record that the node holds the port now."""
         gang = self._gangs.get(_key(node))
         if gang is None:
             return
@@ -50,7 +50,7 @@ class GangPorts:
             self.release(node)
 
     def release(self, node: NodePlan) -> None:
-        """The gang is launched, or will not be. Idempotent."""
+        """Release the port after the gang's launch, or its failure. Idempotent."""
         gang = self._gangs.pop(_key(node), None)
         if gang is not None:
             os.close(gang.descriptor)
@@ -75,7 +75,7 @@ def _key(node: NodePlan) -> tuple[str, int]:
 
 
 def _find_assigned_port(node: NodePlan, job: JobFolder) -> int:
-    """The port that another process gave the gang's first nodes; 0 when there are none."""
+    """Return the port that another process gave the gang's first nodes; 0 for none."""
     for path in find_paths(
         job.node_folder(node.attempt, node.rank).path.parent, "rank-*/plan.json"
     ):

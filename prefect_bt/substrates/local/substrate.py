@@ -69,10 +69,10 @@ class LocalProcessSubstrate:
         return LEADER_ADDRESS
 
     def warm_up(self) -> None:
-        """There is nothing to get ready."""
+        """Do nothing: there is nothing to prepare."""
 
     def prepare_image(self, image: ImagePlan, **given: object) -> PreparedImage:
-        """Nothing: the commands run with what this machine has installed."""
+        """Do nothing: the commands run with the software of this machine."""
         _ = given
         return PreparedImage(image.reference)
 
