@@ -37,7 +37,7 @@ AGENT_LOST = "the node's agent died"
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """`arguments`: the node's folder, and the descriptors that hold its lock and its gang's port."""
+    """`arguments`: the node's folder, and the descriptors that hold its lock and port."""
     folder = NodeFolder(Path(arguments[0]))
     for held in arguments[1:]:
         os.set_inheritable(int(held), False)

@@ -74,7 +74,7 @@ class NodeHandle(Protocol):
     def attempt(self) -> int: ...
 
     def observe(self) -> NodeStatus:
-        """Return the node's last status, or LOST if its process ended without a final one. Cheap."""
+        """Return the node's last status, or LOST if its process ended without one. Cheap."""
         ...
 
     def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:

@@ -78,7 +78,7 @@ def render_labels(job_id: str, attempt: int, rank: int | None, mark: str) -> dic
 
 
 def render_environment(spec: ContainerSpec) -> dict[str, str]:
-    """Return variables beside the image's own. Secrets go another way (host.nodes.container_pipes)."""
+    """Return variables beside the image's own. Secrets go through host.nodes.container_pipes."""
     plan = spec.plan
     told = rendezvous_variables(
         f"{plan.job_id}-{plan.attempt}",
