@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from prefect_bt.errors import DefinitionError
+from prefect_bt.host.processes import FLOW_VARIABLE, kill_flow_helpers
 from prefect_bt.serving.rollout.gate import Gate, GateResult, parse_gate, run_gate
 
 NOWHERE = "http://127.0.0.1:1"
@@ -115,19 +116,22 @@ def test_a_model_that_is_not_served_is_no_pass(address: str) -> None:
             {"command": "x", "prompts": [{"prompt": "a", "contains": "b"}]},
             "either prompts or a command",
         ),
-        ({"command": ["x"]}, "a line for the shell"),
-        ({"command": "x", "second": 3}, "has no second"),
-        ({"command": "x", "seconds": 0}, "seconds is a number above 0"),
-        ({"command": "x", "seconds": True}, "seconds is a number above 0"),
-        ({"prompts": "x"}, "prompts of a gate must be a list"),
-        (["x"], "prompt of a gate must be an object"),
+        ({"command": ["x"]}, "command: .*write a string"),
+        ({"command": "x", "second": 3}, "second: Gate has no such field; did you mean seconds"),
+        ({"command": "x", "seconds": 0}, "seconds: 0 was given"),
+        ({"command": "x", "seconds": True}, "seconds: True was given"),
+        ({"prompts": "x"}, "prompts: 'x' was given; write a list"),
+        (["x"], r"prompts\[0\]: 'x' was given"),
         ([{"prompt": "x"}], "must expect one of contains, matches, equals"),
-        ([{"prompt": "x", "contains": ""}], "must expect one of contains, matches, equals"),
+        ([{"prompt": "x", "contains": ""}], r"prompts\[0\].contains: '' was given"),
         ([{"prompt": "x", "contains": "a", "equals": "b"}], "must expect one of"),
         ([{"contains": "a"}], "either a prompt or messages"),
-        ([{"prompt": "x", "contain": "a"}], "has no contain"),
-        ([{"prompt": "x", "matches": "("}], "Not a regular expression"),
-        ([{"messages": ["x"], "contains": "a"}], "A message must have a role and a content"),
+        (
+            [{"prompt": "x", "contain": "a"}],
+            "contain: Expectation has no such field; did you mean contains",
+        ),
+        ([{"prompt": "x", "matches": "("}], "is not a regular expression"),
+        ([{"messages": ["x"], "contains": "a"}], r"messages\[0\]: 'x' was given"),
     ],
 )
 def test_what_is_no_gate_is_refused(document, sentence: str) -> None:
@@ -136,7 +140,7 @@ def test_what_is_no_gate_is_refused(document, sentence: str) -> None:
 
 
 def test_what_is_left_out_has_a_default() -> None:
-    assert parse_gate({"command": "x"}) == Gate(command="x", timeout=600)
+    assert parse_gate({"command": "x"}).timeout == 600
     assert (parse_gate([{"prompt": "x", "contains": "y"}]).timeout) == 60
 
 
@@ -158,7 +162,7 @@ def test_a_command_is_told_what_to_ask() -> None:
     assert told.message == (
         f"The command of its gate ended with 1: {NOWHERE}\na b c\n{NOWHERE}/v1\nnone"
     )
-    gate = Gate(command='test "$OPENAI_API_KEY" = k', timeout=60)
+    gate = Gate(command='test "$OPENAI_API_KEY" = k', seconds=60)
     assert run_gate(gate, f"{NOWHERE}/v1", ["a"], key="k").passed
 
 
@@ -184,17 +188,24 @@ def test_a_command_has_a_limit_and_leaves_nothing_behind(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-def test_a_command_ends_with_its_caller(tmp_path: Path, sign: signal.Signals) -> None:
+def test_a_command_ends_with_its_flow(tmp_path: Path, sign: signal.Signals) -> None:
+    """At once, or when its supervisor removes what a killed flow left."""
     pids = tmp_path / "pids"
     caller = (
         "import sys; from prefect_bt.serving.rollout.gate import Gate, run_gate; "
-        "run_gate(Gate(command=sys.argv[1], timeout=60), 'http://127.0.0.1:1', ['a'])"
+        "run_gate(Gate(command=sys.argv[1], seconds=60), 'http://127.0.0.1:1', ['a'])"
     )
     command = f"sleep 300 & echo $! $$ >{pids}.new; mv {pids}.new {pids}; wait"
-    process = subprocess.Popen([sys.executable, "-c", caller, command], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", caller, command],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, FLOW_VARIABLE: str(tmp_path)},
+    )
     until(pids.exists)
     os.kill(process.pid, sign)
     process.wait(200)
+    if sign is signal.SIGKILL:
+        assert kill_flow_helpers(str(tmp_path))
     gone(pids)
 
 
