@@ -1,4 +1,4 @@
-"""Serves checkpoints with `transformers serve`: every chosen one answers under its own name.
+"""Serve checkpoints with `transformers serve`, each under its own name.
 
     python transformers_server.py served.json [--host H] [--port P] [options of transformers serve]
 
@@ -7,21 +7,18 @@ Stand-alone: it is copied into the job's workspace, and the job's own Python run
     {"models": [{"name": "checkpoint-10", "path": "/…/checkpoint-10", "kind": "full" | "lora"}],
      "base": "/…" | null}
 
-The server loads an id that is a folder beside it, and lists what a cache of the Hub holds. So it
-gets both, as links in a folder of this job, and runs in this process:
+`transformers serve` loads a model whose id is a folder in the current directory. So each model gets
+a folder of links, in a directory of this job; an adapter's folder also has the files of its base
+model. Nothing is written beside the checkpoints. All models are loaded before the server listens.
+An error is one sentence on stderr and exit status 1.
 
-    models/<id>/      what is loaded; an adapter's folder holds its base's weights too
-    hub/models--<id>  what /v1/models lists
-
-Nothing is written where the checkpoints lie. What cannot be served or loaded is one sentence on
-stderr and exit status 1. On a CPU weights are mapped from their files, so that adapters of one base
-share its memory; a GPU holds the base once an adapter.
+On a CPU the weights are mapped from their files, so adapters of one base model share its memory. A
+GPU holds the base model once per adapter.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import math
@@ -31,11 +28,8 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -43,31 +37,26 @@ from typing import Any, NamedTuple, cast
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-WEIGHTS_INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
-# Any of these is a vocabulary; what goes with it comes from the same folder.
+# A folder with one of these has a tokenizer; the other files of it come from the same folder.
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *("normalizer.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates"),
 )
-# The trainer's own files begin so; no server reads them.
+# Prefixes of the trainer's own files, which no server reads.
 TRAINING_FILES = ("optimizer.", "scheduler.", "scaler.", "rng_state", "training_args.bin")
 
 MODULES = ("torch", "transformers", "accelerate", "fastapi", "uvicorn", "pydantic", "openai")
 AUDIO_MODULES = ("python_multipart", "soundfile", "soxr")
 
-# The list leaves out what is no text model; whatever we serve is to be listed.
-HUB_CACHE_CONFIG = {"architectures": ["LlamaForCausalLM"]}
-
 
 class UnservableError(ValueError):
-    """Why these checkpoints cannot be served, in one sentence."""
+    """The checkpoints cannot be served; the text is one sentence."""
 
 
 class Model(NamedTuple):
-    """`name` is what it is asked for by; `kind` is full or lora."""
+    """A model of served.json. Requests use `name`; `kind` is full or lora."""
 
     name: str
     path: Path
@@ -80,48 +69,55 @@ class ServingConfig(NamedTuple):
 
 
 def encode_model_id(name: str) -> str:
-    """The folder of `name`, and for most names the name itself. Refusal where none can be.
+    """Return the id, and the folder, under which `name` is served.
 
-    `transformers serve` cuts an id at @, and a cache of the Hub spells / as --: so an @, and a -
-    that would be taken for a part of such a --, are quoted.
+    `transformers serve` ends an id at @, so an @ is quoted. Raise UnservableError for a name that
+    is no path.
     """
     unnamable = any(part in {"", ".", ".."} for part in name.split("/")) or len(name.encode()) > 200
     if unnamable or any(sign < " " for sign in name) or (":" in name and name.endswith(".gguf")):
         raise UnservableError(f"No model can be served as {name!r}: give it another name.")
-    quoted = name.replace("@", "%40").replace("-/", "%2D/")
-    while "--" in quoted:
-        quoted = quoted.replace("--", "-%2D")
-    return quoted
+    return name.replace("@", "%40")
 
 
-def restrict_model_names(ids: Mapping[str, str]) -> None:
-    """Has the server list and answer to names (the keys) and their ids, and to no others.
+def restrict_models(ids: Mapping[str, str]) -> None:
+    """Make the server load and list the models of `ids` (name -> id), and answer to no others.
 
-    It would load any folder that it is asked for; and what it cannot load is an error 500. Its own
-    answers call a model <id>@main, so that is a name too.
+    Otherwise a client could have it load any folder. The server itself calls a model <id>@main in
+    answers, so that is accepted too.
     """
     manager: Any = importlib.import_module("transformers.cli.serving.model_manager").ModelManager
     http_exception: Any = importlib.import_module("fastapi").HTTPException
-    names = {identifier: name for name, identifier in ids.items()}
-    resolve, listed = manager.process_model_name, manager.get_gen_models
+    create = manager.__init__
+    known: dict[str, str] = {**{identifier: identifier for identifier in ids.values()}, **ids}
+    now = int(time.time())
+    listed = [{"id": name, "object": "model", "created": now, "owned_by": ""} for name in known]
 
-    def resolved(name: str) -> str:
-        known = name if name in ids else names.get(name.removesuffix("@main"))
-        if known is None:
-            told = f"The model {name!r} does not exist; there is {', '.join(ids)}."
-            raise http_exception(404, told)
-        return resolve(ids[known])
+    def resolve(name: str) -> str:
+        identifier = known.get(name) or known.get(name.removesuffix("@main"))
+        if identifier is None:
+            message = f"The model {name!r} does not exist; there is {', '.join(ids)}."
+            raise http_exception(404, message)
+        return f"{identifier}@main"
 
-    def named() -> list[dict[str, Any]]:
-        found = [(model, {names[model["id"]], model["id"]}) for model in listed()]
-        return [{**model, "id": name} for model, both in found for name in sorted(both)]
+    def create_loaded(self: Any, *given: Any, **options: Any) -> None:
+        name = next(iter(ids))
+        try:
+            create(self, *given, **options)
+            for name in ids:
+                self.load_model_and_processor(resolve(name))
+                log(f"{name} is loaded")
+        except Exception as error:
+            traceback.print_exc()
+            raise UnservableError(f"{name} cannot be loaded: {error}") from error
 
-    manager.process_model_name = staticmethod(resolved)
-    manager.get_gen_models = staticmethod(named)
+    manager.__init__ = create_loaded
+    manager.process_model_name = staticmethod(resolve)
+    manager.get_gen_models = staticmethod(lambda: listed)
 
 
 def read_served(path: Path) -> ServingConfig:
-    """The models of a served.json, every one of them checked."""
+    """Read and check the models of a served.json."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         base = Path(document["base"]) if document.get("base") else None
@@ -137,19 +133,22 @@ def read_served(path: Path) -> ServingConfig:
     for model in models:
         check_model(model, base)
     ids = [encode_model_id(model.name) for model in models]
-    if twice := sorted({name for name in ids if ids.count(name) > 1}):
-        raise UnservableError(f"Two models would answer as {twice[0]!r}.")
+    if duplicates := sorted({name for name in ids if ids.count(name) > 1}):
+        raise UnservableError(f"Two models would answer as {duplicates[0]!r}.")
     return ServingConfig(models, base)
 
 
 def check_model(model: Model, base: Path | None) -> None:
-    """Refusal if anything is missing that loading `model` would miss."""
+    """Raise UnservableError for a model that has no folder, base model, config or tokenizer."""
     if not model.path.is_dir():
         raise UnservableError(f"{model.name}: its folder {model.path} is not there.")
     if model.kind == "lora":
-        check_adapter(model, base)
+        if base is None:
+            raise UnservableError(f"{model.name} is an adapter, and no base model is given.")
+        read_json_object(model.name, model.path / ADAPTER_CONFIG)
+        check_config("the base model", base)
     elif model.kind == "full":
-        check_weights(model.name, model.path)
+        check_config(model.name, model.path)
     else:
         raise UnservableError(f"{model.name}: its kind {model.kind!r} is not full or lora.")
     if not tokenizer_files(model.path, base):
@@ -157,34 +156,9 @@ def check_model(model: Model, base: Path | None) -> None:
         raise UnservableError(f"{model.name}: there is no tokenizer in {model.path}{nor}")
 
 
-def check_adapter(model: Model, base: Path | None) -> None:
-    if not (model.path / ADAPTER_CONFIG).is_file():
-        raise UnservableError(
-            f"{model.name}: {model.path} has no {ADAPTER_CONFIG}, so it is not an adapter."
-        )
-    read_json_object(model.name, model.path / ADAPTER_CONFIG)
-    if not any((model.path / name).is_file() for name in ADAPTER_WEIGHTS):
-        raise UnservableError(f"{model.name}: {model.path} has no {ADAPTER_WEIGHTS[0]}.")
-    if base is None:
-        raise UnservableError(f"{model.name} is an adapter, and no base model is given.")
-    check_weights("the base model", base)
-
-
-def check_weights(name: str, folder: Path) -> None:
-    if not (folder / CONFIG).is_file():
-        raise UnservableError(f"{name}: {folder} has no {CONFIG}.")
+def check_config(name: str, folder: Path) -> None:
     if not read_json_object(name, folder / CONFIG).get("architectures"):
         raise UnservableError(f"{name}: {folder / CONFIG} names no architecture to load it as.")
-    if any((folder / weights).is_file() for weights in WEIGHTS):
-        return
-    index = next((folder / i for i in WEIGHTS_INDEXES if (folder / i).is_file()), None)
-    if index is None:
-        raise UnservableError(
-            f"{name}: {folder} has no weights that can be loaded, such as {WEIGHTS[0]}."
-        )
-    for shard in sorted(set(read_json_object(name, index).get("weight_map", {}).values())):
-        if not (folder / shard).is_file():
-            raise UnservableError(f"{name}: {folder} has no {shard}, which {index.name} refers to.")
 
 
 def read_json_object(name: str, path: Path) -> dict[str, Any]:
@@ -198,14 +172,10 @@ def read_json_object(name: str, path: Path) -> dict[str, Any]:
 
 
 def check_python(models: Sequence[Model]) -> None:
-    """Refusal if the job's Python lacks what these models need to be served."""
+    """Raise UnservableError if the job's Python has not the packages that these models need."""
     adapters = any(model.kind == "lora" for model in models)
-    sound = any(is_whisper(model) for model in models)
-    needed = [
-        *MODULES,
-        *(("peft",) if adapters else ()),
-        *(AUDIO_MODULES if sound else ()),
-    ]
+    audio = AUDIO_MODULES if any(is_whisper(model) for model in models) else ()
+    needed = [*MODULES, *(("peft",) if adapters else ()), *audio]
     missing = [name.replace("_", "-") for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UnservableError(
@@ -220,7 +190,7 @@ def is_whisper(model: Model) -> bool:
 
 
 def tokenizer_files(folder: Path, base: Path | None) -> list[Path]:
-    """The tokenizer's files: the folder's own, or else its base's; never a mixture."""
+    """Return the tokenizer files of the folder, or else of the base model; never a mixture."""
     for place in (folder, base):
         if place is not None and any((place / name).is_file() for name in VOCABULARY_FILES):
             return [place / name for name in TOKENIZER_FILES if (place / name).exists()]
@@ -228,82 +198,69 @@ def tokenizer_files(folder: Path, base: Path | None) -> list[Path]:
 
 
 def model_files(model: Model, base: Path | None) -> dict[str, Path]:
-    """Name in the served folder -> the file behind it."""
+    """Return the files of the served folder: name -> file."""
     own: list[Path] = []
     folder = model.path
     if model.kind == "lora" and base is not None:
         own, folder = [model.path / name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS)], base
     rest = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(TRAINING_FILES)]
-    rest = [p for p in rest if p.name not in {o.name for o in own}]
-    files = [p for p in (*rest, *own) if p.name not in TOKENIZER_FILES and p.exists()]
+    other = {*TOKENIZER_FILES, *(path.name for path in own)}
+    files = [*(p for p in rest if p.name not in other), *(p for p in own if p.exists())]
     return {path.name: path for path in (*files, *tokenizer_files(model.path, base))}
 
 
 def link_models(served: ServingConfig, folder: Path) -> None:
-    """Links below `folder`, for the server to list and to load."""
+    """Create the folder of links of every model."""
     for model in served.models:
-        name = encode_model_id(model.name)
-        home = folder / "models" / name
-        home.mkdir(parents=True, exist_ok=True)  # `a/b` may have made `a`
+        home = folder / encode_model_id(model.name)
+        home.mkdir(parents=True, exist_ok=True)  # `a/b` may have created `a`
         for link, target in model_files(model, served.base).items():
             (home / link).symlink_to(target.absolute())
         if model.kind == "lora":
             rewrite_base_path(home / ADAPTER_CONFIG, served.base)
-        register_in_hub_cache(folder / "hub", name)
 
 
 def rewrite_base_path(adapter_config: Path, base: Path | None) -> None:
-    """The folder of the base, where training wrote its name or where it lay then."""
+    """Replace the name or path of the base model that training wrote."""
     settings = json.loads(adapter_config.read_text(encoding="utf-8"))
     settings.update(base_model_name_or_path=str(base), revision=None)
     adapter_config.unlink()
     adapter_config.write_text(json.dumps(settings), encoding="utf-8")
 
 
-def register_in_hub_cache(hub: Path, name: str) -> None:
-    repository = hub / ("models--" + name.replace("/", "--"))
-    revision = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(revision)
-    (repository / "snapshots" / revision).mkdir(parents=True)
-    (repository / "snapshots" / revision / CONFIG).write_text(json.dumps(HUB_CACHE_CONFIG))
-
-
 def private_folder(port: int) -> Path:
-    """Empty, and of this server alone; one that died on the same port left its links there."""
-    scratch = Path(os.environ.get("BT_SCRATCH_DIR") or "")
-    if not scratch.name or not scratch.is_dir():
+    """Return an empty folder of this server alone, without the links of a dead one."""
+    scratch = os.environ.get("BT_SCRATCH_DIR")
+    if not scratch or not Path(scratch).is_dir():
         return Path(tempfile.mkdtemp(prefix="served-"))
-    folder = scratch / f"served-{port}"
+    folder = Path(scratch) / f"served-{port}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
 
 
 def count_cores() -> int:
-    """Cores this process may use: what it may run on, and what its control group is given."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """Return the number of cores that the affinity and the control group allow."""
+    allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        given = math.ceil(int(quota) / int(period))
+        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or "max"
-        return allowed or 1
-    return max(1, min(allowed or 1, given))
+        return allowed
 
 
-def server_environment(folder: Path) -> dict[str, str]:
-    """Variables of the server: as many threads as cores, unless somebody chose a number."""
+def server_environment() -> dict[str, str]:
+    """Return the server's variables; a number of threads that the job sets has precedence."""
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(count_cores()),
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM") or "false",
-        "HF_HUB_CACHE": str(folder / "hub"),
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_UPDATE_CHECK": "1",
     }
 
 
 def server_command(host: str, port: int, names: Sequence[str], more: Sequence[str]) -> list[str]:
-    """One model alone is loaded before the server listens, and asked for by its name or by none."""
+    """Return the command line. Requests to a single model may leave out its name."""
     line = ["transformers", "serve", "--host", host, "--port", str(port), "--model-timeout", "-1"]
     return [*line, *more, *(("--", *names) if len(names) == 1 else ())]
 
@@ -320,37 +277,6 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-def preload(host: str, port: int, names: Sequence[str]) -> None:
-    """Have the server load each model; ask again where a request hides the result, else end it."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    none: dict[str, Any] = {}
-    for name in names:
-        ends = (post_for_events(f"{address}/load_model", {"model": name})[-1] for _ in range(5))
-        last = next((e for e in ends if e.get("status") == "ready" or "message" in e), none)
-        if last.get("status") != "ready":
-            log(f"{name} cannot be loaded: {last.get('message')}")
-            os._exit(1)
-        log(f"{name} is loaded")
-
-
-def post_for_events(address: str, body: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The events (`data: {...}` lines) that the server answers with, as soon as it listens."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    shown = {"Authorization": f"Bearer {os.environ.get('PREFECT_BT_ENGINE_KEY', '')}"}
-    headers = {"Content-Type": "application/json", **shown}
-    request = urllib.request.Request(address, json.dumps(body).encode(), headers)  # noqa: S310
-    while True:
-        try:
-            with opener.open(request) as answer:
-                lines = answer.read().decode().splitlines()
-                return [{}, *(json.loads(line[6:]) for line in lines if line.startswith("data: "))]
-        except urllib.error.HTTPError as error:
-            return [{"message": str(error)}]
-        except OSError:
-            time.sleep(0.2)
-
-
 def log(sentence: str) -> None:
     print(f"embedded: {sentence}", file=sys.stderr, flush=True)
 
@@ -358,25 +284,18 @@ def log(sentence: str) -> None:
 def serve(
     served: ServingConfig, options: argparse.Namespace, extra_args: Sequence[str], folder: Path
 ) -> None:
-    """Returns when the server ends."""
+    """Run the server in this process until it ends."""
     names = [model.name for model in served.models]
-    os.chdir(folder / "models")
-    os.environ.update(server_environment(folder))
+    os.chdir(folder)
+    os.environ.update(server_environment())
     for model in served.models:
         log(f"{model.name} is {model.path} ({model.kind})")
-    if len(names) > 1:
-        words = (options.host, options.port, names)
-        threading.Thread(target=preload, args=words, daemon=True).start()
-    try:
-        guard: Any = importlib.import_module("require_key")  # the file beside this one
-        guard.require_key()
-        restrict_model_names({model.name: encode_model_id(model.name) for model in served.models})
-        sys.path[:] = [place for place in sys.path if place]  # models/ is no place to import from
-        sys.argv[:] = server_command(options.host, options.port, names, extra_args)
-        runpy.run_module("transformers.cli.transformers", run_name="__main__")
-    except Exception as error:
-        traceback.print_exc()
-        raise SystemExit(f"{' and '.join(names)} cannot be served: {error}") from error
+    guard: Any = importlib.import_module("require_key")  # the file beside this one
+    guard.require_key()
+    restrict_models({name: encode_model_id(name) for name in names})
+    sys.path[:] = [place for place in sys.path if place]  # no imports from the models' folder
+    sys.argv[:] = server_command(options.host, options.port, names, extra_args)
+    runpy.run_module("transformers.cli.transformers", run_name="__main__")
 
 
 def main(words: Sequence[str]) -> None:
@@ -391,9 +310,9 @@ def main(words: Sequence[str]) -> None:
         check_port(options.host, options.port)
         folder = private_folder(options.port)
         link_models(served, folder)
+        serve(served, options, more, folder)
     except (UnservableError, OSError) as error:
         sys.exit(str(error))
-    serve(served, options, more, folder)
 
 
 if __name__ == "__main__":

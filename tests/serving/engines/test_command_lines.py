@@ -112,8 +112,8 @@ def test_an_adapter_that_vllm_does_not_load():
 def test_names_that_an_engine_answers_under():
     models = [lora("a--b"), lora("ü/x=1")]
     assert served_model_names(ENGINES["vllm"], models) == ("a--b", "ü/x=1")
-    first, second = served_model_names(ENGINES["transformers"], models)
-    assert first != "a--b" and second == "ü/x=1"
+    assert served_model_names(ENGINES["transformers"], models) == ("a--b", "ü/x=1")
+    assert served_model_names(ENGINES["transformers"], [lora("a@b")]) != ("a@b",)
     with pytest.raises(DefinitionError, match="--served-name gvpql31/-x=NAME"):
         served_model_names(ENGINES["vllm"], [chosen("-x")])
     with pytest.raises(DefinitionError, match=r"transformers cannot serve checkpoint \.\./x"):

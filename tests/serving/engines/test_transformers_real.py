@@ -336,5 +336,5 @@ def test_what_cannot_be_loaded_ends_it_with_a_sentence(models: Path, tmp_path: P
     with started(models, served) as broken:
         assert broken.process.wait(500) == 1
         last = broken.log.read_text().splitlines()[-1]
-    assert last.startswith("embedded: broken cannot be loaded: Error while deserializing header")
+    assert last.startswith("broken cannot be loaded: Error while deserializing header")
     assert "`prefect-bt checkpoints verify`" in explain_log_tail([last])

@@ -45,21 +45,14 @@ def served(root: Path, *models: tuple[str, Path, str], base: Path | None = None)
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoint-10", "v0/checkpoint-10", "a:b", "Modèle 2", "a..b", "-a"]
+    "name", ["checkpoint-10", "v0/checkpoint-10", "a:b", "Modèle 2", "a..b", "-a", "a--b"]
 )
 def test_most_names_are_their_own_id(name: str) -> None:
     assert encode_model_id(name) == name
 
 
-@pytest.mark.parametrize(
-    ("name", "identifier"),
-    [("a@b", "a%40b"), ("a--b", "a-%2Db"), ("a---b", "a-%2D-b"), ("a-/b", "a%2D/b")],
-)
-def test_what_the_server_would_cut_is_quoted(name: str, identifier: str) -> None:
-    assert encode_model_id(name) == identifier
-    # As a cache of the Hub is read: the id must come back from the folder's name.
-    on_disk = "models--" + identifier.replace("/", "--")
-    assert on_disk.split("--", maxsplit=1)[1].replace("--", "/") == identifier
+def test_what_the_server_would_cut_is_quoted() -> None:
+    assert encode_model_id("a@b") == "a%40b"
 
 
 @pytest.mark.parametrize(
@@ -73,12 +66,11 @@ def test_names_that_no_folder_can_have_are_refused(name: str) -> None:
 def test_a_full_model_is_its_files_without_the_trainers(tmp_path: Path) -> None:
     path = folder(tmp_path / "c", {**FULL, "optimizer.pt": "", "generation_config.json": "{}"})
     link_models(read_served(served(tmp_path, ("c/1", path, "full"))), tmp_path / "up")
-    put = tmp_path / "up" / "models" / "c" / "1"
+    put = tmp_path / "up" / "c" / "1"
     assert {p.name: p.resolve() for p in put.iterdir()} == {
         name: path / name
         for name in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json")
     }
-    assert (tmp_path / "up" / "hub" / "models--c--1" / "refs" / "main").is_file()
 
 
 def test_an_adapters_folder_holds_its_base_which_its_config_names(tmp_path: Path) -> None:
@@ -86,7 +78,7 @@ def test_an_adapters_folder_holds_its_base_which_its_config_names(tmp_path: Path
     path = folder(tmp_path / "a", {**ADAPTER, "README.md": "", "config.json": "other"})
     before = (path / "adapter_config.json").read_bytes()
     link_models(read_served(served(tmp_path, ("a", path, "lora"), base=base)), tmp_path / "up")
-    put = tmp_path / "up" / "models" / "a"
+    put = tmp_path / "up" / "a"
     assert {p.name for p in put.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json"),
         *("adapter_config.json", "adapter_model.bin"),
@@ -115,7 +107,7 @@ def test_a_tokenizer_comes_whole_from_one_place(tmp_path: Path, own, expected) -
     )
     path = folder(tmp_path / "c", {"config.json": CONFIG, "model.safetensors": "w", **own})
     link_models(read_served(served(tmp_path, ("c", path, "full"), base=base)), tmp_path / "up")
-    put = tmp_path / "up" / "models" / "c"
+    put = tmp_path / "up" / "c"
     words = {
         p.name: p.read_text()
         for p in put.iterdir()
@@ -126,34 +118,14 @@ def test_a_tokenizer_comes_whole_from_one_place(tmp_path: Path, own, expected) -
 
 def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     base = folder(tmp_path / "base", FULL)
-    sharded = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
-    shards = {"model.safetensors.index.json": sharded, "model-1.safetensors": ""}
     cases: list[tuple[dict[str, str], str, Path | None, str]] = [
         ({**FULL, "config.json": "{"}, "full", None, r"c: .*config.json cannot be read"),
         ({**FULL, "config.json": "[]"}, "full", None, r"c: .*config.json holds no JSON object"),
         ({**FULL, "config.json": "{}"}, "full", None, "names no architecture to load it as"),
-        (
-            {"config.json": CONFIG, "tokenizer.json": ""},
-            "full",
-            None,
-            "no weights that can be loaded",
-        ),
-        ({"model.safetensors": "", "tokenizer.json": ""}, "full", None, "has no config.json"),
-        (
-            {"config.json": CONFIG, **shards},
-            "full",
-            base,
-            "has no model-2.safetensors, which model",
-        ),
-        (
-            {"config.json": CONFIG, "model.safetensors": ""},
-            "full",
-            None,
-            "and no base model is given",
-        ),
+        ({"tokenizer.json": ""}, "full", None, "config.json cannot be read: .*No such file"),
+        ({"config.json": CONFIG}, "full", None, "no tokenizer in .*, and no base model is given"),
         (ADAPTER, "lora", None, "c is an adapter, and no base model is given"),
-        (FULL, "lora", base, "has no adapter_config.json, so it is not an adapter"),
-        ({"adapter_config.json": "{}"}, "lora", base, "has no adapter_model.safetensors"),
+        (FULL, "lora", base, "adapter_config.json cannot be read: .*No such file"),
         (ADAPTER, "lora", tmp_path / "gone", "base model's folder .*gone is not there"),
         (FULL, "gguf", None, "'gguf' is not full or lora"),
     ]
@@ -227,15 +199,15 @@ def test_links_of_a_dead_server_on_the_same_port_go(tmp_path: Path, monkeypatch)
     elsewhere.rmdir()
 
 
-def test_threads_are_as_many_as_cores_unless_somebody_chose(tmp_path: Path, monkeypatch) -> None:
+def test_threads_are_as_many_as_cores_unless_somebody_chose(monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    threads = int(transformers_server.server_environment(tmp_path)["OMP_NUM_THREADS"])
+    threads = int(transformers_server.server_environment()["OMP_NUM_THREADS"])
     assert 1 <= threads <= len(os.sched_getaffinity(0))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert transformers_server.server_environment(tmp_path)["OMP_NUM_THREADS"] == "7"
+    assert transformers_server.server_environment()["OMP_NUM_THREADS"] == "7"
 
 
-def test_one_model_is_loaded_first_and_several_on_the_way() -> None:
+def test_a_single_model_needs_no_name_in_requests() -> None:
     alone = transformers_server.server_command("h", 1, ["-a"], ["--device", "cpu"])
     assert alone == [
         *("transformers", "serve", "--host", "h", "--port", "1"),
@@ -251,5 +223,5 @@ def test_one_name_may_be_the_folder_of_another(tmp_path: Path) -> None:
     path = folder(tmp_path / "c", FULL)
     listed = served(tmp_path, ("v0/c", path, "full"), ("v0", path, "full"))
     link_models(read_served(listed), tmp_path / "up")
-    assert (tmp_path / "up" / "models" / "v0" / "config.json").is_file()
-    assert (tmp_path / "up" / "models" / "v0" / "c" / "config.json").is_file()
+    assert (tmp_path / "up" / "v0" / "config.json").is_file()
+    assert (tmp_path / "up" / "v0" / "c" / "config.json").is_file()
