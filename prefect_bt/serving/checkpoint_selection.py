@@ -39,7 +39,7 @@ ROOT: Final = "."
 
 @dataclass(frozen=True)
 class CheckpointRequest:
-    """`checkpoint`: a name, an id or "latest"; `configured`: as a config writes it."""
+    """`checkpoint` is a name, an id or "latest"; `configured` is its entry of a config."""
 
     job_id: str
     checkpoint: str = LATEST
@@ -47,7 +47,7 @@ class CheckpointRequest:
 
 
 def requests_from_config(details: CheckpointList | None) -> tuple[CheckpointRequest, ...]:
-    """What a config names; empty where it leaves the choice open. DefinitionError for Loops."""
+    """Return the checkpoints that a config names. Raise DefinitionError for runs of Loops."""
     if details is None:
         return ()
     if details.loops_checkpoint_ids:
@@ -66,10 +66,10 @@ def requests_from_config(details: CheckpointList | None) -> tuple[CheckpointRequ
 def requests_for_job(
     ledger: Ledger, names: Sequence[str] = (), *, job_id: str = "", project: str = ""
 ) -> tuple[CheckpointRequest, ...]:
-    """Names of one job's checkpoints; without any, the latest.
+    """Return requests for the checkpoints `names` of one job, by default the latest.
 
-    Without a job that of the newest that has one, in `project` if it is given. NotFoundError where
-    there is none.
+    The default job is the newest with a servable checkpoint, in `project` if given. Raise
+    NotFoundError if there is none.
     """
     job = job_id or get_newest_servable(ledger, project).job.id
     return tuple(CheckpointRequest(job, name) for name in names or (LATEST,))
@@ -83,41 +83,39 @@ def select_models(
     served_names: Mapping[str, str] | None = None,
     download_folder: str = DEFAULT_DOWNLOAD_FOLDER,
 ) -> ModelSelection:
-    """What is served, with all rules kept.
-
-    NotFoundError, CheckpointError or DefinitionError says why nothing is.
+    """Return the models of one server. Raise NotFoundError, CheckpointError or DefinitionError.
 
     Args:
-        ledger: Where the jobs are.
-        wanted: One checkpoint, or LoRA adapters of one base model.
-        base_model: An id of the Hub, a weights URI or a folder; over what the adapters tell.
-        served_names: `<checkpoint>` or `<job id>/<checkpoint>` -> the name that it answers under,
-            by default its own.
-        download_folder: Where the checkpoints are mounted.
+        ledger: Ledger of the jobs.
+        requests: One checkpoint, or LoRA adapters of one base model.
+        base_model: An id of the Hub, a weights URI or a folder; overrides the adapters' own.
+        served_names: `<checkpoint>` or `<job id>/<checkpoint>` -> its name in requests; by default
+            the name of the checkpoint.
+        download_folder: Folder of the node where the checkpoints are mounted.
     """
     if not requests:
         raise DefinitionError(
             "No checkpoint was chosen.", next_step=f'Name at least one, or "{LATEST}".'
         )
     folder = _validate_download_folder(download_folder)
-    shelves = {wish.job_id: list_servable(ledger, wish.job_id) for wish in requests}
-    picked = {
-        (wish.job_id, item.name): _select_checkpoint(shelves[wish.job_id], item, wish)
-        for wish in requests
-        for item in [get_candidate(ledger, shelves[wish.job_id], wish.checkpoint)]
-    }
-    models = list(picked.values())
+    jobs = {request.job_id: list_servable(ledger, request.job_id) for request in requests}
+    selected: dict[tuple[str, str], SelectedCheckpoint] = {}
+    for request in requests:
+        item = get_candidate(ledger, jobs[request.job_id], request.checkpoint)
+        found = _select_checkpoint(jobs[request.job_id], item, request)
+        selected[found.job_id, found.checkpoint] = found
+    models = list(selected.values())
     _check_combination(models)
     models = _assign_served_names(models, served_names or {})
     placed = tuple(replace(one, folder=_choose_mount(one, models, folder)) for one in models)
-    base = _resolve_base(ledger, placed, base_model, shelves)
+    base = _resolve_base(ledger, placed, base_model)
     if base is not None:
         base = replace(base, mount_location=f"{folder}/base")
     return ModelSelection(placed, base, folder, tuple(_notes(placed)))
 
 
 def check_model_name(name: str) -> str:
-    """DefinitionError for what cannot name a deployment."""
+    """Return the name of a deployment. Raise DefinitionError for an invalid one."""
     if not MODEL_NAME.fullmatch(name) or name in {".", ".."}:
         raise DefinitionError(
             f"The model name is {name!r}.",
@@ -141,28 +139,26 @@ def _validate_download_folder(download_folder: str) -> str:
 
 
 def _select_checkpoint(
-    shelf: ServableCheckpoints, item: Candidate, request: CheckpointRequest
+    job: ServableCheckpoints, item: Candidate, request: CheckpointRequest
 ) -> SelectedCheckpoint:
     stated = request.configured
     format_ = stated.model_weight_format if stated else None
-    if error := not_servable_error(shelf, item, format_):
+    if error := not_servable_error(job, item, format_):
         raise error
     found = item.contents.format or format_
-    assert found is not None, "an obstacle otherwise"
-    said = stated if isinstance(stated, LoRACheckpoint) else None
+    assert found is not None, "not_servable_error requires a format"
+    lora = stated.lora_details if isinstance(stated, LoRACheckpoint) else None
     return SelectedCheckpoint(
         name=item.name,
-        project_id=shelf.job.project_id,
-        job_id=shelf.job.id,
+        project_id=job.job.project_id,
+        job_id=job.job.id,
         checkpoint=item.name,
         format=found,
         manifest=item.checkpoint.manifests[0].key,
         manifests=tuple(item.checkpoint.manifest_keys.values()),
         folder="",
         contents=item.contents,
-        configured_lora_rank=said.lora_details.rank
-        if said and "rank" in said.lora_details.model_fields_set
-        else None,
+        configured_lora_rank=lora.rank if lora and "rank" in lora.model_fields_set else None,
     )
 
 
@@ -182,12 +178,15 @@ def _check_combination(models: Sequence[SelectedCheckpoint]) -> None:
 def _assign_served_names(
     models: Sequence[SelectedCheckpoint], names: Mapping[str, str]
 ) -> list[SelectedCheckpoint]:
-    """Every one under the name it answers to, no two alike."""
+    """Return the models with their unique names in requests."""
     left = dict(names)
     named: dict[str, SelectedCheckpoint] = {}
     for one in models:
-        short = left.pop(one.checkpoint, "") if _has_unique_name(one, models) else ""
-        name = left.pop(_qualified_name(one), short) or short or _default_served_name(one)
+        is_unique = sum(other.checkpoint == one.checkpoint for other in models) == 1
+        short = left.pop(one.checkpoint, "") if is_unique else ""
+        # The files in the checkpoint directory itself are named after their job.
+        default = one.job_id if one.checkpoint == ROOT else one.checkpoint
+        name = left.pop(_qualified_name(one), short) or short or default
         if not name.strip() or any(sign < " " or sign == "\x7f" for sign in name):
             raise DefinitionError(
                 f"{name!r} cannot be the name of {_describe(one)} in requests.",
@@ -210,25 +209,15 @@ def _assign_served_names(
     return list(named.values())
 
 
-def _has_unique_name(one: SelectedCheckpoint, models: Sequence[SelectedCheckpoint]) -> bool:
-    return sum(other.checkpoint == one.checkpoint for other in models) == 1
-
-
-def _default_served_name(one: SelectedCheckpoint) -> str:
-    """Files in the checkpoint directory itself are called after their job: `.` is no name."""
-    return one.job_id if one.checkpoint == ROOT else one.checkpoint
-
-
 def _choose_mount(
     one: SelectedCheckpoint, models: Sequence[SelectedCheckpoint], folder: str
 ) -> str:
     """Return the mount path of a checkpoint, changed if it would cover another served one."""
-    place = normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}")
-    others = {
-        normalize_path(f"{folder}/{other.job_id}/rank-0/{other.checkpoint}")
-        for other in models
-        if other is not one
-    }
+
+    def get_path(model: SelectedCheckpoint) -> str:
+        return normalize_path(f"{folder}/{model.job_id}/rank-0/{model.checkpoint}")
+
+    place, others = get_path(one), {get_path(other) for other in models if other is not one}
     while any(other == place or other.startswith(f"{place}/") for other in others):
         place += "/_"
     return place
@@ -243,42 +232,29 @@ def _notes(models: Sequence[SelectedCheckpoint]) -> Iterator[str]:
 
 
 def _resolve_base(
-    ledger: Ledger,
-    models: Sequence[SelectedCheckpoint],
-    configured: str,
-    shelves: Mapping[str, ServableCheckpoints],
+    ledger: Ledger, models: Sequence[SelectedCheckpoint], configured: str
 ) -> BaseModel | None:
-    """What an adapter stands on; of a whole model, the tokenizer that it was saved without."""
-    if models[0].format is ModelWeightsFormat.LORA:
-        return (
-            _resolve_stated_base(ledger, configured)
-            if configured
-            else _resolve_common_base(ledger, models, shelves)
-        )
-    if models[0].contents.has_tokenizer:
+    """Return the base model of adapters, or the tokenizer of a model that was saved without it."""
+    first, is_lora = models[0], models[0].format is ModelWeightsFormat.LORA
+    if not is_lora and first.contents.has_tokenizer:
         return None
-    found = (
-        _resolve_stated_base(ledger, configured)
-        if configured
-        else _find_trained_base(ledger, models[0], shelves)
-    )
-    if found is None:
+    if configured:
+        base = resolve_checkpoint_base(ledger, parse_base_model(configured))
+    elif is_lora:
+        base = _resolve_common_base(ledger, models)
+    else:
+        base = _find_trained_base(ledger, first)
+    if base is None:
         raise DefinitionError(
-            f"The {_describe(models[0])} was saved without its tokenizer, which requests need.",
+            f"The {_describe(first)} was saved without its tokenizer, which requests need.",
             next_step="Give base_model_id (--base-model): the model whose tokenizer it used.",
             field="checkpoint_details.base_model_id",
         )
-    return without_weights(found)
+    return base if is_lora else without_weights(base)
 
 
-def _resolve_stated_base(ledger: Ledger, configured: str) -> BaseModel:
-    return resolve_checkpoint_base(ledger, parse_base_model(configured))
-
-
-def _resolve_common_base(
-    ledger: Ledger, models: Sequence[SelectedCheckpoint], shelves: Mapping[str, ServableCheckpoints]
-) -> BaseModel:
-    bases = [(one, _resolve_adapter_base(ledger, one, shelves)) for one in models]
+def _resolve_common_base(ledger: Ledger, models: Sequence[SelectedCheckpoint]) -> BaseModel:
+    bases = [(one, _resolve_adapter_base(ledger, one)) for one in models]
     (first, base), *others = bases
     for one, other in others:
         if (other.source, other.subfolder) != (base.source, base.subfolder):
@@ -292,10 +268,8 @@ def _resolve_common_base(
     return base
 
 
-def _resolve_adapter_base(
-    ledger: Ledger, one: SelectedCheckpoint, shelves: Mapping[str, ServableCheckpoints]
-) -> BaseModel:
-    found, model = _find_trained_base(ledger, one, shelves), one.contents.base_model
+def _resolve_adapter_base(ledger: Ledger, one: SelectedCheckpoint) -> BaseModel:
+    found, model = _find_trained_base(ledger, one), one.contents.base_model
     if found is not None:
         return found
     step = "Give base_model_id (--base-model), a Hugging Face ID or a weights URI"
@@ -311,15 +285,11 @@ def _resolve_adapter_base(
     )
 
 
-def _find_trained_base(
-    ledger: Ledger, one: SelectedCheckpoint, shelves: Mapping[str, ServableCheckpoints]
-) -> BaseModel | None:
-    held = one.contents
-    if not held.base_model:
+def _find_trained_base(ledger: Ledger, one: SelectedCheckpoint) -> BaseModel | None:
+    model, revision = one.contents.base_model, one.contents.base_revision
+    if not model:
         return None
-    return resolve_trained_base(
-        ledger, shelves[one.job_id].job, held.base_model, held.base_revision
-    )
+    return resolve_trained_base(ledger, ledger.get_job(one.job_id), model, revision)
 
 
 def _qualified_name(one: SelectedCheckpoint) -> str:
