@@ -28,9 +28,9 @@ from prefect_bt.serving.served_model import SelectedCheckpoint
 VLLM: Final = "vllm"
 TRANSFORMERS: Final = "transformers"
 PORT_PLACEHOLDER: Final = f'"${LEADER_PORT_VARIABLE}"'
-"""A word for the shell: which port it is, the node knows."""
+"""Word for the shell; the node sets the variable."""
 VLLM_LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank (it takes 1 too)."""
+"""Values of vLLM's --max-lora-rank (1 is left out)."""
 SERVED_FILE: Final = "served.json"
 EMBEDDED_FILES: Final = ("transformers_server.py", "require_key.py")
 _ZERO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
@@ -39,9 +39,9 @@ _WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
 
 @dataclass(frozen=True)
 class EngineBaseModel:
-    """What adapters stand on, or what lends a full model its tokenizer.
+    """The base model of adapters, or the tokenizer of a full model.
 
-    `model` is what the engine opens: a folder, or an id of the Hub.
+    `model` is a folder or an id of the Hub.
     """
 
     model: str
@@ -51,9 +51,9 @@ class EngineBaseModel:
 
 @dataclass(frozen=True)
 class EngineCommand:
-    """`argv` may hold PORT.
+    """The command of a server. `argv` may contain PORT_PLACEHOLDER.
 
-    `requirements` is what pip of `python` brings where the image may lack it.
+    `requirements` are installed with pip of `python` in images that may lack them.
     """
 
     argv: tuple[str, ...]
@@ -64,7 +64,7 @@ class EngineCommand:
 
     @property
     def shell_line(self) -> str:
-        """For the shell."""
+        """Return the command as a line for the shell."""
         return " ".join(
             word if word == PORT_PLACEHOLDER else shlex.quote(word) for word in self.argv
         )
@@ -72,7 +72,7 @@ class EngineCommand:
 
 @dataclass(frozen=True)
 class BindOptions:
-    """`port`: a number, or PORT. `host` empty: as the engine has it."""
+    """Address of the server. `port` may be PORT_PLACEHOLDER; `host` "" is the engine's own."""
 
     host: str = ""
     port: str = PORT_PLACEHOLDER
@@ -85,9 +85,9 @@ Build = Callable[
 
 @dataclass(frozen=True)
 class InferenceEngine:
-    """`to_served_name` says what a request calls a model; ValueError for what it cannot call one.
+    """A server program. `to_served_name` returns a model's name in requests, or raises ValueError.
 
-    `uses_served_file`: whether it is told by served.json what to serve.
+    `uses_served_file`: it reads served.json.
     """
 
     name: str
@@ -97,12 +97,12 @@ class InferenceEngine:
 
 
 def default_engine(compute: Compute) -> str:
-    """vLLM where there is an accelerator to serve with, else the embedded one."""
+    """Return vLLM for a machine with an accelerator, else transformers."""
     return VLLM if count_accelerators(compute) else TRANSFORMERS
 
 
 def get_engine(name: str) -> InferenceEngine:
-    """DefinitionError lists those there are."""
+    """Return the engine of that name. Raise DefinitionError for an unknown name."""
     if name not in ENGINES:
         raise DefinitionError(
             f"There is no engine {name!r}.",
@@ -116,7 +116,7 @@ def get_engine(name: str) -> InferenceEngine:
 def served_model_names(
     engine: InferenceEngine, models: Sequence[SelectedCheckpoint]
 ) -> tuple[str, ...]:
-    """What a request's `model` says for each; DefinitionError where the engine has no way to."""
+    """Return the models' names in requests. Raise DefinitionError for an impossible name."""
     answered: dict[str, SelectedCheckpoint] = {}
     for one in models:
         try:
@@ -136,24 +136,24 @@ def served_model_names(
 
 
 def count_accelerators(compute: Compute) -> int:
-    """How many, on the one node that serves."""
+    """Return the number of accelerators of the node."""
     spec = compute.accelerator
     return spec.count if spec and spec.accelerator else 0
 
 
 def requested_memory(compute: Compute) -> str:
     """Return the requested memory; empty if the config does not set it or sets it to zero."""
-    told = "memory" in compute.model_fields_set and not _ZERO_MEMORY.fullmatch(compute.memory)
-    return compute.memory if told else ""
+    is_set = "memory" in compute.model_fields_set and not _ZERO_MEMORY.fullmatch(compute.memory)
+    return compute.memory if is_set else ""
 
 
 def requested_cpus(compute: Compute) -> int:
-    """0 where the config says none."""
+    """Return the requested CPUs; 0 if the config does not set them."""
     return compute.cpu_count if "cpu_count" in compute.model_fields_set else 0
 
 
 def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
-    """The lowest that vLLM takes for all of these; DefinitionError when none is high enough."""
+    """Return the lowest value of vLLM for these ranks. Raise DefinitionError for a higher rank."""
     known = [
         (one.contents.lora_rank or one.configured_lora_rank or DEFAULT_LORA_RANK, one)
         for one in models
@@ -171,7 +171,7 @@ def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
 
 
 def shared_chat_template(models: Sequence[SelectedCheckpoint]) -> str:
-    """The path of the one that all of them have; empty where they differ or lack it."""
+    """Return the path of the chat template if all models have the same, else ""."""
     templates = {one.contents.chat_template for one in models}
     return f"{models[0].folder}/{CHAT_TEMPLATE}" if len(templates) == 1 and all(templates) else ""
 
@@ -185,13 +185,20 @@ def vllm_argv(
     compute: Compute,
     listen: BindOptions,
 ) -> tuple[str, ...]:
-    """Return the vLLM command. Raises DefinitionError for an adapter that vLLM does not load."""
-    builder = {
-        ModelWeightsFormat.LORA: _vllm_lora,
-        ModelWeightsFormat.FULL: _vllm_full,
-        ModelWeightsFormat.WHISPER: _vllm_whisper,
-    }[models[0].format]
-    return builder(models, base, compute, listen)
+    """Return the vLLM command. Raise DefinitionError for an adapter that vLLM does not load."""
+    if models[0].format is ModelWeightsFormat.LORA:
+        assert base is not None, "no adapter is selected without a base model"
+        return _vllm_lora_argv(models, base, compute, listen)
+    (one,) = models
+    argv = (
+        *("vllm", "serve", one.folder),
+        *_listen_flags(listen),
+        *("--tensor-parallel-size", str(count_accelerators(compute) or 1)),
+        *("--served-model-name", one.name),
+        *(("--tokenizer", base.model) if base else ()),
+    )
+    is_whisper = one.format is ModelWeightsFormat.WHISPER
+    return argv if is_whisper else (*argv, *_dtype_and_template_flags(models, compute))
 
 
 def _vllm(
@@ -203,7 +210,7 @@ def _vllm(
     audio = models[0].format is ModelWeightsFormat.WHISPER
     return EngineCommand(
         argv=vllm_argv(models, base, compute, listen),
-        # All of it is mounted: what is missing is an error at once, not a download.
+        # All files are mounted, so a missing one must be an error and not a download.
         environment={"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
         image="vllm/vllm-openai:latest",
         requirements=("vllm[audio]",) if audio else (),
@@ -211,9 +218,9 @@ def _vllm(
     )
 
 
-def _vllm_lora(
+def _vllm_lora_argv(
     models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel | None,
+    base: EngineBaseModel,
     compute: Compute,
     listen: BindOptions,
 ) -> tuple[str, ...]:
@@ -225,17 +232,14 @@ def _vllm_lora(
                 next_step="Merge it into its base model and deploy that, or use the engine "
                 f"{TRANSFORMERS}.",
             )
-    assert base is not None, "no adapter is chosen without one"
     count = count_accelerators(compute)
-    template = shared_chat_template(models)
     return (
         *("vllm", "serve", base.model),
         *_listen_flags(listen),
         *(("--tensor-parallel-size", str(count)) if count else ()),
         "--enable-lora",
         *("--max-lora-rank", str(choose_max_lora_rank(models))),
-        *("--dtype", _dtype(compute)),
-        *(("--chat-template", template) if template else ()),
+        *_dtype_and_template_flags(models, compute),
         *(("--served-model-name", base.name) if base.name != base.model else ()),
         "--lora-modules",
         *(_lora_module(one.name, one.folder) for one in models),
@@ -249,57 +253,23 @@ def _vllm_name(name: str) -> str:
 
 
 def _lora_module(name: str, path: str) -> str:
-    """`name=path`; JSON where vLLM, or argparse, would read something else in it."""
+    """Return `name=path`, or JSON for words that vLLM or argparse would read otherwise."""
     if "=" in f"{name}{path}" or "," in f"{name}{path}" or name.startswith("-"):
         return json.dumps({"name": name, "path": path}, ensure_ascii=False)
     return f"{name}={path}"
-
-
-def _vllm_full(
-    models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel | None,
-    compute: Compute,
-    listen: BindOptions,
-) -> tuple[str, ...]:
-    (one,) = models
-    template = shared_chat_template(models)
-    return (
-        *_vllm_single_model_argv(one, base, compute, listen),
-        *("--dtype", _dtype(compute)),
-        *(("--chat-template", template) if template else ()),
-    )
-
-
-def _vllm_whisper(
-    models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel | None,
-    compute: Compute,
-    listen: BindOptions,
-) -> tuple[str, ...]:
-    (one,) = models
-    return _vllm_single_model_argv(one, base, compute, listen)
-
-
-def _vllm_single_model_argv(
-    one: SelectedCheckpoint, base: EngineBaseModel | None, compute: Compute, listen: BindOptions
-) -> tuple[str, ...]:
-    return (
-        *("vllm", "serve", one.folder),
-        *_listen_flags(listen),
-        *("--tensor-parallel-size", str(count_accelerators(compute) or 1)),
-        *("--served-model-name", one.name),
-        *(("--tokenizer", base.model) if base else ()),
-    )
 
 
 def _listen_flags(listen: BindOptions) -> tuple[str, ...]:
     return (*(("--host", listen.host) if listen.host else ()), "--port", listen.port)
 
 
-def _dtype(compute: Compute) -> str:
-    """The older GPUs have no bfloat16."""
-    spec = compute.accelerator
-    return "float16" if spec and spec.accelerator in _WITHOUT_BFLOAT16 else "bfloat16"
+def _dtype_and_template_flags(
+    models: Sequence[SelectedCheckpoint], compute: Compute
+) -> tuple[str, ...]:
+    """Return the flags. Older GPUs have no bfloat16."""
+    spec, template = compute.accelerator, shared_chat_template(models)
+    dtype = "float16" if spec and spec.accelerator in _WITHOUT_BFLOAT16 else "bfloat16"
+    return ("--dtype", dtype, *(("--chat-template", template) if template else ()))
 
 
 # -- transformers ---------------------------------------------------------------------------
@@ -315,7 +285,7 @@ def _transformers(
     extra = {
         ModelWeightsFormat.LORA: ("peft~=0.21.2",),
         ModelWeightsFormat.FULL: (),
-        # What its /v1/audio/transcriptions decodes sound and forms with.
+        # Packages of its /v1/audio/transcriptions.
         ModelWeightsFormat.WHISPER: ("python-multipart", "soundfile", "soxr"),
     }[models[0].format]
     return EngineCommand(
