@@ -101,12 +101,6 @@ class CheckpointMetadata:
     lora_adapter_config: dict[str, Any] | None = None
     step: int | None = None
 
-    @property
-    def lora_rank(self) -> int | None:
-        """PEFT's `r`; None where there is no adapter, or it has no one rank."""
-        rank = (self.lora_adapter_config or {}).get("r")
-        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
-
 
 def group_by_checkpoint(tree: FileTree) -> dict[str, LocalCheckpoint]:
     """Every checkpoint by name, and every temporary folder as one that has no files."""

@@ -69,9 +69,9 @@ class Revision:
 
 @dataclass(frozen=True)
 class ReadinessVerdict:
-    """Whether an attempt of a revision's job answered under every name, or failed to.
+    """Whether an attempt of a revision's job became ready.
 
-    `way` is the endpoint of the request, as in serving.curl_example.
+    `way` is the endpoint of its models, as in serving.curl_example.
     """
 
     revision: int
@@ -98,7 +98,7 @@ class _RevisionJob:
 
 
 class DeploymentLedger:
-    """Reads and writes them. NotFoundError for a name, or a revision, that is not there."""
+    """Reader and writer of the records. Unknown names and revisions raise NotFoundError."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.store = ledger, ledger.store
@@ -106,8 +106,8 @@ class DeploymentLedger:
 
     def ensure_deployment(self, name: str) -> Deployment:
         """Return the deployment of that name; create it if it does not exist."""
-        made = Deployment(name, self.ledger.now())
-        self._create_once(f"{_prefix(name)}/deployment.json", made)
+        deployment = Deployment(name, self.ledger.now())
+        self._create_once(f"{_prefix(name)}/deployment.json", deployment)
         return self.get_deployment(name)
 
     def get_deployment(self, name: str) -> Deployment:
@@ -120,7 +120,7 @@ class DeploymentLedger:
             ) from None
 
     def list_deployments(self) -> list[Deployment]:
-        """Oldest first."""
+        """Return all deployments, oldest first."""
         found = [
             self._read(Deployment, info.key)
             for info in self.store.list("deployments")
@@ -131,7 +131,7 @@ class DeploymentLedger:
     # -- revisions --------------------------------------------------------------------------
 
     def add_revision(self, name: str, create: Callable[[int], Revision]) -> Revision:
-        """The next revision; `create` gets its number."""
+        """Create and return the next revision; `create` gets its number."""
         while True:
             taken = self.list_revisions(name)
             revision = create(taken[-1].number + 1 if taken else 1)
@@ -139,11 +139,11 @@ class DeploymentLedger:
                 return revision
 
     def list_revisions(self, name: str) -> list[Revision]:
-        """In the order of their numbers."""
+        """Return the revisions in the order of their numbers."""
         return list(self._iter_records(Revision, f"{_prefix(name)}/revisions", "/revision.json"))
 
     def get_key_secret(self, name: str) -> str:
-        """That of the newest revision; "" where everybody may ask."""
+        """Return the key secret of the newest revision; "" for no key."""
         revisions = self.list_revisions(name)
         return revisions[-1].key_secret if revisions else ""
 
@@ -157,37 +157,37 @@ class DeploymentLedger:
             ) from None
 
     def bind_job(self, name: str, number: int, job_id: str) -> None:
-        """Idempotent."""
+        """Record the job of a revision. Idempotent."""
         self._create_once(f"{_revision(name, number)}/job.json", _RevisionJob(job_id))
 
     def find_job_id(self, name: str, number: int) -> str:
-        """The id of the job that runs the revision; "" while none was submitted."""
+        """Return the ID of the revision's job; "" before it was submitted."""
         try:
             return self._read(_RevisionJob, f"{_revision(name, number)}/job.json").job_id
         except ObjectNotFound:
             return ""
 
-    # -- whether they answer, and which is to ------------------------------------------------
+    # -- verdicts and desired revisions ------------------------------------------------------
 
     def record_verdict(self, name: str, verdict: ReadinessVerdict) -> ReadinessVerdict:
-        """Write it down; the first of an attempt stands, and is returned."""
+        """Record a verdict. Return the attempt's first verdict, which is never replaced."""
         key = f"{_prefix(name)}/verdicts/{verdict.revision:06d}-{verdict.attempt:04d}.json"
         self._create_once(key, verdict)
         return self._read(ReadinessVerdict, key)
 
     def list_verdicts(self, name: str, number: int) -> list[ReadinessVerdict]:
-        """Of every attempt that has one, in order."""
+        """Return the verdicts of a revision in the order of its attempts."""
         found = self._iter_records(ReadinessVerdict, f"{_prefix(name)}/verdicts", ".json")
         return [one for one in found if one.revision == number]
 
     def was_ready(self, name: str, number: int) -> bool:
-        """Whether the revision ever answered as it should."""
+        """Return whether the revision was ever ready."""
         return any(one.ready for one in self.list_verdicts(name, number))
 
     def set_desired_revision(
         self, name: str, number: int, *, why: str, by: str = ""
     ) -> DesiredRevision:
-        """From now on revision `number` is to serve."""
+        """Make revision `number` the desired one."""
         while True:
             move = DesiredRevision(number, self.ledger.now(), why, by)
             if self._create_once(
@@ -196,11 +196,11 @@ class DeploymentLedger:
                 return move
 
     def list_desired_revisions(self, name: str) -> list[DesiredRevision]:
-        """Oldest first."""
+        """Return all desired revisions, oldest first."""
         return list(self._iter_records(DesiredRevision, f"{_prefix(name)}/moves", ".json"))
 
     def get_desired_revision(self, name: str) -> int:
-        """The revision that is to serve; NONE before the first, or after a stop."""
+        """Return the desired revision; NO_REVISION before the first, or after a stop."""
         moves = self.list_desired_revisions(name)
         return moves[-1].revision if moves else NO_REVISION
 
@@ -212,7 +212,7 @@ class DeploymentLedger:
                 yield self._read(kind, info.key)
 
     def _read(self, kind: type[T], key: str) -> T:
-        """Fetched once: who watches a revision looks for as long as it serves."""
+        """Read a record, from the store only once, because a watch reads as long as it serves."""
         if key not in self._cached_records:
             self._cached_records[key] = self.store.get(key)
         return codec.loads(kind, self._cached_records[key])

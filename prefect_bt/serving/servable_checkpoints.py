@@ -1,4 +1,4 @@
-"""The checkpoints of a job as somebody who wants to serve one sees them, and why one cannot be."""
+"""List the checkpoints of a job that can be served, and explain why another cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GATHER = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A committed checkpoint and what it holds."""
+    """A committed checkpoint and its contents."""
 
     checkpoint: CommittedCheckpoint
     contents: CheckpointContents
@@ -53,7 +53,7 @@ class ServableCheckpoints:
 
     @property
     def alternatives(self) -> str:
-        """What could be chosen in place of what was."""
+        """Return a sentence with the checkpoints that can be served."""
         names = [item.name for item in self.servable]
         if names:
             return f"Job {self.job.id} can serve: {_join_limited(names)}."
@@ -61,27 +61,25 @@ class ServableCheckpoints:
 
 
 def list_servable(ledger: Ledger, job_id: str) -> ServableCheckpoints:
-    """NotFoundError for an unknown job says which there are."""
+    """Return the checkpoints of a job. Raise NotFoundError, with the known jobs, for another ID."""
     try:
         job = ledger.get_job(job_id)
     except NotFoundError as error:
         raise NotFoundError("job", job_id, next_step=_describe_jobs(ledger)) from error
     found = list_checkpoints(ledger.store, job.project_id, job.id)
-    return ServableCheckpoints(
-        job, tuple(Candidate(one, read_contents(ledger.store, one)) for one in found)
-    )
+    return ServableCheckpoints(job, tuple(Candidate(one, read_contents(one)) for one in found))
 
 
 def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoints:
-    """Of the newest job that has something to serve; NotFoundError.
+    """Return the checkpoints of the newest job that has a servable one. Raise NotFoundError.
 
-    `project`: name or id of the only one to look in.
+    `project` is the name or ID of the project to search, by default all.
     """
     project_id = ledger.projects.get(project).id if project else None
     for job in reversed(ledger.list_jobs(project_id=project_id)):
-        shelf = list_servable(ledger, job.id)
-        if shelf.servable:
-            return shelf
+        found = list_servable(ledger, job.id)
+        if found.servable:
+            return found
     raise NotFoundError(
         "checkpoint",
         f"{LATEST} of {f'project {project}' if project else 'any job'}",
@@ -89,44 +87,44 @@ def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoint
     )
 
 
-def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, name: str) -> Candidate:
+def get_candidate(ledger: Ledger, found: ServableCheckpoints, name: str) -> Candidate:
     """Return a checkpoint by name, ID or "latest": the last one that can be served, or the last.
 
     A checkpoint may be named "latest". NotFoundError if there is none of that name.
     """
-    for item in shelf.candidates:
+    for item in found.candidates:
         if name in {item.name, item.checkpoint.id}:
             return item
-    if name == LATEST and shelf.candidates:
-        return (shelf.servable or shelf.candidates)[-1]
-    why = "" if name == LATEST else _explain_uncommitted(ledger, shelf.job, name)
+    if name == LATEST and found.candidates:
+        return (found.servable or found.candidates)[-1]
+    why = "" if name == LATEST else _explain_uncommitted(ledger, found.job, name)
     if why:
         raise CheckpointError(
-            f"The checkpoint {name} of job {shelf.job.id} is not committed: {why}.",
-            next_step=shelf.alternatives,
+            f"The checkpoint {name} of job {found.job.id} is not committed: {why}.",
+            next_step=found.alternatives,
         )
-    raise NotFoundError("checkpoint", f"{name} of job {shelf.job.id}", next_step=shelf.alternatives)
+    raise NotFoundError("checkpoint", f"{name} of job {found.job.id}", next_step=found.alternatives)
 
 
 def not_servable_error(
-    shelf: ServableCheckpoints, item: Candidate, stated: ModelWeightsFormat | None
+    found: ServableCheckpoints, item: Candidate, stated: ModelWeightsFormat | None
 ) -> PrefectBtError | None:
-    """Why this one cannot be served, as an error with a cure."""
+    """Return the error of a checkpoint that cannot be served; None for one that can."""
     why = why_not_servable(item, stated)
     if not why:
         return None
-    what, cure = why
-    steps = cure if item.contents.sharding else " ".join(filter(None, (cure, shelf.alternatives)))
-    where = f"The checkpoint {item.name} of job {shelf.job.id}"
+    what, remedy = why
+    steps = remedy if item.contents.sharding else f"{remedy} {found.alternatives}".strip()
+    where = f"The checkpoint {item.name} of job {found.job.id}"
     return CheckpointError(f"{where} {what}.", next_step=steps)
 
 
 def why_not_servable(
     item: Candidate, stated: ModelWeightsFormat | None = None
 ) -> tuple[str, str] | None:
-    """The rest of a sentence that begins with the checkpoint, and a cure; None: it can be served.
+    """Return the predicate of a sentence about the checkpoint, and a remedy; None: servable.
 
-    `stated` is what a config says it holds.
+    `stated` is the format that a config sets.
     """
     held = item.contents
     if "@" in item.name:
@@ -176,7 +174,7 @@ _CLASSES = {
 
 
 def _explain_uncommitted(ledger: Ledger, job: JobRecord, name: str) -> str:
-    """What the job's uploaders said of it last; empty where they know no such checkpoint."""
+    """Return the reason of the job's uploaders; "" if they know no such checkpoint."""
     for attempt in reversed(ledger.list_attempts(job.id)):
         uploads = UploadStatusReader(ledger.store, job.project_id, job.id, attempt.attempt)
         for status in (one.status for one in uploads.read()):
@@ -196,6 +194,6 @@ def _describe_jobs(ledger: Ledger) -> str:
 
 
 def _join_limited(names: list[str]) -> str:
-    """The newest, of many."""
+    """Return the newest names, separated by commas."""
     more = len(names) - _MAX_LISTED
     return f"{'… ' if more > 0 else ''}{', '.join(names[-_MAX_LISTED:])}"

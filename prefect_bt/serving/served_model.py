@@ -1,10 +1,4 @@
-"""Words of serving: what is served, from which files, under which names. Frozen, for the codec.
-
-`served.json`, which the embedded program reads, is a `ServingConfig`:
-
-    {"models": [{"name": "checkpoint-10", "path": "/…/checkpoint-10", "kind": "lora"}],
-     "base": "/…"}                                        null where no base model is needed
-"""
+"""Data of serving: the models of one server, their files and their names in requests. Frozen."""
 
 from __future__ import annotations
 
@@ -16,37 +10,34 @@ from prefect_bt.planning.plan import LoadedCheckpoint
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """What is in the files of a checkpoint that a server would be given: the lowest rank's part.
-
-    `size` in bytes.
-    """
+    """Contents of the files of a checkpoint's lowest rank, which a server gets. `size` in bytes."""
 
     format: ModelWeightsFormat | None = None
     """None if the files do not show the format."""
     base_model: str = ""
-    """As its writer spelled it: an id of the Hub, or a folder of the machine it was written on."""
+    """As the trainer wrote it: an id of the Hub, or a folder of its machine."""
     base_revision: str = ""
     lora_rank: int | None = None
-    """The highest of any layer; None where the adapter does not tell, or there is none."""
+    """Highest rank of any layer; None if unknown, or not an adapter."""
     has_weights: bool = False
     sharding: str = ""
-    """What spread the weights over processes, for example "FSDP"; empty where they are whole."""
+    """Library that sharded the weights, for example "FSDP"; empty for complete weights."""
     has_tokenizer: bool = False
     chat_template: str = ""
-    """Digest of `chat_template.jinja`; empty where there is none."""
+    """Digest of `chat_template.jinja`; empty if there is none."""
     unsupported_by_vllm: tuple[str, ...] = ()
-    """What vLLM refuses of an adapter, for example "DoRA"."""
+    """Features of an adapter that vLLM rejects, for example "DoRA"."""
     size: int = 0
     other_ranks: tuple[int, ...] = ()
-    """Ranks whose part has weights, where this one has none."""
+    """Ranks that have weights, if the lowest rank has none."""
 
 
 @dataclass(frozen=True)
 class SelectedCheckpoint:
-    """A committed checkpoint, and the name it answers under.
+    """A committed checkpoint and its name in requests.
 
-    `manifest` is the key of the manifest whose files are served, `manifests` those of all ranks;
-    `folder` is where they lie inside the node.
+    `manifest` is the key of the manifest whose files are served, `manifests` are those of all
+    ranks; `folder` is the path of the files in the node.
     """
 
     name: str
@@ -59,49 +50,49 @@ class SelectedCheckpoint:
     folder: str
     contents: CheckpointContents
     configured_lora_rank: int | None = None
-    """What the config says of a LoRA, where it says it itself."""
+    """LoRA rank that the config sets."""
 
     @property
     def source(self) -> str:
-        """By ids, because names are free text and may hold `/` and `@`."""
+        """Return the weights URI, by IDs because names may contain `/` and `@`."""
         return f"bt://{self.project_id}@{self.job_id}/{self.checkpoint}"
 
     @property
     def required_checkpoint(self) -> LoadedCheckpoint:
-        """For checkpoints.retention.holds: what must stay while it is served."""
+        """Return the checkpoint for checkpoints.retention.holds."""
         return LoadedCheckpoint(self.project_id, self.job_id, self.checkpoint, self.manifests)
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """`model` as it was told, `source` the weights URI that it is mirrored from."""
+    """A base model. `model` is as given, `source` the weights URI that it is mirrored from."""
 
     model: str
     source: str
     mount_location: str = ""
-    """Where it is mounted inside the node."""
+    """Path of its mount in the node."""
     subfolder: str = ""
-    """The folder of the mount that is the model; empty for the mount itself."""
+    """Folder of the model in the mount; empty for the mount itself."""
     pinned_revision: str = ""
-    """Revision of the mirror that it must be; empty where any will do."""
+    """Required revision of the mirror; empty for any."""
     allow_patterns: tuple[str, ...] | None = None
     ignore_patterns: tuple[str, ...] | None = None
     auth: dict[str, str] | None = None
-    """A WeightsAuth without its empty fields: references, never values."""
+    """A WeightsAuth without empty fields: references, never values."""
     auth_secret_name: str = ""
     required_checkpoint: LoadedCheckpoint | None = None
-    """Set where it is a checkpoint of a job itself."""
+    """The checkpoint, if the model is one of a job."""
     tokenizer_only: bool = False
-    """Its weights are not needed: a full checkpoint that was saved without its tokenizer."""
+    """Only the tokenizer is needed, by a full checkpoint that was saved without one."""
 
     @property
     def folder(self) -> str:
-        """Where the model lies inside the node."""
+        """Return the path of the model in the node."""
         return f"{self.mount_location}/{self.subfolder}" if self.subfolder else self.mount_location
 
     @property
     def name(self) -> str:
-        """An id of the Hub as it is, the last part of any other place."""
+        """Return the id of the Hub, or the last part of any other source."""
         if self.source.startswith("hf://"):
             return self.source.removeprefix("hf://").partition("@")[0]
         return self.source.rstrip("/").rpartition("/")[2]
@@ -109,27 +100,27 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """What one server serves: one full model, one Whisper, or adapters of one base."""
+    """Models of one server: one full model, one Whisper model, or adapters of one base model."""
 
     models: tuple[SelectedCheckpoint, ...]
     base: BaseModel | None
     download_folder: str
     notes: tuple[str, ...] = ()
-    """Sentences for whoever deploys it."""
+    """Sentences for the user who deploys."""
 
     @property
     def format(self) -> ModelWeightsFormat:
-        """The same for all of them."""
+        """Return the format of all models."""
         return self.models[0].format
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """What a request's `model` may say."""
+        """Return the names of the models in requests."""
         return tuple(model.name for model in self.models)
 
     @property
     def base_name(self) -> str:
-        """What the base model answers under beside them: no adapter's name."""
+        """Return the name of the base model in requests, different from every adapter's."""
         name = self.base.name if self.base else ""
         while name in self.served_names:
             name += "-base"
@@ -143,21 +134,6 @@ class ModelSelection:
 
     @property
     def required_checkpoints(self) -> tuple[LoadedCheckpoint, ...]:
-        """What must stay while they are served, the base model included if a job made it."""
+        """Return the checkpoints to hold while they are served, with that of the base model."""
         base = self.base.required_checkpoint if self.base else None
         return (*(model.required_checkpoint for model in self.models), *((base,) if base else ()))
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """`kind` is FULL or LORA: a Whisper model is whole, too, and its files tell what it is."""
-
-    name: str
-    path: str
-    kind: ModelWeightsFormat
-
-
-@dataclass(frozen=True)
-class ServedModels:
-    models: tuple[ServedModel, ...]
-    base: str | None = None

@@ -2,21 +2,24 @@
 
     weights       every checkpoint and the base model below the download folder, read-only
     commands      the engine, on $BT_LEADER_PORT
-    workspace     served.json; for the embedded engine its program too
+    workspace     served.json; for the engine transformers its program too
 
-A server writes nothing that is kept, so checkpointing is off. Secrets are references. Paths of the
-checkpoints: docs/compatibility.md, Serving.
+Checkpointing is off. Secrets are references. Paths of the checkpoints: docs/compatibility.md,
+Serving. served.json, which engines/transformers_server.py reads:
+
+    {"models": [{"name": "checkpoint-10", "path": "/…/checkpoint-10", "kind": "lora"}],
+     "base": "/…"}                                        null where no base model is needed
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import load_manifest
 from prefect_bt.definitions import (
     Compute,
@@ -32,7 +35,6 @@ from prefect_bt.definitions import (
 from prefect_bt.definitions.variables import EnvironmentVariables
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.serving.base_model import TRAINING_STATE
@@ -51,9 +53,6 @@ from prefect_bt.serving.engines.command_lines import (
 from prefect_bt.serving.served_model import (
     BaseModel,
     ModelSelection,
-    SelectedCheckpoint,
-    ServedModel,
-    ServedModels,
 )
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 from prefect_bt.weights.sources.checkpoint import checkpoint_revision
@@ -65,10 +64,10 @@ HF_TOKEN: Final = "HF_TOKEN"
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`engine` empty: vLLM where there is an accelerator, else the embedded one.
+    """Options of a server. `engine` "": vLLM with an accelerator, else transformers.
 
-    `host` is what the server listens on; `install_requirements`: whether pip may bring what the
-    image lacks, which is for images, never for somebody's machine.
+    `host` is the listen address. `install_requirements` installs missing packages with pip, which
+    is for images and never for a user's machine.
     """
 
     engine: str = ""
@@ -82,30 +81,20 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class ServingJob:
-    """`files`: name in the workspace -> its text, or the file to copy."""
+    """A server as a job. `files`: name in the workspace -> its text, or the file to copy."""
 
     project: TrainingProject
     files: Mapping[str, str | Path]
     engine: str
     served_names: tuple[str, ...]
-    """What a request's `model` says, a model each."""
+    """Names of the models in requests."""
     selection: ModelSelection
     program: str
-    """What its last command starts."""
-
-
-@dataclass(frozen=True)
-class RevisionPin:
-    """A source of the job, by its key, and the revision that it must be. `size` in bytes."""
-
-    key: str
-    revision: str
-    files: int = 0
-    size: int = 0
+    """Program that the last command starts."""
 
 
 def build_serving_job(choice: ModelSelection, options: ServerOptions) -> ServingJob:
-    """DefinitionError for what the engine does not serve, or no one node can."""
+    """Return the job. Raise DefinitionError for models that the engine or one node cannot serve."""
     compute = options.compute
     if compute.node_count != 1:
         raise DefinitionError(
@@ -135,14 +124,15 @@ def build_serving_job(choice: ModelSelection, options: ServerOptions) -> Serving
 
 
 def render_served_file(choice: ModelSelection) -> str:
-    """`served.json`."""
-    models = tuple(ServedModel(one.name, one.folder, _kind(one)) for one in choice.models)
-    served = ServedModels(models, choice.base.folder if choice.base else None)
-    return codec.dumps(served, indent=1) + "\n"
+    """Return the text of served.json."""
+    kind = "lora" if choice.format is ModelWeightsFormat.LORA else "full"
+    models = [{"name": one.name, "path": one.folder, "kind": kind} for one in choice.models]
+    served = {"models": models, "base": choice.base.folder if choice.base else None}
+    return json.dumps(served, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_files(files: Mapping[str, str | Path], folder: Path) -> None:
-    """Write the workspace's files into a folder that there is."""
+    """Write the files of the workspace into `folder`."""
     for name, content in files.items():
         text = content if isinstance(content, str) else content.read_text("utf-8")
         (folder / name).write_text(text, "utf-8")
@@ -172,44 +162,30 @@ def resolve_compute(compute: Compute | None, capacity: Capacity) -> Compute:
 # -- pins -----------------------------------------------------------------------------------
 
 
-def resolve_pins(store: Store, serving: ServingJob) -> tuple[RevisionPin, ...]:
-    """Which bytes were chosen: for every checkpoint its manifest, which never changes.
-
-    Without them a checkpoint that is written anew before it is mirrored would be served in the
-    place of the one that was looked at. Raises StoreError.
-    """
-    choice, plans = serving.selection, plan_weights(serving.project.job)
-    keys = [one.manifest for one in choice.models]
-    pins = [_pin_checkpoint(store, plan, key) for plan, key in zip(plans, keys, strict=False)]
-    if choice.base and choice.base.required_checkpoint:
-        pins.append(_pin_checkpoint(store, plans[-1], choice.base.required_checkpoint.manifests[0]))
-    elif choice.base and choice.base.pinned_revision:
-        pins.append(RevisionPin(plans[-1].key, choice.base.pinned_revision))
-    return tuple(pins)
-
-
 def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
-    """The serving job has these revisions in all its attempts; call it before anything is mirrored.
+    """Pin the weights of all attempts of the job, before the first is mirrored. Idempotent.
 
-    Idempotent.
+    A checkpoint is pinned to its manifest, so a later one of the same name does not replace it.
     """
-    for one in resolve_pins(ledger.store, serving):
-        ledger.pins.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
+    base, plans = serving.selection.base, plan_weights(serving.project.job)
+    manifests = [one.manifest for one in serving.selection.models]
+    if base and base.required_checkpoint:
+        manifests.append(base.required_checkpoint.manifests[0])
+    elif base and base.pinned_revision:
+        ledger.pin_weights(job_id, plans[-1].key, base.pinned_revision)
+    for plan, key in zip(plans, manifests, strict=False):
+        _pin_checkpoint(ledger, job_id, plan, key)
 
 
-def _pin_checkpoint(store: Store, plan: WeightsPlan, key: str) -> RevisionPin:
-    sizes = {entry.path: entry.size for entry in load_manifest(store.get(key), key=key).entries}
+def _pin_checkpoint(ledger: Ledger, job_id: str, plan: WeightsPlan, key: str) -> None:
+    entries = load_manifest(ledger.store.get(key), key=key).entries
+    sizes = {entry.path: entry.size for entry in entries}
     wanted = filter_paths(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     size = sum(sizes[path] for path in wanted)
-    return RevisionPin(plan.key, checkpoint_revision(key), files=len(wanted), size=size)
+    ledger.pin_weights(job_id, plan.key, checkpoint_revision(key), files=len(wanted), size=size)
 
 
 # -- inside ---------------------------------------------------------------------------------
-
-
-def _kind(one: SelectedCheckpoint) -> ModelWeightsFormat:
-    lora = one.format is ModelWeightsFormat.LORA
-    return ModelWeightsFormat.LORA if lora else ModelWeightsFormat.FULL
 
 
 def _engine_base(choice: ModelSelection) -> EngineBaseModel | None:
@@ -222,7 +198,7 @@ def _commands(command: EngineCommand, options: ServerOptions) -> Iterator[str]:
         yield shlex.join(
             [command.python, "-m", "pip", "install", "--no-cache-dir", *command.requirements]
         )
-    # The server in the shell's place: it gets the polite signal itself.
+    # exec: the server itself gets the signal that stops the job.
     yield f"exec {command.shell_line}"
 
 

@@ -16,7 +16,7 @@ def contents(shop: Shop, files, *, name="checkpoint-10", **ranks):
     for rank, more in ranks.items():
         shop.commit(job, {name: more}, rank=int(rank.removeprefix("rank")))
     (found,) = list_checkpoints(shop.ledger.store, job.project_id, job.id)
-    return read_contents(shop.ledger.store, found)
+    return read_contents(found)
 
 
 def test_a_full_model(shop):
@@ -52,8 +52,9 @@ def test_the_highest_rank_of_any_layer_counts(shop):
     assert contents(shop, lora(rank=8, rank_pattern={"q_proj": 64, "k_proj": 4})).lora_rank == 64
 
 
-def test_an_adapter_that_does_not_tell_its_rank(shop):
-    assert contents(shop, lora(rank="many")).lora_rank is None  # pyright: ignore
+@pytest.mark.parametrize("rank", ["many", True, None])
+def test_an_adapter_that_does_not_tell_its_rank(shop, rank):
+    assert contents(shop, lora(rank=rank)).lora_rank is None
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
-from prefect_bt.definitions import Compute, project_document
-from prefect_bt.errors import CheckpointError, DefinitionError, SubstrateError
+from prefect_bt.definitions import project_document
+from prefect_bt.errors import DefinitionError, SubstrateError
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
 from prefect_bt.jobs.submit import plan_submission, submit
@@ -26,6 +25,7 @@ from prefect_bt.ledger.records import JobRecord, RetryBudget, ServingRef
 from prefect_bt.serving.checkpoint_selection import check_model_name
 from prefect_bt.serving.deployment_records import DeploymentLedger, Revision
 from prefect_bt.serving.rollout.gate import parse_gate
+from prefect_bt.serving.rollout.revisions import hold_checkpoints
 from prefect_bt.serving.rollout.wait import AwaitedRevision
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import ensure_router
@@ -50,18 +50,18 @@ RESTART_BUDGET: Final = RetryBudget(
     first_delay=0.5,
     longest_delay=15.0,
 )
-"""A server that has answered once is started again whatever ends it (attempts.judge_retry)."""
+"""Budget of a server that was ready once: it restarts after any end (attempts.judge_retry)."""
 
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """Options of a deployment. `server.compute` may leave out what serving_compute fills in.
+    """Options of a deployment. `resolve_compute` completes `server.compute`.
 
-    `host` and `port` are the deployment's own address, by default a free port of this machine
-    alone. `key_secret` names the secret that is its API key, by default the one it has.
-    `ready_timeout`: seconds that the server may take to answer first. `hold`: it is not to serve
-    until it is promoted. `gate`: as serving.rollout.gate reads it. `secrets`: looked up first;
-    `secrets_block` is the saved block that it comes from.
+    `host` and `port` are the deployment's address, by default a free port on the loopback
+    interface. `key_secret` names the secret with the API key, by default that of the deployment.
+    `ready_timeout` limits the seconds until the first answer. `hold`: do not promote the revision.
+    `gate` is a document of serving.rollout.gate. `secrets` is looked up first; `secrets_block` is
+    the saved block of it.
     """
 
     model_name: str
@@ -86,7 +86,7 @@ class DeployOptions:
 
 @dataclass(frozen=True)
 class DeployedRevision:
-    """A revision whose job was accepted. `address`: of the deployment, without a path."""
+    """A revision whose job was submitted. `address` is the deployment's, without a path."""
 
     name: str
     revision: Revision
@@ -102,9 +102,9 @@ class DeployedRevision:
 def plan_serving(
     choice: ModelSelection, options: DeployOptions
 ) -> tuple[ServingJob, DeployOptions]:
-    """The job that would run, and the options with all filled in; nothing is written.
+    """Return the job and the complete options. Nothing is written.
 
-    DefinitionError, PlanError, SubstrateError.
+    Raise DefinitionError, PlanError or SubstrateError.
     """
     settings = Settings()
     check_model_name(options.model_name)
@@ -118,7 +118,7 @@ def plan_serving(
             next_step="Serve them on this machine: --substrate docker, or local.",
         )
     substrate = open_substrate(name, **settings.substrate_options(name))
-    compute: Compute = resolve_compute(options.server.compute, substrate.capacity())
+    compute = resolve_compute(options.server.compute, substrate.capacity())
     inside = substrate.supports_images
     server = replace(
         options.server,
@@ -165,22 +165,22 @@ def _assign_team(ledger: Ledger, serving: ServingJob) -> ServingJob:
 
 
 def deploy(choice: ModelSelection, options: DeployOptions) -> DeployedRevision:
-    """Start one revision that serves `choice`; it takes over once it answers, unless `hold`.
+    """Start a revision that serves `choice`. When ready it replaces the other, unless `hold`.
 
-    Errors as plan_serving's, and CheckpointError, SecretError, ServerError.
+    Raise as `plan_serving`, and CheckpointError, SecretError or ServerError.
     """
-    starter = JobLauncher()
+    launcher = JobLauncher()
     try:
         serving, options = plan_serving(choice, options)
         if not options.server.install_requirements:
             _check_installed(serving)
-        return _start(serving, options, starter)
+        return _start(serving, options, launcher)
     finally:
-        starter.close()
+        launcher.close()
 
 
 def _check_installed(serving: ServingJob) -> None:
-    """Of what a job of this machine would find; its own PATH, if it is given one, nobody knows."""
+    """Raise DefinitionError for a server that is not on PATH, unless the job sets its own PATH."""
     variables = serving.project.job.runtime.environment_variables
     if "PATH" in variables or shutil.which(serving.program):
         return
@@ -192,21 +192,21 @@ def _check_installed(serving: ServingJob) -> None:
     )
 
 
-def _start(serving: ServingJob, options: DeployOptions, starter: JobLauncher) -> DeployedRevision:
+def _start(serving: ServingJob, options: DeployOptions, launcher: JobLauncher) -> DeployedRevision:
     ledger = open_ledger(options.store)
     deployments = DeploymentLedger(ledger)
     name = options.model_name
     address = _ensure_router(options)
     deployments.ensure_deployment(name)
-    # A key stays until another is given: leaving it out must not let everybody in.
+    # A key stays until another is given, so that leaving it out does not open the deployment.
     options = replace(options, key_secret=options.key_secret or deployments.get_key_secret(name))
     revision = deployments.add_revision(
         name, lambda number: _revision(number, serving, options, ledger)
     )
 
-    def written(record: JobRecord) -> None:
+    def prepare_job(record: JobRecord) -> None:
         deployments.bind_job(name, revision.number, record.id)
-        _acquire_holds(ledger, serving.selection, record.id)
+        hold_checkpoints(ledger, serving.selection.required_checkpoints, record.id)
         pin_revisions(ledger, record.id, serving)
 
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
@@ -215,8 +215,8 @@ def _start(serving: ServingJob, options: DeployOptions, starter: JobLauncher) ->
             serving.project,
             source_dir=Path(folder),
             options=_submit_options(options, ServingRef(name, revision.number)),
-            launcher=starter,
-            on_created=written,
+            launcher=launcher,
+            on_created=prepare_job,
         )
     if not options.hold:
         deployments.set_desired_revision(name, revision.number, why="deployed", by=options.by)
@@ -225,15 +225,15 @@ def _start(serving: ServingJob, options: DeployOptions, starter: JobLauncher) ->
 
 
 def _ensure_router(options: DeployOptions) -> str:
-    """The router runs, and lets in who may, before there is anything behind it."""
+    """Start the router with its key, before any server is behind it. Return the address."""
     settings = Settings()
     state_dir = settings.state_dir
-    place = RouterFolder.for_deployment(state_dir, options.model_name)
+    folder = RouterFolder.for_deployment(state_dir, options.model_name)
     if options.key_secret:
-        # As `push` looks for secrets: without a server, asking Prefect would start one.
+        # The same sources as `push`. Without a server, asking Prefect would start one.
         usual: tuple[SecretSource, ...] = (EnvironmentSecrets(), *default_secret_sources())
         sources = options.secret_sources or usual
-        place.write_key(resolve_secrets([options.key_secret], sources)[options.key_secret])
+        folder.write_key(resolve_secrets([options.key_secret], sources)[options.key_secret])
     return ensure_router(
         state_dir,
         options.model_name,
@@ -246,6 +246,7 @@ def _ensure_router(options: DeployOptions) -> str:
 
 def _revision(number: int, serving: ServingJob, options: DeployOptions, ledger: Ledger) -> Revision:
     choice = serving.selection
+    base = choice.base.required_checkpoint if choice.base else None
     return Revision(
         number=number,
         at=ledger.now(),
@@ -254,27 +255,13 @@ def _revision(number: int, serving: ServingJob, options: DeployOptions, ledger: 
         models=serving.served_names,
         checkpoints=tuple((one.job_id, one.checkpoint) for one in choice.models),
         base_model=choice.base.model if choice.base else "",
-        base_checkpoint=_base_checkpoint(choice),
+        base_checkpoint=(base.job_id, base.name) if base else None,
         patience=options.ready_timeout,
         gate=options.gate,
         by=options.by,
         key_secret=options.key_secret,
         secrets_block=options.secrets_block,
     )
-
-
-def _base_checkpoint(choice: ModelSelection) -> tuple[str, str] | None:
-    held = choice.base.required_checkpoint if choice.base else None
-    return (held.job_id, held.name) if held else None
-
-
-def _acquire_holds(ledger: Ledger, choice: ModelSelection, job_id: str) -> None:
-    _, gone = holds.acquire_holds(ledger, choice.required_checkpoints, holder=job_id)
-    if gone:
-        which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
-        raise CheckpointError(
-            f"Checkpoints to serve are being deleted: {which}.", next_step="Choose another."
-        )
 
 
 def _submit_options(options: DeployOptions, serving: ServingRef | None) -> SubmitOptions:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final, cast
 
 import httpx
 from pydantic import Field, ValidationError, model_validator
@@ -104,7 +104,7 @@ class Gate(StrictModel):
     @model_validator(mode="after")
     def _validate(self) -> Gate:
         if bool(self.prompts) == bool(self.command):
-            raise ValueError("needs either prompts or a command")
+            raise ValueError("a gate needs either prompts or a command")
         return self
 
     @property

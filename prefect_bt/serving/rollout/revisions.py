@@ -1,7 +1,8 @@
-"""A deployment's life after its start: what it is, another revision, the one before, its end."""
+"""Manage a deployment: its status, promotion of a revision, rollback and stop."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +10,13 @@ from typing import Any, Final
 from prefect_bt import codec
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.retention import holds
-from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError, StateError
+from prefect_bt.errors import (
+    CheckpointError,
+    NotFoundError,
+    PrefectBtError,
+    ServerError,
+    StateError,
+)
 from prefect_bt.jobs import resubmit
 from prefect_bt.jobs.stop import reconcile_job, stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
@@ -24,12 +31,15 @@ from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_iso
 
 STATUS_TIMEOUT: Final = 3.0
-"""Seconds that a router may take to say how it is."""
+"""Seconds to wait for the status of a router."""
 
 
 @dataclass(frozen=True)
 class RevisionStatus:
-    """`job_state` is None where its job was never submitted. `message`: its last verdict's."""
+    """Status of a revision. `job_state` is None before its job was submitted.
+
+    `message` is the sentence of its last verdict.
+    """
 
     revision: Revision
     job_id: str
@@ -39,11 +49,15 @@ class RevisionStatus:
     serving: bool
     in_flight: int
     endpoint: str = CHAT
-    """How it is asked (serving.curl_example)."""
+    """Endpoint of its models (serving.curl_example)."""
+
+    @property
+    def is_active(self) -> bool:
+        return self.job_state is not None and not self.job_state.terminal
 
     @property
     def state(self) -> str:
-        """One word: serving, ready, starting, failed, stopped."""
+        """Return serving, ready, starting, failed or stopped."""
         if self.job_state is None:
             return "failed"
         if self.job_state.terminal:
@@ -57,23 +71,21 @@ class RevisionStatus:
 def list_revision_statuses(
     ledger: Ledger, name: str, *, reconcile: bool = False
 ) -> list[RevisionStatus]:
-    """In the order of their numbers; `reconcile`: jobs whose process died are seen to first."""
-    deployments, place = (
-        DeploymentLedger(ledger),
-        RouterFolder.for_deployment(Settings().state_dir, name),
-    )
-    route = _route(place)
-    asked = query_router_status(place.state_dir, name, timeout=STATUS_TIMEOUT)
+    """Return the revisions in the order of their numbers.
+
+    `reconcile` first records the end of jobs whose process died.
+    """
+    deployments, route = DeploymentLedger(ledger), find_route(name)
+    router = query_router_status(Settings().state_dir, name, timeout=STATUS_TIMEOUT)
     found: list[RevisionStatus] = []
     for revision in deployments.list_revisions(name):
         number = revision.number
         job_id = deployments.find_job_id(name, number)
         if job_id and reconcile:
-            with suppress(PrefectBtError):  # what is written down is shown
+            with suppress(PrefectBtError):  # the recorded state is shown
                 reconcile_job(ledger, job_id)
         attempts = len(ledger.list_attempts(job_id)) if job_id else 0
-        verdicts = deployments.list_verdicts(name, number)
-        last = verdicts[-1] if verdicts else None
+        last = next(reversed(deployments.list_verdicts(name, number)), None)
         found.append(
             RevisionStatus(
                 revision,
@@ -82,7 +94,7 @@ def list_revision_statuses(
                 ready=bool(last and last.ready and last.attempt == attempts - 1),
                 message=last.sentence if last else "",
                 serving=route is not None and route.revision == number,
-                in_flight=asked.in_flight.get(number, 0) if asked else 0,
+                in_flight=router.in_flight.get(number, 0) if router else 0,
                 endpoint=last.way if last else CHAT,
             )
         )
@@ -90,48 +102,42 @@ def list_revision_statuses(
 
 
 def deployment_document(ledger: Ledger, name: str) -> dict[str, Any]:
-    """JSON-ready. NotFoundError."""
-    deployments = DeploymentLedger(ledger)
+    """Return the JSON document of a deployment. Raise NotFoundError."""
+    deployments, folder = DeploymentLedger(ledger), _router_folder(name)
     deployment = deployments.get_deployment(name)
-    key_secret = deployments.get_key_secret(name)
-    place = RouterFolder.for_deployment(Settings().state_dir, name)
-    listen, revisions = (
-        place.read_listen_address(),
-        list_revision_statuses(ledger, name, reconcile=True),
-    )
-    serving = next((one for one in revisions if one.serving), None)
+    key_secret, listen = deployments.get_key_secret(name), folder.read_listen_address()
+    revisions = list_revision_statuses(ledger, name, reconcile=True)
+    active = [one for one in revisions if one.is_active]
+    serving = next((one for one in active if one.serving), None)
+    models = list(serving.revision.models) if serving else []
     address = listen.address if listen else None
-    living = [one for one in revisions if one.job_state and not one.job_state.terminal]
+    curl = None
+    if address and serving:
+        has_key = bool(key_secret)
+        curl = format_curl(address, models[0], has_key=has_key, endpoint=serving.endpoint)
     return {
         "name": name,
         "created_at": format_iso(deployment.created_at),
-        "status": _status(serving, living),
+        "status": _status(serving, active),
         "address": f"{address}/v1" if address else None,
-        "router": "running" if place.is_running() else "stopped",
+        "router": "running" if folder.is_running() else "stopped",
         "api_key_secret": key_secret or None,
-        "serving_revision": serving.revision.number if serving and serving in living else None,
+        "serving_revision": serving.revision.number if serving else None,
         "wanted_revision": deployments.get_desired_revision(name) or None,
-        "models": list(serving.revision.models) if serving and serving in living else [],
-        "curl": format_curl(
-            address,
-            serving.revision.models[0],
-            has_key=bool(key_secret),
-            endpoint=serving.endpoint,
-        )
-        if address and serving and serving in living
-        else None,
+        "models": models,
+        "curl": curl,
         "revisions": [_document(one) for one in revisions],
         "promotions": [
-            {**codec.encode(m), "at": format_iso(m.at)}
-            for m in deployments.list_desired_revisions(name)
+            {**codec.encode(move), "at": format_iso(move.at)}
+            for move in deployments.list_desired_revisions(name)
         ],
     }
 
 
 def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by: str = "") -> str:
-    """From now on revision `number` is to serve; its server is started again where it has ended.
+    """Make revision `number` the desired one, and restart its job if that has ended.
 
-    One that is just ending is waited for. Returns the id of its job. NotFoundError, StateError,
+    Wait for a job that is ending. Return the ID of the job. Raise NotFoundError, StateError or
     CheckpointError.
     """
     deployments = DeploymentLedger(ledger)
@@ -144,23 +150,22 @@ def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by
             state="failed",
             next_step="Deploy its checkpoints again: prefect-bt deploy_checkpoints",
         )
-    place = RouterFolder.for_deployment(Settings().state_dir, name)
     while True:
-        with place.decision_lock():
-            over = ledger.get_state(job_id).terminal
-            if over:
+        with _router_folder(name).decision_lock():
+            has_ended = ledger.get_state(job_id).terminal
+            if has_ended:
                 _reacquire_holds(ledger, revision, job_id)
                 resubmit.retry(job_id)
-            if over or ledger.controls.find_stop_request(job_id) is None:
+            if has_ended or ledger.find_stop_request(job_id) is None:
                 deployments.set_desired_revision(name, number, why=why, by=by)
                 return job_id
         wait_for_end(ledger, job_id)
 
 
 def rollback(ledger: Ledger, name: str, *, by: str = "") -> tuple[int, str]:
-    """Back to the revision that served before this one: its number and its job's id.
+    """Promote the previous revision that was ever ready. Return its number and its job's ID.
 
-    StateError when there is none that was ever ready.
+    Raise StateError if there is none.
     """
     deployments = DeploymentLedger(ledger)
     deployments.get_deployment(name)
@@ -183,28 +188,25 @@ def rollback(ledger: Ledger, name: str, *, by: str = "") -> tuple[int, str]:
 
 
 def stop_deployment(ledger: Ledger, name: str, *, by: str = "") -> list[str]:
-    """Nothing of it is to serve: jobs asked to stop, router ended; ids of the jobs. Idempotent."""
+    """Stop the jobs and the router of a deployment. Return the IDs of the jobs. Idempotent."""
     deployments = DeploymentLedger(ledger)
     deployments.get_deployment(name)
     if deployments.get_desired_revision(name) != NO_REVISION:
         deployments.set_desired_revision(name, NO_REVISION, why="stopped", by=by)
-    asked: list[str] = []
-    for one in list_revision_statuses(ledger, name):
-        if one.job_id and one.job_state and not one.job_state.terminal:
-            asked.append(one.job_id)
-            with suppress(StateError):  # it ended since, or somebody asked already
-                stop_job(ledger, one.job_id, by="the stop of its deployment")
-    state_dir = Settings().state_dir
-    RouterFolder.for_deployment(state_dir, name).delete_route()
-    stop_router(state_dir, name, grace=STATUS_TIMEOUT)
-    return asked
+    jobs = [one.job_id for one in list_revision_statuses(ledger, name) if one.is_active]
+    for job_id in jobs:
+        with suppress(StateError):  # it has ended since, or a stop was requested before
+            stop_job(ledger, job_id, by="the stop of its deployment")
+    _router_folder(name).delete_route()
+    stop_router(Settings().state_dir, name, grace=STATUS_TIMEOUT)
+    return jobs
 
 
 def get_serving_job_id(ledger: Ledger, name: str, number: int | None = None) -> str:
-    """The job of revision `number`, by default of the one that serves, else of the newest."""
+    """Return the job of revision `number`, by default the serving revision, else the newest."""
     deployments = DeploymentLedger(ledger)
     deployments.get_deployment(name)
-    route = _route(RouterFolder.for_deployment(Settings().state_dir, name))
+    route = find_route(name)
     taken = [one.number for one in deployments.list_revisions(name)]
     chosen = number or (route.revision if route else None) or (taken[-1] if taken else NO_REVISION)
     deployments.get_revision(name, chosen)
@@ -214,38 +216,48 @@ def get_serving_job_id(ledger: Ledger, name: str, number: int | None = None) -> 
     return job_id
 
 
+def hold_checkpoints(ledger: Ledger, wanted: Sequence[LoadedCheckpoint], job_id: str) -> None:
+    """Protect checkpoints from deletion until the job has ended. Raise CheckpointError."""
+    _, gone = holds.acquire_holds(ledger, wanted, holder=job_id)
+    if gone:
+        which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
+        raise CheckpointError(
+            f"Checkpoints to serve are being deleted: {which}.",
+            next_step="Deploy another: prefect-bt deploy_checkpoints",
+        )
+
+
+def find_route(name: str) -> Route | None:
+    """Return the deployment's route; None for a damaged one, which the next promotion replaces."""
+    with suppress(ServerError):
+        return _router_folder(name).read_route()
+    return None
+
+
 def _reacquire_holds(ledger: Ledger, revision: Revision, job_id: str) -> None:
-    """What it serves must stay, from now until its job is over again."""
     wanted: list[LoadedCheckpoint] = []
     for training, name in revision.required_checkpoints:
         project_id = ledger.get_job(training).project_id
-        there = list_checkpoints(ledger.store, project_id, training)
-        found = next((one for one in there if one.checkpoint_id == name), None)
+        committed = list_checkpoints(ledger.store, project_id, training)
+        found = next((one for one in committed if one.checkpoint_id == name), None)
         if found is None:
             raise CheckpointError(
                 f"Checkpoint {name} of job {training} no longer exists.",
                 next_step="Deploy another: prefect-bt deploy_checkpoints",
             )
-        keys = tuple(part.key for part in found.manifests)
+        keys = tuple(found.manifest_keys.values())
         wanted.append(LoadedCheckpoint(project_id, training, name, keys))
-    _, gone = holds.acquire_holds(ledger, wanted, holder=job_id)
-    if gone:
-        raise CheckpointError(
-            f"Checkpoint {gone[0].name} of job {gone[0].job_id} is being deleted.",
-            next_step="Deploy another: prefect-bt deploy_checkpoints",
-        )
+    hold_checkpoints(ledger, wanted, job_id)
 
 
-def _route(place: RouterFolder) -> Route | None:
-    with suppress(PrefectBtError):  # damaged: it is as if there were none
-        return place.read_route()
-    return None
+def _router_folder(name: str) -> RouterFolder:
+    return RouterFolder.for_deployment(Settings().state_dir, name)
 
 
-def _status(serving: RevisionStatus | None, living: list[RevisionStatus]) -> str:
-    if serving is not None and serving in living:
+def _status(serving: RevisionStatus | None, active: list[RevisionStatus]) -> str:
+    if serving is not None:
         return "serving" if serving.ready else "restarting"
-    return "starting" if living else "stopped"
+    return "starting" if active else "stopped"
 
 
 def _document(one: RevisionStatus) -> dict[str, Any]:

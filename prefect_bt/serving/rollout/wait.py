@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.errors import ServerError, ServingError, StateError
+from prefect_bt.errors import ServingError, StateError
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.jobs.stop import reconcile_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict
-from prefect_bt.serving.router.deployment_folder import RouterFolder
-from prefect_bt.settings import Settings
+from prefect_bt.serving.rollout.revisions import find_route
 
 _POLL_INTERVAL: Final = 0.3
 _RECONCILE_INTERVAL: Final = 5.0
@@ -90,15 +88,8 @@ def _find_verdict(
 
 
 def _is_serving(awaited: AwaitedRevision, state: JobState) -> bool:
-    return state is JobState.RUNNING and _find_routed_revision(awaited.name) == awaited.number
-
-
-def _find_routed_revision(name: str) -> int | None:
-    """Return the revision that the router sends requests to; None for none."""
-    with suppress(ServerError):  # the next promotion replaces a damaged route
-        route = RouterFolder.for_deployment(Settings().state_dir, name).read_route()
-        return route.revision if route else None
-    return None
+    route = find_route(awaited.name) if state is JobState.RUNNING else None
+    return route is not None and route.revision == awaited.number
 
 
 def _not_serving_error(
@@ -109,8 +100,9 @@ def _not_serving_error(
     failed = verdict is not None and not verdict.ready
     why = verdict.sentence if verdict and failed else last.message
     why = why or f"Its job is {last.state.short_name}"
-    routed = _find_routed_revision(awaited.name)
-    other = f" Revision {routed} still serves." if routed and routed != awaited.number else ""
+    route = find_route(awaited.name)
+    is_other = route is not None and route.revision != awaited.number
+    other = f" Revision {route.revision} still serves." if route and is_other else ""
     return ServingError(
         f"{awaited.label} does not serve. {why.rstrip('.')}.{other}",
         next_step=f"Its log: prefect-bt logs --job-id {awaited.job_id}",
