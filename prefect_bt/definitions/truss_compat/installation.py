@@ -1,6 +1,6 @@
-"""Programs written for truss_train, for as long as the process lives or until `uninstall`.
+"""Install the stand-ins of truss for a program, until the process ends or `uninstall`.
 
-Not for config files: while one is loaded, truss_names makes all of truss ours in any case.
+Config files do not need it: `modules.install_stand_ins` replaces truss while one is loaded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _REPLACED_FUNCTIONS: Final = {
         "prepare_push",
     ),
 }
-"""What would submit to Baseten, and is replaced in an installed truss."""
+"""Functions that submit to Baseten, and are replaced in an installed truss."""
 
 _installed_modules: dict[str, ModuleType] = {}
 _replaced_names: list[tuple[dict[str, Any], str, object]] = []
 
 
 def install() -> None:
-    """Bring `truss_train` to us; idempotent. See prefect_bt.compat."""
+    """Let programs for `truss_train` use prefect_bt; idempotent. See prefect_bt.compat."""
     if _installed_modules or _replaced_names or _is_stand_in(sys.modules.get("truss_train")):
         return
     if importlib.util.find_spec("truss_train") is None:
@@ -61,7 +61,7 @@ def _is_stand_in(module: ModuleType | None) -> bool:
 
 
 def _replace_everywhere(theirs: object, ours: object) -> None:
-    """Put `ours` wherever a loaded module has a name for `theirs`, as `from ... import` leaves."""
+    """Replace `theirs` with `ours` in every loaded module, also after `from ... import`."""
     for module in list(sys.modules.values()):
         namespace: dict[str, Any] = getattr(module, "__dict__", {})
         for name in [name for name, value in namespace.items() if value is theirs]:
