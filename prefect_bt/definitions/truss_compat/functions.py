@@ -35,7 +35,7 @@ class HostedServiceError(PrefectBtError, NotImplementedError, ImportError):
 
 
 def push(config: Any, **options: Any) -> Any:
-    """Call `prefect_bt.push`, imported on use: this package must not import what starts jobs."""
+    """Call `prefect_bt.push`, imported on use: definitions must not import the start of jobs."""
     return importlib.import_module("prefect_bt").push(config, **options)
 
 

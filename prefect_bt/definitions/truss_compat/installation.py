@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any, Final
 
-from prefect_bt.definitions.truss_compat.modules import TRUSS_PACKAGES, make_stand_ins
+from prefect_bt.definitions.truss_compat.modules import make_stand_ins, replace_truss_modules
 
 _REPLACED_FUNCTIONS: Final = {
     "truss_train.public_api": ("push",),
@@ -29,13 +29,12 @@ _replaced_names: list[tuple[dict[str, Any], str, object]] = []
 
 def install() -> None:
     """Let programs for `truss_train` use prefect_bt; idempotent. See prefect_bt.compat."""
-    if _installed_modules or _replaced_names or _is_stand_in(sys.modules.get("truss_train")):
+    loading = getattr(sys.modules.get("truss_train"), "__prefect_bt__", False)
+    if _installed_modules or _replaced_names or loading:
         return
     if importlib.util.find_spec("truss_train") is None:
         _installed_modules.update(make_stand_ins())
-        for name in [name for name in sys.modules if name.partition(".")[0] in TRUSS_PACKAGES]:
-            del sys.modules[name]  # a truss without truss_train
-        sys.modules.update(_installed_modules)
+        replace_truss_modules(_installed_modules)  # there may be a truss without truss_train
         return
     ours = make_stand_ins()
     for module, names in _REPLACED_FUNCTIONS.items():
@@ -54,10 +53,6 @@ def uninstall() -> None:
         namespace[name] = theirs
     _installed_modules.clear()
     _replaced_names.clear()
-
-
-def _is_stand_in(module: ModuleType | None) -> bool:
-    return module is not None and getattr(module, "__prefect_bt__", False) is True
 
 
 def _replace_everywhere(theirs: object, ours: object) -> None:
