@@ -1,9 +1,9 @@
-"""What a user writes: the classes of `truss_train.definitions` under their own names.
+"""Definitions that a user writes: the classes of `truss_train.definitions` under the same names.
 
 Begin with `job`; each file has one subject, and each class is strict or open (`base`). The package
 `config_file` reads config files, `json_documents` JSON documents; `overrides` applies the options
-of a push; `truss_compat` stands in for truss. Names that truss does not have: the checkpoint
-reference classes, `CheckpointReferenceError`, and everything from the first three of these.
+of push; `truss_compat` stands in for truss. truss does not have the classes of checkpoint
+references, `CheckpointReferenceError`, and the names from those first three.
 """
 
 from prefect_bt.definitions.checkpoints import (

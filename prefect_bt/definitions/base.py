@@ -8,10 +8,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class _ValidatedAssignment(BaseModel):
-    """Assignment after construction is validated, and an assignment that fails changes nothing.
+    """Model that validates assignments; an assignment that fails changes nothing.
 
-    pydantic alone leaves the refused value in place when the refusal comes from a check between
-    fields; truss inherits that, we do not.
+    pydantic alone keeps a refused value if a check between fields refused it, and so does truss.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -25,10 +24,10 @@ class _ValidatedAssignment(BaseModel):
 
 
 class StrictModel(_ValidatedAssignment):
-    """Exact types, keyword arguments only, unknown fields refused; nested models may be dicts.
+    """Model with exact types and without unknown fields; nested models may be dicts.
 
-    A refused value may be a secret written in the wrong place, so pydantic's own error text never
-    shows inputs; `error_messages.definition_error` shows those that are safe.
+    A refused value may be a secret in the wrong field, so pydantic's own error text never shows
+    inputs; `error_messages.definition_error` shows the safe ones.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -41,7 +40,7 @@ class StrictModel(_ValidatedAssignment):
 
 
 class OpenModel(_ValidatedAssignment):
-    """Values are converted where pydantic can, unknown fields are accepted and kept."""
+    """Model that converts values where pydantic can, and keeps unknown fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="allow",
@@ -52,7 +51,7 @@ class OpenModel(_ValidatedAssignment):
 
 
 def find_definition_class(name: str) -> type[BaseModel] | None:
-    """The definition class of that name, where there is one."""
+    """Return the definition class of that name, or None."""
     waiting: list[type[BaseModel]] = [_ValidatedAssignment]
     while waiting:
         kind = waiting.pop()

@@ -58,9 +58,9 @@ class LoopsCheckpointReference(StrictModel):
 
 
 class CheckpointReferenceError(DefinitionError, TypeError, ValueError):
-    """A reference that names nothing.
+    """A reference without a project and without a job.
 
-    truss raises TypeError here by an accident of its own; a ValueError is what it is. This is both.
+    It is a ValueError, and a TypeError because truss raises one here by accident.
     """
 
 

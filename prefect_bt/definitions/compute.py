@@ -118,16 +118,17 @@ class Compute(StrictModel):
 
 
 _MEMORY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
-_UNIT_POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_UNIT_LETTERS: Final = ("k", "m", "g", "t", "p", "e")
+_UNIT: Final = re.compile("(?:([kmgtpe])(i?))?b?", re.IGNORECASE)
 _MEMORY_HELP: Final = 'Write a number and a unit, for example "512Mi", "64Gi" or "64GB".'
 
 
 def parse_memory(text: str) -> int:
-    """Bytes: `"2Gi"` -> 2147483648, `"64GB"` -> 64000000000, `"1024"` -> 1024.
+    """Return bytes: `"2Gi"` -> 2147483648, `"64GB"` -> 64000000000, `"1024"` -> 1024.
 
     Units are those of Kubernetes with an optional B: `Ki Mi Gi Ti Pi Ei` are powers of 1024,
     `K M G T P E` of 1000. A single lower-case letter other than `k` is refused, because `m` is a
-    thousandth to Kubernetes and a mebibyte to Docker. Raises DefinitionError.
+    thousandth to Kubernetes and a mebibyte to Docker. Raise DefinitionError.
     """
     match = _MEMORY.fullmatch(text)
     if match is None:
@@ -142,16 +143,12 @@ def parse_memory(text: str) -> int:
 
 
 def _memory_factor(unit: str) -> int | None:
-    if unit in {"", "B", "b"}:
-        return 1
-    if len(unit) == 1 and unit.islower() and unit != "k":
+    match = _UNIT.fullmatch(unit)
+    if match is None or unit in _UNIT_LETTERS[1:]:
         return None
-    lowered = unit.lower()
-    power, suffix = _UNIT_POWERS.get(lowered[0]), lowered[1:]
-    if power is None or suffix not in {"", "b", "i", "ib"}:
-        return None
-    base = 1024 if suffix.startswith("i") else 1000
-    return int(base**power)
+    letter, binary = match.groups()
+    power = _UNIT_LETTERS.index(letter.lower()) + 1 if letter else 0
+    return int((1024 if binary else 1000) ** power)
 
 
 def _memory_error(text: str, why: str) -> DefinitionError:

@@ -50,7 +50,7 @@ class Checkpoint(OpenModel):
     """Kind of the weights."""
 
     def to_truss_config(self) -> TrainingArtifactReference:
-        """The checkpoint's folder as left by the leader."""
+        """Return the folder of the checkpoint as rank 0 wrote it."""
         return TrainingArtifactReference(
             training_job_id=self.training_job_id, paths=[f"rank-0/{self.checkpoint_name}/"]
         )
@@ -84,7 +84,7 @@ _BY_FORMAT: Final[dict[str, type[Checkpoint]]] = {
 
 
 def _to_format_class(value: Any) -> Any:
-    """truss reads a dict as the base class; we want what code would have written."""
+    """Return a dict as the class of its format; truss reads it as the base class."""
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
@@ -126,7 +126,7 @@ class CheckpointList(StrictModel):
 
 
 class ArtifactList(OpenModel):
-    """What `truss.base.truss_config` calls `CheckpointList`: the same as paths of jobs."""
+    """`CheckpointList` of `truss.base.truss_config`: checkpoints as paths of jobs."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(title="CheckpointList")
 

@@ -1,4 +1,4 @@
-"""Turn what pydantic refused into one message: the field, the given value, what to write instead.
+"""Turn an error of pydantic into one message: the field, the given value, what to write instead.
 
 Values are shown only where they cannot be a secret: never those of environment variables, of
 secret references, of unknown fields (which may be a misspelt `environment_variables`), and no

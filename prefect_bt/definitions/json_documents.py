@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from prefect_bt.definitions.compute import AcceleratorSpec, Compute
+from prefect_bt.definitions.compute import Compute
 from prefect_bt.definitions.deploy import DeployCheckpointsConfig
 from prefect_bt.definitions.error_messages import definition_error
 from prefect_bt.definitions.job import TrainingProject
@@ -47,7 +47,7 @@ def deploy_config_from_json(document: Document) -> DeployCheckpointsConfig:
 
 
 def deploy_config_document(config: DeployCheckpointsConfig) -> dict[str, Any]:
-    """As `project_document`."""
+    """Return the config as JSON-ready values."""
     data = config.model_dump(mode="json")
     if config.compute is not None:
         data["compute"] = _compute_document(config.compute)
@@ -56,14 +56,11 @@ def deploy_config_document(config: DeployCheckpointsConfig) -> dict[str, Any]:
 
 def _compute_document(compute: Compute) -> dict[str, Any]:
     data = compute.model_dump(mode="json")
-    if compute.accelerator is not None:
-        data["accelerator"] = _accelerator_document(compute.accelerator)
+    if (spec := compute.accelerator) is not None:
+        kind = spec.accelerator.value if spec.accelerator else None
+        extra = spec.model_extra or {}
+        data["accelerator"] = {**extra, "accelerator": kind, "count": spec.count}
     return data
-
-
-def _accelerator_document(spec: AcceleratorSpec) -> dict[str, Any]:
-    kind = spec.accelerator.value if spec.accelerator else None
-    return {**(spec.model_extra or {}), "accelerator": kind, "count": spec.count}
 
 
 def _validate(model: type[T], document: Document) -> T:

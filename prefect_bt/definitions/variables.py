@@ -31,16 +31,16 @@ EnvironmentValue = Annotated[
         'or SecretReference(name="...")',
     ),
 ]
-"""What an environment variable may hold: text, or the name of a secret; never a bare number."""
+"""Value of an environment variable: text, or a reference to a secret; not a number."""
 
 EnvironmentVariables = dict[str, EnvironmentValue]
 
 
 def secret_names(variables: EnvironmentVariables) -> dict[str, str]:
-    """Variable name -> name of the secret reference, for the variables that hold one."""
+    """Return variable name -> name of the secret, for the variables that refer to one."""
     return {k: v.name for k, v in variables.items() if isinstance(v, SecretReference)}
 
 
 def literal_variables(variables: EnvironmentVariables) -> dict[str, str]:
-    """The variables whose value stands in the definition itself."""
+    """Return the variables whose value is in the definition itself."""
     return {k: v for k, v in variables.items() if isinstance(v, str)}

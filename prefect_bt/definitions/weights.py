@@ -134,7 +134,7 @@ class WeightsSource(OpenModel):
 
     @property
     def secret_name(self) -> str | None:
-        """The secret that authenticates the source, wherever the definition names it."""
+        """Return the secret of the source, from `auth_secret_name` or from `auth`."""
         return self.auth_secret_name or (self.auth.auth_secret_name if self.auth else None)
 
     @field_validator("source")

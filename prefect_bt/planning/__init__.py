@@ -1,4 +1,4 @@
-"""Pure: a definition and a context become a gang plan, or every reason why not.
+"""Make a gang plan from a definition and a context, or return every reason why not. Pure.
 
-Begin with `planner`; `plan` is its result, `validation` has the reasons, `allocation` the numbers.
+Begin with `planner`; `plan` is its result, `validation` has the reasons, `allocation` the amounts.
 """

@@ -27,7 +27,7 @@ _MIB: Final = 1024**2
 
 
 def allocate_resources(job: TrainingJob, capacity: Capacity) -> Resources:
-    """Return what every node of the job gets on this machine. The job must be valid."""
+    """Return the resources of every node of the job on this machine. The job must be valid."""
     gpus, compute = gpu_count(job), job.compute
     cpus, memory = _gpu_share(capacity, gpus)
     basis = _format_basis(compute, capacity, gpus, cpus, memory)

@@ -1,4 +1,4 @@
-"""What planning knows besides the definition."""
+"""Facts that planning needs besides the definition."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 
 from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.node_paths import WORKSPACE_DIR
-from prefect_bt.planning.plan import (
-    LoadedCheckpoint,
-    WorkspacePlan,
-)
+from prefect_bt.planning.plan import LoadedCheckpoint, WorkspacePlan
 from prefect_bt.substrates.protocol import Capacity
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What planning must know besides the definition. Paths inside a node; times in seconds."""
+    """Facts that planning needs besides the definition. Paths inside a node; times in seconds."""
 
     job_id: str
     job_name: str
@@ -28,17 +25,17 @@ class PlanContext:
     attempt: int = 0
     epoch: int = 0
     retry_reason: str = ""
-    """Why the one before failed, as records.Cause spells it; "" for none, or one that did not."""
+    """Value of records.Cause of the attempt before; "" if there is none or it did not fail."""
     workspace: WorkspacePlan = field(default_factory=lambda: WorkspacePlan(WORKSPACE_DIR))
     loaded_checkpoints: tuple[LoadedCheckpoint, ...] = ()
     missing_references: tuple[str, ...] = ()
-    """Sentences about secrets and checkpoints that were looked for and are not there."""
+    """Sentences about secrets and checkpoints that were not found."""
     grace: float = 30.0
     settle: float = 1.5
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     supports_images: bool = False
     """Whether nodes run in the definition's image (Substrate.images)."""
     pinned_image: str = ""
-    """What the job pinned of it; "" before its first attempt."""
+    """Pinned reference of the job's image; "" before its first attempt."""
     revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""

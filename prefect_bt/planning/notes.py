@@ -1,4 +1,4 @@
-"""Notes of a plan: what differs from the definition, one sentence each. Pure."""
+"""Notes of a plan: differences from the definition, one sentence each. Pure."""
 
 from __future__ import annotations
 

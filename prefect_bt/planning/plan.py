@@ -1,8 +1,8 @@
-"""What a substrate is asked to run: frozen, printable, comparable, without a secret's value.
+"""Plans of a gang and of its nodes: frozen, printable, comparable, without values of secrets.
 
-A plan names paths inside a node and identities of shared content; where a volume physically lies is
-the substrate's business. Environment values here are literal; a secret appears as the name of its
-reference and is resolved at the moment of launch.
+A plan names paths inside a node and keys of shared content; the substrate decides where a volume is
+stored. Environment values are literal; a secret is the name of its reference and is resolved at
+launch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prefect_bt.ledger.records import Resources, RetentionPolicy
 
 
 class VolumeKind(StrEnum):
-    """Who shares a volume, and for how long."""
+    """Use of a volume: which nodes share it, and for how long."""
 
     WORKSPACE = "workspace"
     """One node, one attempt: the unpacked workspace."""
@@ -24,9 +24,9 @@ class VolumeKind(StrEnum):
     CHECKPOINTS = "checkpoints"
     """One node, all attempts of a job."""
     LOADED = "loaded"
-    """One node, one attempt: checkpoints of earlier jobs, put there before the commands."""
+    """One node, one attempt: checkpoints of earlier jobs, restored before the commands run."""
     CACHE_BASE = "cache_base"
-    """Shared by a project's nodes and jobs: what is written beside the caches mounted in it."""
+    """Shared by a project's nodes and jobs: parent of the cache folders, with other files in it."""
     PROJECT_CACHE = "project_cache"
     TEAM_CACHE = "team_cache"
     HF_CACHE = "hf_cache"
@@ -37,7 +37,7 @@ class VolumeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Volume:
-    """`target` is absolute, inside the node; `key` tells one shared volume from another."""
+    """A folder of a node. `target`: absolute path; `key`: identity of a shared volume."""
 
     kind: VolumeKind
     target: str
@@ -47,7 +47,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """`auth` is the docker_auth of the definition as JSON-ready values: references, no values."""
+    """Image of the nodes. `auth`: docker_auth as JSON-ready values, with secret references."""
 
     reference: str
     auth: dict[str, object] | None = None
@@ -55,7 +55,7 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """`directory` is the path inside the node; times in seconds."""
+    """Upload of checkpoints. `directory`: path inside the node; times in seconds."""
 
     directory: str
     settle: float = 1.5
@@ -65,20 +65,20 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """One committed checkpoint to put under the load directory before the commands."""
+    """One committed checkpoint to restore below the load directory before the commands run."""
 
     project_id: str
     job_id: str
     name: str
     manifests: tuple[str, ...]
-    """Object keys of the manifests, one a rank that has a part of it."""
+    """Object keys of the manifests, one for each rank that has a part of it."""
 
 
 @dataclass(frozen=True)
 class WeightsAuthPlan:
-    """How a source is asked: the method's own fields as the definition has them, no secret.
+    """Authentication to a source: the fields of the method, without a secret.
 
-    `method` is empty when the source is read with what the machine has, or by anybody.
+    `method` is empty for a public source, and for the machine's own credentials.
     """
 
     method: str = ""
@@ -90,7 +90,7 @@ class WeightsAuthPlan:
 
 @dataclass(frozen=True)
 class WeightsPlan:
-    """One source: what to mirror, and where the node finds it."""
+    """One source: the files to mirror, and their path in the node."""
 
     source: str
     mount_location: str
@@ -98,7 +98,7 @@ class WeightsPlan:
     allow_patterns: tuple[str, ...] | None = None
     ignore_patterns: tuple[str, ...] | None = None
     secret: str = ""
-    """Name of the secret reference that authenticates the source; empty when none."""
+    """Name of the secret reference that authenticates the source; empty if none."""
     auth: WeightsAuthPlan = field(default_factory=WeightsAuthPlan)
 
 
@@ -166,7 +166,7 @@ class GangPlan:
 
     @property
     def secret_names(self) -> tuple[str, ...]:
-        """Every secret reference the gang needs, sorted, each once."""
+        """Return every secret reference that the gang needs, sorted, each once."""
         names = {name for node in self.nodes for name in node.secret_environment.values()}
         names |= {w.secret for w in self.weights if w.secret}
         return tuple(sorted(names | set(self.image_secrets)))

@@ -19,18 +19,13 @@ from prefect_bt.planning.mount_validation import iter_target_problems
 from prefect_bt.text.url_redaction import redact_url
 
 _SECRET: Final = WeightsAuthMethod.CUSTOM_SECRET
-WEIGHTS_SCHEMES: Final[Mapping[str, tuple[WeightsAuthMethod, ...]]] = {
-    "hf": (_SECRET,),
+_METHODS: Final[Mapping[str, tuple[WeightsAuthMethod, ...]]] = {
     "s3": (_SECRET, WeightsAuthMethod.AWS_ASSUME_ROLE, WeightsAuthMethod.AWS_OIDC),
-    "r2": (_SECRET,),
-    "cw": (_SECRET,),
     "gs": (_SECRET, WeightsAuthMethod.GCP_OIDC),
-    "azure": (_SECRET,),
-    "https": (_SECRET,),
     "file": (),
     "bt": (),
 }
-"""Schemes of the sources that can be mirrored, and the authentication methods of each."""
+"""Authentication methods by scheme; the other schemes have a secret only."""
 
 
 def validate_weights(job: TrainingJob) -> list[str]:
@@ -62,10 +57,6 @@ def parse_weights_source(document: Mapping[str, object]) -> WeightsSource:
 
 def _validate_source(source: WeightsSource, within: str) -> Iterator[str]:
     scheme, _, rest = source.source.partition("://")
-    if scheme not in WEIGHTS_SCHEMES:
-        known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
-        yield f"{within}source {redact_url(source.source)!r}: this version mirrors {known}."
-        return
     if why := _source_error(scheme, rest):
         yield f"{within}source {redact_url(source.source)!r} {why}"
     if source.allow_patterns == []:
@@ -74,7 +65,7 @@ def _validate_source(source: WeightsSource, within: str) -> Iterator[str]:
 
 
 def _source_error(scheme: str, rest: str) -> str:
-    """What is wrong with the part after `://`; "" when nothing is."""
+    """Return an error in the part after `://`; "" if there is none."""
     host, _, path = rest.partition("?")[0].partition("/")
     match scheme:
         case "hf" if not re.fullmatch("[^/@]+(/[^/@]+)?(@.*)?", rest):
@@ -99,7 +90,7 @@ def _source_error(scheme: str, rest: str) -> str:
 
 
 def _validate_weights_auth(source: WeightsSource, scheme: str, within: str) -> Iterator[str]:
-    possible = WEIGHTS_SCHEMES[scheme]
+    possible = _METHODS.get(scheme, (_SECRET,))
     if not possible:
         if source.auth or source.auth_secret_name:
             what = "is a folder" if scheme == "file" else "is in this store"

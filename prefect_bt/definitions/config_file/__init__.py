@@ -1,4 +1,4 @@
-"""Loading a config file: a Python file with one definition in it.
+"""Load a config file: a Python file with one definition in it.
 
-Begin with `loader`; `config_errors` says what went wrong, with file and line.
+Begin with `loader`; `config_errors` makes its errors, with file and line.
 """

@@ -1,4 +1,4 @@
-"""What went wrong while a config file ran, as a DefinitionError with file and line."""
+"""Turn an exception of a config file into a DefinitionError with file and line."""
 
 from __future__ import annotations
 
@@ -15,31 +15,27 @@ from prefect_bt.errors import DefinitionError
 
 
 def config_error(error: BaseException, path: Path) -> DefinitionError:
-    """`line` is that of the config file in which the failing call begins; None where unknown.
+    """Return the error; `line` is that of the failing call in the config file, None if unknown.
 
     For a syntax error, file and line are those of the mistake, which may be in a module beside the
-    config file. A message may also name that module when it raised the error.
+    config file. If such a module raised the error, the message names it too.
     """
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         return _syntax_error(error, error.filename)
-    line = _config_line(error, path)
+    line, place = _locate(error, path)
     where = f"{path}:{line}" if line else str(path)
-    deeper = _helper_location(error, path)
-    if isinstance(error, ValidationError):
-        model = find_definition_class(error.title)
-        if model is not None:
-            place = f"{where} (in {deeper})" if deeper else where
-            return definition_error(error, model, file=str(path), line=line, where=place)
+    model = find_definition_class(error.title) if isinstance(error, ValidationError) else None
+    if isinstance(error, ValidationError) and model is not None:
+        return definition_error(error, model, file=str(path), line=line, where=where + place)
     what, next_step = _explain(error)
     field = error.field if isinstance(error, DefinitionError) else None
-    what = f"{where}: {what}" + (f" (in {deeper})" if deeper else "")
+    what = f"{where}: {what}{place}"
     return DefinitionError(what, next_step=next_step, file=str(path), line=line, field=field)
 
 
 def _syntax_error(error: SyntaxError, file: str) -> DefinitionError:
     where = f"{file}:{error.lineno}" if error.lineno else file
-    source = (error.text or "").strip()
-    shown = f": `{source}`" if source else ""
+    shown = f": `{error.text.strip()}`" if error.text and error.text.strip() else ""
     return DefinitionError(
         f"{where}: {error.msg}{shown}.",
         next_step="Correct the syntax.",
@@ -73,24 +69,14 @@ def _missing_module_hint(module: str) -> str:
     )
 
 
-def _config_frames(error: BaseException) -> list[tuple[str, int]]:
-    """File and line of the calls in the config file and the modules beside it, innermost last."""
-    return [
+def _locate(error: BaseException, config: Path) -> tuple[int | None, str]:
+    """Return the failing line of the config file; then ` (in helper.py:3)` if a sibling failed."""
+    frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if isinstance(frame.f_globals.get("__loader__"), UncachedLoader)
     ]
-
-
-def _config_line(error: BaseException, config: Path) -> int | None:
-    lines = [line for file, line in _config_frames(error) if file == str(config)]
-    return lines[-1] if lines else None
-
-
-def _helper_location(error: BaseException, config: Path) -> str | None:
-    """`helper.py:3` when a module of the config's folder raised the error."""
-    frames = _config_frames(error)
-    if not frames or frames[-1][0] == str(config):
-        return None
-    file, line = frames[-1]
-    return f"{file.removeprefix(f'{config.parent}/')}:{line}"
+    lines = [line for file, line in frames if file == str(config)]
+    file, line = frames[-1] if frames else (str(config), 0)
+    sibling = file.removeprefix(f"{config.parent}/")
+    return lines[-1] if lines else None, "" if file == str(config) else f" (in {sibling}:{line})"

@@ -43,15 +43,10 @@ class ConfigValueError(DefinitionError, ValueError):
 def load_training_project(path: str | Path) -> TrainingProject:
     """Run a config file and return its TrainingProject.
 
-    The file may read `os.environ`, and files beside it through `__file__`. Its module has the name
-    of the file and is not in `sys.modules` afterwards.
-
-    Args:
-        path: Path of a `.py` file with exactly one module-level name of a TrainingProject. Names
-            with an underscore count; two names of one project count as two.
-
-    Returns:
-        The project.
+    `path` is a `.py` file with exactly one module-level name of a TrainingProject. Names with an
+    underscore count; two names of one project count as two. The file may read `os.environ`, and
+    files beside it through `__file__`. Its module has the name of the file and is not in
+    `sys.modules` afterwards.
 
     Raises:
         ConfigImportError: `path` is not a `.py` file.
@@ -71,16 +66,12 @@ def load_deploy_checkpoints_config(path: str | Path) -> DeployCheckpointsConfig:
 
 def load_target(path: Path, kind: type[T]) -> T:
     """Load the one object of this class from the file, as `load_training_project` does."""
-    if not path.is_file():
+    if not path.is_file() or path.suffix != ".py":
         raise ConfigImportError(
-            f"`{path}` is not a file.",
+            f"Could not import `{path}`: its name does not end in `.py`."
+            if path.is_file()
+            else f"`{path}` is not a file.",
             next_step="Point to the Python file that holds the training configuration.",
-            file=str(path),
-        )
-    if path.suffix != ".py":
-        raise ConfigImportError(
-            f"Could not import `{path}`: its name does not end in `.py`.",
-            next_step="Point to a Python file.",
             file=str(path),
         )
     return _get_only_definition(_import_config(path.absolute()), kind, path)

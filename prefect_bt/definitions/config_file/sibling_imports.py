@@ -29,7 +29,7 @@ _RESERVED_PACKAGES: Final = {*TRUSS_PACKAGES, "prefect_bt", "prefect", "pydantic
 
 
 class UncachedLoader(SourceFileLoader):
-    """Compiles the source each time."""
+    """Loader that compiles the source each time."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -37,7 +37,7 @@ class UncachedLoader(SourceFileLoader):
 
 
 class _FolderFinder:
-    """Steps 2 and 4: which one, `namespaces` says. `found` collects names for both."""
+    """Finder of step 2, or of step 4 with `namespaces`. It adds the found names to `found`."""
 
     def __init__(self, folder: Path, found: set[str], *, namespaces: bool) -> None:
         self._folder, self._found, self._namespaces = folder, found, namespaces
@@ -59,13 +59,13 @@ class _FolderFinder:
 
 
 def can_be_sibling(name: str) -> bool:
-    """False for names that a file beside the config must never take."""
+    """Return False for names that a file beside the config must not have."""
     return name not in sys.stdlib_module_names and name.partition(".")[0] not in _RESERVED_PACKAGES
 
 
 @contextmanager
 def import_siblings(config: Path) -> Generator[None]:
-    """Within it the modules beside `config` can be imported; `sys.modules` is as before afterwards.
+    """Let the modules beside `config` be imported, and restore `sys.modules` on exit.
 
     Not for concurrent use: the caller holds a lock.
     """
@@ -91,6 +91,6 @@ def _sibling_names(config: Path) -> set[str]:
 
 
 def _pop_modules(names: set[str]) -> dict[str, ModuleType]:
-    """Removes these modules and their submodules from `sys.modules`, and returns them."""
+    """Remove these modules and their submodules from `sys.modules`, and return them."""
     taken = [name for name in sys.modules if name in names or name.partition(".")[0] in names]
     return {name: sys.modules.pop(name) for name in taken}

@@ -1,5 +1,5 @@
-"""Programs and config files that were written for truss.
+"""Run programs and config files that were written for truss.
 
-Begin with `modules`, which stand in for truss while a config file is loaded; `functions` are those
-of truss_train, `conversion` reads the objects of an installed truss.
+Begin with `modules`, which replace truss while a config file is loaded; `functions` has the
+functions of truss_train, `conversion` converts the objects of an installed truss.
 """

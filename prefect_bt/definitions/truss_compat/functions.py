@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -31,11 +31,11 @@ MAX_ARCHIVE_SIZE_BYTES: Final = 5 * 1024**3
 
 
 class HostedServiceError(PrefectBtError, NotImplementedError, ImportError):
-    """A name of truss that is for Baseten's service, which prefect_bt does not use."""
+    """A name of truss that needs Baseten's service, which prefect_bt does not use."""
 
 
 def push(config: Any, **options: Any) -> Any:
-    """`prefect_bt.push`, found when it is called: this room knows nothing of launching."""
+    """Call `prefect_bt.push`, imported on use: definitions must not import the start of jobs."""
     return importlib.import_module("prefect_bt").push(config, **options)
 
 
@@ -45,26 +45,21 @@ def push(config: Any, **options: Any) -> Any:
 @contextmanager
 def import_target(module_path: Path | str, target_type: type[T]) -> Generator[T]:
     """Yield the one `target_type` of a config file; errors as of `load_training_project`."""
-    loader = importlib.import_module(
-        "prefect_bt.definitions.config_file.loader"
-    )  # it imports these names
+    # Imported on use: the loader imports this module.
+    loader = importlib.import_module("prefect_bt.definitions.config_file.loader")
     yield cast("T", loader.load_target(Path(module_path), target_type))
 
 
-@contextmanager
-def import_training_project(module_path: Path | str) -> Generator[TrainingProject]:
+def import_training_project(module_path: Path | str) -> AbstractContextManager[TrainingProject]:
     """Yield the `TrainingProject` of a config file."""
-    with import_target(module_path, TrainingProject) as project:
-        yield project
+    return import_target(module_path, TrainingProject)
 
 
-@contextmanager
 def import_deploy_checkpoints_config(
     module_path: Path | str,
-) -> Generator[DeployCheckpointsConfig]:
+) -> AbstractContextManager[DeployCheckpointsConfig]:
     """Yield the `DeployCheckpointsConfig` of a config file."""
-    with import_target(module_path, DeployCheckpointsConfig) as config:
-        yield config
+    return import_target(module_path, DeployCheckpointsConfig)
 
 
 # -- truss_train.deployment -----------------------------------------------------------------
@@ -91,9 +86,9 @@ def create_training_job(  # noqa: PLR0913, PLR0917 (truss names them)
         interactive=interactive_trigger.lower() if interactive_trigger else None,
         **overrides,
     )
-    project, told = apply_overrides(to_training_project(training_project), changes)
-    for sentence in told:
-        warnings.warn(sentence, stacklevel=2)
+    project, messages = apply_overrides(to_training_project(training_project), changes)
+    for message in messages:
+        warnings.warn(message, stacklevel=2)
     source_dir = Path(config).absolute().parent
     document = _upsert_project_and_create_job(remote_provider, project, source_dir, team_id=team_id)
     return {**document, "job_object": project.job}
@@ -119,7 +114,7 @@ def prepare_push(*arguments: object, **options: object) -> NoReturn:
 
 
 def login(api_key: str) -> None:
-    """Accept an API key and forget it: prefect_bt has no accounts."""
+    """Accept an API key and ignore it: prefect_bt has no accounts."""
     _ = api_key
 
 
@@ -136,7 +131,7 @@ class Remote:
 
 
 class RemoteFactory:
-    """Stands for the remotes of `~/.trussrc`; there is one, the store of the settings."""
+    """Stand in for the remotes of `~/.trussrc`; there is one, the store of the settings."""
 
     @staticmethod
     def create(remote: str = "baseten") -> Remote:

@@ -1,6 +1,6 @@
-"""Programs written for truss_train, for as long as the process lives or until `uninstall`.
+"""Install the stand-ins of truss for a program, until the process ends or `uninstall`.
 
-Not for config files: while one is loaded, truss_names makes all of truss ours in any case.
+Config files do not need it: `modules.install_stand_ins` replaces truss while one is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any, Final
 
-from prefect_bt.definitions.truss_compat.modules import TRUSS_PACKAGES, make_stand_ins
+from prefect_bt.definitions.truss_compat.modules import make_stand_ins, replace_truss_modules
 
 _REPLACED_FUNCTIONS: Final = {
     "truss_train.public_api": ("push",),
@@ -21,21 +21,20 @@ _REPLACED_FUNCTIONS: Final = {
         "prepare_push",
     ),
 }
-"""What would submit to Baseten, and is replaced in an installed truss."""
+"""Functions that submit to Baseten, and are replaced in an installed truss."""
 
 _installed_modules: dict[str, ModuleType] = {}
 _replaced_names: list[tuple[dict[str, Any], str, object]] = []
 
 
 def install() -> None:
-    """Bring `truss_train` to us; idempotent. See prefect_bt.compat."""
-    if _installed_modules or _replaced_names or _is_stand_in(sys.modules.get("truss_train")):
+    """Let programs for `truss_train` use prefect_bt; idempotent. See prefect_bt.compat."""
+    loading = getattr(sys.modules.get("truss_train"), "__prefect_bt__", False)
+    if _installed_modules or _replaced_names or loading:
         return
     if importlib.util.find_spec("truss_train") is None:
         _installed_modules.update(make_stand_ins())
-        for name in [name for name in sys.modules if name.partition(".")[0] in TRUSS_PACKAGES]:
-            del sys.modules[name]  # a truss without truss_train
-        sys.modules.update(_installed_modules)
+        replace_truss_modules(_installed_modules)  # there may be a truss without truss_train
         return
     ours = make_stand_ins()
     for module, names in _REPLACED_FUNCTIONS.items():
@@ -56,12 +55,8 @@ def uninstall() -> None:
     _replaced_names.clear()
 
 
-def _is_stand_in(module: ModuleType | None) -> bool:
-    return module is not None and getattr(module, "__prefect_bt__", False) is True
-
-
 def _replace_everywhere(theirs: object, ours: object) -> None:
-    """Put `ours` wherever a loaded module has a name for `theirs`, as `from ... import` leaves."""
+    """Replace `theirs` with `ours` in every loaded module, also after `from ... import`."""
     for module in list(sys.modules.values()):
         namespace: dict[str, Any] = getattr(module, "__dict__", {})
         for name in [name for name, value in namespace.items() if value is theirs]:

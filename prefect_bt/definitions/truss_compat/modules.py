@@ -103,22 +103,19 @@ def install_stand_ins() -> Generator[None]:
     Not for concurrent use: the caller holds a lock. Other threads that import truss meanwhile get
     our modules.
     """
-    before = _truss_modules(sys.modules)
-    _replace_modules(before, make_stand_ins())
+    before = replace_truss_modules(make_stand_ins())
     try:
         yield
     finally:
-        _replace_modules(_truss_modules(sys.modules), before)
+        replace_truss_modules(before)
 
 
-def _truss_modules(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    return {k: v for k, v in list(modules.items()) if k.partition(".")[0] in TRUSS_PACKAGES}
-
-
-def _replace_modules(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> None:
-    for name in old:
-        del sys.modules[name]
+def replace_truss_modules(new: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+    """Replace all modules of truss in `sys.modules` with `new`, and return them."""
+    names = [name for name in list(sys.modules) if name.partition(".")[0] in TRUSS_PACKAGES]
+    old = {name: sys.modules.pop(name) for name in names}
     sys.modules.update(new)
+    return old
 
 
 def make_stand_ins() -> dict[str, ModuleType]:
