@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
@@ -29,7 +28,7 @@ GOOGLE_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 GOOGLE_TOKEN_URL: Final = "https://sts.googleapis.com/v1/token"
 GOOGLE_ACCOUNTS_URL: Final = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts"
 _PLACEHOLDER_KEYS: Final = {"aws_access_key_id": "unused", "aws_secret_access_key": "unused"}
-"""The token speaks for itself; without a key, boto3 would look for one, and fail on the token."""
+"""The request is authorized by the token; without keys boto3 would search for credentials first."""
 _NO_AWS_TOKEN: Final = (
     "AWS_OIDC needs a web identity token, and AWS_WEB_IDENTITY_TOKEN_FILE does not name one here"
 )
@@ -41,17 +40,17 @@ _NEXT_STEP: Final = "Run the flow on a machine with such an identity, or use a s
 
 
 class IdentitySettings(BaseSettings):
-    """Where the environment says that this machine's identity tokens lie."""
+    """Variables of the environment that name this machine's identity."""
 
     aws_web_identity_token_file: str = ""
     google_application_credentials: str = ""
     prefect_bt_aws_external_id: str = ""
-    """Named when a role is assumed, for trust policies that ask for it; empty: none."""
+    """External id for roles whose trust policy requires one."""
 
 
 @dataclass(frozen=True)
 class AwsKeys:
-    """Keys of a role for a while; `expires_at` has a zone."""
+    """Temporary keys of a role; `expires_at` has a time zone."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
@@ -61,44 +60,44 @@ class AwsKeys:
 
 @dataclass(frozen=True)
 class GoogleToken:
-    """An access token of a service account; `expires_at` has a zone."""
+    """An access token of a service account; `expires_at` has a time zone."""
 
     token: str = field(repr=False)
     expires_at: datetime
 
 
 def assume_role(role_arn: str, region: str) -> AwsKeys:
-    """Asked for with the credentials that this machine has; IdentityError."""
+    """Return keys of the role, requested with this machine's credentials. IdentityError."""
     external = IdentitySettings().prefect_bt_aws_external_id
-    given = {"RoleArn": role_arn, **({"ExternalId": external} if external else {})}
-    return _call_sts("assume_role", region, given)
+    fields = {"ExternalId": external} if external else {}
+    return _request_keys("assume_role", role_arn, region, fields)
 
 
 def assume_role_with_web_identity(role_arn: str, region: str) -> AwsKeys:
-    """For the token in AWS_WEB_IDENTITY_TOKEN_FILE, with no other credentials; IdentityError."""
+    """Return keys of the role for the token in AWS_WEB_IDENTITY_TOKEN_FILE. IdentityError."""
     token = _read_token_file(IdentitySettings().aws_web_identity_token_file, missing=_NO_AWS_TOKEN)
-    given = {"RoleArn": role_arn, "WebIdentityToken": token}
-    return _call_sts("assume_role_with_web_identity", region, given, keys=_PLACEHOLDER_KEYS)
+    verb, fields = "assume_role_with_web_identity", {"WebIdentityToken": token}
+    return _request_keys(verb, role_arn, region, fields, **_PLACEHOLDER_KEYS)
 
 
 def exchange_google_token(service_account: str, provider: str) -> GoogleToken:
-    """For this machine's identity token (RFC 8693), then for the account's; IdentityError."""
-    known = _read_google_identity(service_account)
+    """Exchange this machine's identity token (RFC 8693) for one of the account. IdentityError."""
+    identity = _read_google_identity(service_account)
     form = {
         "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
         "audience": f"//iam.googleapis.com/{provider}",
         "scope": GOOGLE_SCOPE,
         "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
         "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
-        "subject_token": _read_token_file(known["file"], missing=_NO_GOOGLE_IDENTITY),
+        "subject_token": _read_token_file(identity["file"], missing=_NO_GOOGLE_IDENTITY),
     }
-    federated = _post(service_account, known["tokens"], urlencode(form).encode(), {})
+    federated = _post(service_account, identity["tokens"], urlencode(form).encode(), {})
     header = {
         "Authorization": f"Bearer {federated.get('access_token', '')}",
         "Content-Type": "application/json",
     }
     body = json.dumps({"scope": [GOOGLE_SCOPE]}).encode()
-    found = _post(service_account, known["account"], body, header)
+    found = _post(service_account, identity["account"], body, header)
     token = found.get("accessToken")
     if not isinstance(token, str) or not token:
         raise _google_token_error(service_account, "an answer without one", refused=False)
@@ -132,50 +131,41 @@ def _read_token_file(path: str, *, missing: str) -> str:
     return token
 
 
-def _call_sts(
-    verb: str,
-    region: str,
-    given: Mapping[str, str],
-    *,
-    keys: Mapping[str, str] = MappingProxyType({}),
+def _request_keys(
+    verb: str, role: str, region: str, fields: Mapping[str, str], **keys: str
 ) -> AwsKeys:
-    session: Any = import_module("boto3.session")
-    faults: Any = import_module("botocore.exceptions")
-    role = given["RoleArn"]
+    """Call STS with `keys`, by default with the credentials that boto3 finds. IdentityError."""
+    session: Any = import_module("boto3.session").Session()
+    errors: Any = import_module("botocore.exceptions")
     try:
-        client = session.Session().client(
-            "sts", region_name=region, config=make_aws_config(), **keys
-        )
-        found = getattr(client, verb)(RoleSessionName=ROLE_SESSION_NAME, **given)["Credentials"]
-    except faults.NoCredentialsError:
+        client = session.client("sts", region_name=region, config=make_aws_config(), **keys)
+        request = getattr(client, verb)
+        found = request(RoleArn=role, RoleSessionName=ROLE_SESSION_NAME, **fields)["Credentials"]
+    except errors.NoCredentialsError:
         raise IdentityError(
             f"To assume {role}, this machine needs credentials of its own, and none were found.",
             next_step="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.",
         ) from None
-    except (faults.ClientError, faults.BotoCoreError, ValueError) as error:
+    except (errors.ClientError, errors.BotoCoreError, ValueError) as error:
         raise IdentityError(
             f"The role {role} could not be assumed ({aws_error_code(error)}).",
             next_step="Check the role's name, its trust policy (PREFECT_BT_AWS_EXTERNAL_ID if it "
             "asks for an external id) and the region.",
-            refused=isinstance(error, faults.ClientError),
+            refused=isinstance(error, errors.ClientError),
         ) from None
-    return AwsKeys(
-        found["AccessKeyId"],
-        found["SecretAccessKey"],
-        found["SessionToken"],
-        found["Expiration"].astimezone(UTC),
-    )
+    expires = found["Expiration"].astimezone(UTC)
+    return AwsKeys(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"], expires)
 
 
 def make_aws_config() -> Any:
-    """How long a service of AWS may take."""
+    """Return the timeouts and retries of requests to AWS."""
     return import_module("botocore.config").Config(
         connect_timeout=CONNECT_TIMEOUT, read_timeout=READ_TIMEOUT, retries={"mode": "standard"}
     )
 
 
 def aws_error_code(error: Exception) -> str:
-    """`AccessDenied`, or the name of an error that is no answer."""
+    """Return the code of the answer, such as `AccessDenied`, or else the error's class."""
     answer: dict[str, Any] = getattr(error, "response", {})
     return str(answer.get("Error", {}).get("Code") or type(error).__name__)
 
@@ -203,7 +193,7 @@ def _google_token_error(account: str, why: str, *, refused: bool) -> IdentityErr
 
 
 def _parse_expiry(answer: dict[str, Any]) -> datetime:
-    """When Google's token expires; in an hour, which is its usual life, if it does not say."""
+    """Return when the token expires; if the answer does not say, in an hour, as usual."""
     try:
         return datetime.fromisoformat(str(answer.get("expireTime"))).astimezone(UTC)
     except ValueError:

@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus
 
 MASK: Final = "********"
 MIN_MASKED_LENGTH: Final = 4
-"""Shorter values are left alone: masking every "1" would destroy a log and protect nothing."""
+"""Shorter values are not masked: masking every "1" would destroy a log and protect nothing."""
 
 
 class Redactor:
@@ -24,8 +24,8 @@ class Redactor:
     pieces, with colours or other escapes within, compressed or encrypted (docs/logs.md).
 
     Base64 is masked at each of its three alignments, so that `user:password` headers are covered.
-    Of a value that is a JSON document (a service account, S3 keys), what it calls a key, secret,
-    token or password is masked by itself too.
+    If a value is a JSON document (a service account, S3 keys), its keys, secrets, tokens and
+    passwords are masked too.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -42,10 +42,10 @@ class Redactor:
         return "".join((*shown, text[done:])) if shown else text
 
     def partial_match_length(self, text: str) -> int:
-        """How many characters at the end of `text` may be the beginning of a value.
+        """Return how many characters at the end of `text` may be the beginning of a value.
 
-        Whoever cuts `text` there, masks what is before and keeps the rest for later, never lets a
-        part of a value through.
+        A caller that masks the text before them, and keeps them for later, never prints a part of
+        a value.
         """
         held = self._partial_suffix_length(text)
         for start, end in self._matches(text, max(0, len(text) - held - self._longest)):
@@ -54,9 +54,9 @@ class Redactor:
         return held
 
     def _matches(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
-        """Yield the spellings in `text` from `begin` on: the leftmost first, of those the longest.
+        """Yield begin and end of the values in `text` from `begin` on, without overlaps.
 
-        Begin and end of each; they do not overlap.
+        The leftmost comes first; of several at one place, the longest.
         """
         longest = dict[int, int]()
         for sample in self._samples:
@@ -83,10 +83,10 @@ class Redactor:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Spellings that are found by looking at `size` characters of a text, every `step` of them.
+    """Spellings that are found by a sample of `size` characters at every `step` of a text.
 
-    A spelling of at least `size + step - 1` characters has one of these looks within any place of
-    that length, so one place of it will do. Regular expressions try all at every character.
+    Each occurrence of a spelling of at least `size + step - 1` characters contains a whole sample,
+    so `step` substrings of it are enough. A regular expression would try all at every character.
     """
 
     size: int
@@ -97,8 +97,8 @@ class _Sample:
     def find(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
         """Yield begin and end of all spellings in `text` from `begin` on, overlapping ones too."""
         size, parts = self.size, self.parts
-        looks = range(begin, len(text) - size + 1, self.step)
-        for at in [at for at in looks if text[at : at + size] in parts]:
+        places = range(begin, len(text) - size + 1, self.step)
+        for at in [at for at in places if text[at : at + size] in parts]:
             for offset, spelling in parts[text[at : at + size]]:
                 start = at - offset
                 if start >= begin and text.startswith(spelling, start):
@@ -106,7 +106,7 @@ class _Sample:
 
 
 _SIZES: Final = ((8, 8), (4, 4), (MIN_MASKED_LENGTH - 1, 2))
-"""Size and step of samples, for long spellings first; the last is for the shortest there are."""
+"""Size and step of samples, for long spellings first; the last is for the shortest."""
 
 
 def _build_samples(spellings: Iterable[str]) -> list[_Sample]:
@@ -120,11 +120,11 @@ def _build_samples(spellings: Iterable[str]) -> list[_Sample]:
 
 
 _POSITIONS: Final = (4, 3, 5, 2, 6, 1, 7, 0, 8)
-"""Eighths of a spelling where samples of it may be; the middle first: the beginnings are alike."""
+"""Eighths of a spelling where its samples may begin, the middle first: beginnings are alike."""
 
 
 def _rarest_position(spelling: str, size: int, step: int, used: Mapping[str, Sequence[Any]]) -> int:
-    """Return the place of the samples that fewest others share, those of `spelling` among them."""
+    """Return the place of the samples that the fewest spellings share."""
 
     def shared(place: int) -> int:
         samples = [spelling[at : at + size] for at in range(place, place + step)]
@@ -162,24 +162,18 @@ def _hex_encodings(value: str) -> set[str]:
 
 
 def _maskable_parts(value: str) -> set[str]:
-    """The value, its lines, and the secret fields of a JSON document with theirs."""
-    whole = {value, *_iter_secret_fields(value)}
-    return {part for text in whole for part in (text, text.strip(), *_iter_stripped_lines(text))}
-
-
-def _iter_stripped_lines(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        yield line.strip()
+    """Return the value, its lines, and the secret fields of a JSON document with their lines."""
+    texts = {value, *_iter_secret_fields(value)}
+    lines = {line.strip() for text in texts for line in text.splitlines()}
+    return {*texts, *lines, *(text.strip() for text in texts)}
 
 
 _SECRET_FIELD: Final = re.compile(r"(?i)key|secret|token|passw|pwd|credential|auth$")
-
-
 _PUBLIC_FIELD: Final = re.compile(r"(?i)ur[il]$|_type$")
 
 
 def _iter_secret_fields(value: str) -> Iterator[str]:
-    """What a JSON object holds under a name that says it is secret, however deep."""
+    """Yield the texts of a JSON object, at any depth, whose names say that they are secret."""
     if not value.lstrip().startswith("{"):
         return
     try:
@@ -199,7 +193,7 @@ def _iter_secret_fields(value: str) -> Iterator[str]:
 
 
 def _base64_cores(value: str) -> set[str]:
-    """The characters of base64 text that depend on `value` alone, for each alignment."""
+    """Return the characters of base64 text that depend on `value` alone, for each alignment."""
     raw, cores = value.encode(), set[str]()
     for shift in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):

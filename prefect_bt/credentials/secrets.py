@@ -20,20 +20,20 @@ from prefect_bt.errors import SecretError
 class SecretSource(Protocol):
     @property
     def label(self) -> str:
-        """Where this looks, for messages: "Prefect Secret blocks"."""
+        """Name of the source for messages, such as "Prefect Secret blocks"."""
         ...
 
     def find(self, name: str) -> str | None:
-        """The value, or None when this source does not have it."""
+        """Return the value; None if this source does not have it."""
         ...
 
     def lookup_name(self, name: str) -> str:
-        """Return where this source looks for the name, for messages."""
+        """Return the place where this source searches for the name, for messages."""
         ...
 
 
 def secret_variable(name: str) -> str:
-    """Return the variable of a secret: upper case, with `_` for what no variable name can have.
+    """Return the variable of a secret: upper case, with `_` for characters that are not allowed.
 
     >>> secret_variable("hf-access.token")
     'PREFECT_BT_SECRET_HF_ACCESS_TOKEN'
@@ -43,7 +43,7 @@ def secret_variable(name: str) -> str:
 
 @dataclass(frozen=True)
 class EnvironmentSecrets:
-    """`PREFECT_BT_SECRET_<NAME>`: the name as written, or upper case with `_` for other signs."""
+    """Variables `PREFECT_BT_SECRET_<NAME>`, with the name as written or as `secret_variable`."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
@@ -65,7 +65,7 @@ class EnvironmentSecrets:
 
 @dataclass(frozen=True)
 class InMemorySecrets:
-    """Values handed over in memory, such as those of a block."""
+    """Values in memory, such as those of a block."""
 
     values: Mapping[str, str] = field(repr=False)
     label: str = "the secrets block"
@@ -83,8 +83,7 @@ def resolve_secrets(
 ) -> dict[str, str]:
     """Return every name's value; SecretError lists all missing names and every place searched.
 
-    Each source is asked for the secret of the team, `<team>-<name>`, before any source is asked for
-    the common one: a team's own secret wins (docs/teams.md).
+    The team's secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
     """
     names = list(dict.fromkeys(names))
     found = {name: _find_value(name, sources, team) for name in names}
@@ -110,7 +109,7 @@ def _find_value(name: str, sources: Sequence[SecretSource], team: str) -> str | 
 
 
 def _candidate_names(name: str, team: str) -> list[str]:
-    """Return what the secret can be called; a block's name has no blanks and no upper case."""
+    """Return the possible names of the secret; a block's name has no blanks and no upper case."""
     plain = re.sub(r"[^a-z0-9]+", "-", team.lower()).strip("-")
     own = [f"{prefix}-{name}" for prefix in (team, plain) if prefix]
     return list(dict.fromkeys([*own, name]))

@@ -71,7 +71,8 @@ class _AzureSecret(RootModel[_AzureFields], str_strip_whitespace=True):
 def list_accesses(plan: WeightsPlan, address: BucketUrl, secret: str | None) -> list[Access]:
     """Return the credentials to try, in order.
 
-    With auth, only those that it names; else those of this machine, then none, for public buckets.
+    With auth, only the credentials that it names; else those of this machine, then none, for public
+    buckets.
     WeightsError for a malformed secret, StoreError for unusable AWS settings.
     """
     auth = plan.auth

@@ -36,7 +36,7 @@ def asynchronous(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]
         context = contextvars.copy_context()
         context.run(_stop_event.set, stop)
         called = cast("Callable[[], R]", partial(context.run, function, *args, **kwargs))
-        # Not the loop's own executor: a few long jobs would keep its threads from all else.
+        # Not the loop's own executor: a few long jobs would occupy all its threads.
         executor = ThreadPoolExecutor(1)
         running = asyncio.get_running_loop().run_in_executor(executor, called)
         executor.shutdown(wait=False)
@@ -45,7 +45,7 @@ def asynchronous(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait([running])
-            running.exception()  # marked as seen: the caller asked for this end
+            running.exception()  # mark it as retrieved: the caller cancelled it
             raise
 
     run.__name__ = run.__qualname__ = f"a{getattr(function, '__name__', 'call')}"

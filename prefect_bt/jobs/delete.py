@@ -3,7 +3,7 @@
     marker -> holds? -> index says deleted -> job.json -> manifests -> the rest -> marker
 
 Once the index says deleted, no reader finds the job, and its id is never used again. A deletion
-that was killed at any point continues when it is repeated. A refusal leaves everything unchanged.
+that was killed at any point continues when it is repeated. An error before that changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.checkpoints.retention.holds import JOB, Hold, list_active_holds
@@ -70,32 +69,31 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
     for info in ledger.store.list(project_prefix(project.id)):
         if info.key != last:
             ledger.store.delete(info.key)
-    # A project in the index has a record; so the index goes first.
-    ledger.projects.remove_from_index(project)
+    # A project in the index has a record, so its entry is removed first.
+    ledger.remove_project_from_index(project)
     ledger.store.delete(last)
     return {"id": project.id, "deleted": True}
 
 
 def list_project_jobs(ledger: Ledger, project_id: str) -> list[str]:
-    """Ids of its jobs, also of those that were being deleted when something was killed."""
-    marked = f"{project_prefix(project_id)}/jobs/"
-    keys = (info.key for info in ledger.store.list(f"{project_prefix(project_id)}/jobs"))
-    return sorted({key.removeprefix(marked).partition("/")[0] for key in keys})
+    """Return the ids of its jobs, also of jobs whose deletion was killed."""
+    prefix = f"{project_prefix(project_id)}/jobs"
+    keys = (info.key for info in ledger.store.list(prefix))
+    return sorted({key.removeprefix(f"{prefix}/").partition("/")[0] for key in keys})
 
 
 def get_project_id(ledger: Ledger, job_id: str) -> str:
-    """The job's project, also where a deletion was begun; NotFoundError when nothing is left."""
+    """Return the job's project, also if a deletion was killed; NotFoundError if nothing is left."""
     try:
         return ledger.get_job(job_id).project_id
     except NotFoundError:
-        project_id = _find_partly_deleted(ledger, job_id)
-        if not project_id:
-            raise
-        return project_id
+        if project_id := _find_partly_deleted(ledger, job_id):
+            return project_id
+        raise
 
 
 def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
-    """The job, if it may be deleted, else StateError; None when no record of it is left."""
+    """Return the job, None if its record is deleted. StateError if it cannot be deleted now."""
     try:
         record = ledger.get_job(job_id)
     except NotFoundError:
@@ -108,13 +106,12 @@ def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord |
             state=state.value,
             next_step=f"Stop it first: prefect-bt stop --job-id {job_id}",
         )
-    holders = [
-        one for one in list_reconciled_holds(ledger, project_id, job_id) if one.holder != job_id
-    ]
+    holds = list_reconciled_holds(ledger, project_id, job_id)
+    holders = dict.fromkeys(one.label for one in holds if one.holder != job_id)
     if holders:
-        who = ", ".join(dict.fromkeys(hold.label for hold in holders))
         raise StateError(
-            f"Checkpoints of job {job_id} are needed by {who}, so it cannot be deleted.",
+            f"Checkpoints of job {job_id} are needed by {', '.join(holders)}, so it cannot be "
+            "deleted.",
             state=state.value,
             next_step="Wait until that has ended, or stop it first.",
         )
@@ -122,7 +119,7 @@ def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord |
 
 
 def list_reconciled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
-    """Who needs checkpoints of the job, after the ends of jobs that died were written down."""
+    """Return the active holds on checkpoints of the job, after their jobs were reconciled."""
     for hold in list_active_holds(ledger, project_id, job_id):
         if hold.kind == JOB:
             with suppress(SubstrateError, StateError):
@@ -134,19 +131,19 @@ def list_reconciled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[
 def claim_finished_job(
     ledger: Ledger, job_id: str, *, settings: Settings, purpose: str
 ) -> Generator[Callable[[], None]]:
-    """Own the job, on this machine and in the store, so that no process resumes it meanwhile.
+    """Own the job, on this machine and in the store, so that no process retries it meanwhile.
 
-    Yields a function to call before each deletion; it raises Superseded once another machine has
-    the job. Raises StateError if the job was resumed. `purpose`: fencing_epochs.PRUNE or
+    Yield a function to call before each deletion; it raises Superseded once another machine has the
+    job. Raise StateError if the job was retried. `purpose`: fencing_epochs.PRUNE or
     fencing_epochs.DELETE.
     """
     claim, epoch, fence = JobLock(settings.state_dir), 0, _no_fence
     claim.acquire(job_id)
     try:
         claim.write_store_url(ledger.store.url)
-        with suppress(NotFoundError):  # half deleted
+        with suppress(NotFoundError):  # its deletion was killed
             ledger.get_job(job_id)
-            _check_finished(ledger, job_id)  # a gang that lives keeps its epoch
+            _check_finished(ledger, job_id)  # a running gang keeps its epoch
             with claim.keep_on_error():
                 epoch = ledger.claim(job_id, host_id(settings.state_dir), purpose=purpose)
             _check_finished(ledger, job_id)
@@ -172,11 +169,11 @@ def _check_finished(ledger: Ledger, job_id: str) -> None:
 
 
 def _no_fence() -> None:
-    """Do nothing; the fence of a job whose claims are gone."""
+    """Do nothing: the fence of a job whose claims are deleted."""
 
 
 def _find_partly_deleted(ledger: Ledger, job_id: str) -> str:
-    """The project of a job whose deletion was begun and not finished; else empty."""
+    """Return the project of a job whose deletion was killed; else ""."""
     if not (job_id.isascii() and job_id.isalnum()):
         return ""
     try:
@@ -193,18 +190,19 @@ def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) ->
     with claim_finished_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
         record = _write_tombstone(ledger, project_id, job_id)
         if record is not None:
-            _clear_machine(ledger, record, settings)
+            with suppress(SubstrateError):
+                remove_nodes(open_job_context(ledger, record, settings=settings))
         try:
             fence()
         except Superseded:
             ledger.store.delete(deleting_key(project_id, job_id))
             raise
         _delete_records(ledger, project_id, job_id)
-        _clear_folder(settings.state_dir, job_id)
+        _delete_files(JobFolder(settings.state_dir, job_id))
 
 
 def _write_tombstone(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
-    """From here on nobody can take a hold; whoever took one before is seen now."""
+    """Write the marker, which prevents new holds, then check again. Return the job's record."""
     key = deleting_key(project_id, job_id)
     ledger.store.put(key, json.dumps({"at": ledger.now()}).encode())
     try:
@@ -234,14 +232,8 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
     store.delete(marker)
 
 
-def _clear_machine(ledger: Ledger, record: JobRecord, settings: Settings) -> None:
-    with suppress(SubstrateError):
-        remove_nodes(open_job_context(ledger, record, settings=settings))
-
-
-def _clear_folder(state_dir: Path, job_id: str) -> None:
-    """What the job's nodes kept; not the lock that we hold."""
-    folder = JobFolder(state_dir, job_id)
+def _delete_files(folder: JobFolder) -> None:
+    """Delete the files of the job's nodes, but not the lock that this process holds."""
     with suppress(OSError):
         for path in folder.path.iterdir():
             if path != folder.owner_lock:

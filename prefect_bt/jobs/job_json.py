@@ -137,7 +137,7 @@ def _outcome_document(outcome: Outcome | None) -> dict[str, Any]:
 
 
 def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
-    """What every rank's uploader said last, in the newest attempt."""
+    """Return the last upload status of every rank in the newest attempt."""
     attempts = ledger.list_attempts(record.id)
     if not attempts:
         return []
@@ -155,7 +155,7 @@ def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]
 
 
 def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
-    """Every source with the revision that the job mounts; None for both before its mirror."""
+    """Return every source with the revision that the job mounts; None before its mirror."""
     if not job.weights:
         return []
     from prefect_bt.planning.planner import plan_weights
@@ -228,7 +228,7 @@ def _requested_memory(compute: Compute) -> int:
 
 
 def current_user() -> str:
-    """The user of this process; "" where the system knows none."""
+    """Return the user of this process; "" if the system knows none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

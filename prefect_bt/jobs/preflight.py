@@ -1,4 +1,4 @@
-"""What the store and the secret sources know of a push: the team, secrets, checkpoints to load."""
+"""Check a push against the store and the secret sources: team, secrets, checkpoints to load."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ def find_missing(
     *,
     images: bool,
 ) -> list[str]:
-    """Return a sentence for every secret and checkpoint that is named but not there.
+    """Return a sentence for every secret and checkpoint that is named but missing.
 
-    The environment is asked first: without a Prefect server, asking Prefect starts a temporary one.
+    The environment is searched first: without a Prefect server, the search of Prefect's blocks
+    starts a temporary one.
     """
     sentences: list[str] = []
-    names, team = (
-        list_job_secret_names(project.job, supports_images=images),
-        project.team_name or "",
-    )
+    names = list_job_secret_names(project.job, supports_images=images)
+    team = project.team_name or ""
     try:
         resolve_secrets(names, [EnvironmentSecrets()], team=team)
     except SecretError as error:

@@ -1,8 +1,8 @@
-"""A job whose processes died is taken up again: its gang goes on, or the next attempt begins.
+"""Recover a job whose processes died: its gang is adopted, or the next attempt starts.
 
-`python -m prefect_bt.jobs.recover STATE_DIR JOB_ID STORE` is what a node runs that nobody watches
-over any more (node_agent.owner_monitor). The job's lock decides when several find it left behind:
-one starts a supervisor, the others leave.
+A node without an owner runs `python -m prefect_bt.jobs.recover STATE_DIR JOB_ID STORE`
+(node_agent.owner_monitor). If several processes find the job, the one that gets the job's lock
+starts a supervisor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 
 _JOB_ERRORS = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
-"""Of one job: a store that is away, a disk that is full, a record that is damaged."""
+"""Errors of one job: its store does not answer, the disk is full, a record is damaged."""
 
 
 def recover_job(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
-    """Start a supervisor for a job of this machine that nobody runs; whether that was needed.
+    """Start a supervisor for a job of this machine without an owner; return whether it was started.
 
-    Nodes that this machine has of a job that is over, or that another machine runs, are ended.
-    NotFoundError when the store does not know the job; ServerError when nothing could be started.
+    Shut down nodes of this machine if the job is over or if another machine runs it.
+    NotFoundError if the store does not have the job; ServerError if no process could be started.
     """
     record = ledger.get_job(job_id)
     if not has_lock_file(state_dir, job_id):
@@ -47,13 +47,13 @@ def recover_job(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
     try:
         return _recover(ledger, record, claim)
     finally:
-        claim.release()  # handed over, or left behind still
+        claim.release()
 
 
 def release_unstarted_claim(ledger: Ledger, job_id: str, *, state_dir: Path) -> None:
-    """Release the claim of a worker that died before its job began, so that any worker may begin.
+    """Release the claim of a worker that died before its job began, so that any worker can begin.
 
-    Does nothing for a job that a process of this machine has, or that another machine claimed.
+    Do nothing for a job that a process of this machine owns, or that another machine claimed.
     """
     if not has_lock_file(state_dir, job_id):
         return
@@ -61,11 +61,8 @@ def release_unstarted_claim(ledger: Ledger, job_id: str, *, state_dir: Path) -> 
     with suppress(StateError):
         claim.acquire(job_id)
         held = epochs.find_active()
-        if (
-            ledger.get_state(job_id) is JobState.PENDING
-            and held
-            and is_this_host(state_dir, held.host)
-        ):
+        waits = ledger.get_state(job_id) is JobState.PENDING
+        if waits and held and is_this_host(state_dir, held.host):
             epochs.release_unused(held.number)
             claim.release_and_remove()
     claim.release()
@@ -73,7 +70,7 @@ def release_unstarted_claim(ledger: Ledger, job_id: str, *, state_dir: Path) -> 
 
 def _recover(ledger: Ledger, record: JobRecord, claim: JobLock) -> bool:
     state_dir, job_id = claim.state_dir, record.id
-    # It ended while its lock was being taken, or another machine runs it since.
+    # It ended while its lock was being acquired, or another machine runs it now.
     if not is_this_host(state_dir, ledger.get_host(job_id)) or ledger.get_state(job_id).terminal:
         from prefect_bt.jobs.superseded import shut_down_stale_nodes
 
@@ -82,27 +79,26 @@ def _recover(ledger: Ledger, record: JobRecord, claim: JobLock) -> bool:
         return False
     from prefect_bt.jobs.start import JobLauncher
 
-    starter = JobLauncher(claim)
+    launcher = JobLauncher(claim)
     try:
-        starter.hand_over(ledger, record)
+        launcher.hand_over(ledger, record)
     finally:
-        claim.release()  # before the starter is closed, which would drop it
-        starter.close()
+        claim.release()  # before `close`, which would remove the lock
+        launcher.close()
     return True
 
 
 def recover_jobs(state_dir: Path, finished: set[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Each job that was left behind on this machine, and what was done about it.
+    """Recover the abandoned jobs of this machine; yield each job's id and what was done.
 
-    Jobs that wait for a deployment's worker, and jobs whose store cannot be asked, are left alone.
-    `finished` keeps from call to call which need not be asked about again: jobs that are over, and
-    have a folder here for the checkpoints in it that are nowhere else. Who takes a job up notes its
-    store anew.
+    Jobs that wait for a deployment's worker, and jobs whose store does not answer, are left alone.
+    `finished` keeps from call to call the jobs that need no further check: they are over, and their
+    folder is kept for checkpoints without another copy. A new owner of a job changes its entry.
     """
     finished = set() if finished is None else finished
     for job_id, store in iter_abandoned_jobs(state_dir):
-        taken = f"{job_id} {_store_noted_at(state_dir, job_id)}"
-        if taken in finished:
+        entry = f"{job_id} {_read_note_time(state_dir, job_id)}"
+        if entry in finished:
             continue
         if not store:
             yield job_id, "its store is not recorded here; `prefect-bt view` recovers it"
@@ -117,12 +113,13 @@ def recover_jobs(state_dir: Path, finished: set[str] | None = None) -> Iterator[
             if recover_job(ledger, job_id, state_dir=state_dir):
                 yield job_id, "recovered"
             elif state.terminal or elsewhere:
-                finished.add(taken)
+                finished.add(entry)
         except _JOB_ERRORS as error:
             yield job_id, f"could not be recovered: {error}"
 
 
-def _store_noted_at(state_dir: Path, job_id: str) -> int:
+def _read_note_time(state_dir: Path, job_id: str) -> int:
+    """Return when an owner noted the job's store last, in nanoseconds; 0 if none did."""
     try:
         return lock_path(state_dir, job_id).with_name("store").stat().st_mtime_ns
     except OSError:
@@ -130,7 +127,7 @@ def _store_noted_at(state_dir: Path, job_id: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """For a process that was started by a node; says nothing when there is nothing to do."""
+    """Recover the job; print only errors. Return the exit code."""
     state_dir, job_id, store = arguments
     try:
         recover_job(open_ledger(store), job_id, state_dir=Path(state_dir))

@@ -1,4 +1,4 @@
-"""Ask for another attempt of a job that is over, under its own id."""
+"""Retry a job that is over, under its own id."""
 
 from __future__ import annotations
 
@@ -24,43 +24,40 @@ def retry(
 ) -> dict[str, Any]:
     """Start another attempt of a job that is over, under its own id and Prefect run.
 
-    It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
-    counts all attempts. Raises StateError for a job that completed, or is not over yet;
+    The attempt starts from the job's committed checkpoints. `max_run_time` replaces the job's limit
+    for all attempts together. Raises StateError for a job that completed, or is not over yet;
     MaxRunTimeError for a job that has no time left.
     """
-    limit = None
-    if max_run_time is not None:
-        limit = parse_duration(max_run_time, field="max_run_time")
+    limit = None if max_run_time is None else parse_duration(max_run_time, field="max_run_time")
     ledger = open_ledger(store)
     record = ledger.get_job(job_id)
     reconcile_job(ledger, job_id)
     _check_retriable(ledger, job_id)
     check_run_time(ledger, record, limit=limit)
-    with open_launcher() as starter:
-        with starter.hold_lock(ledger, job_id) if starter else nullcontext():
-            _request_attempt(ledger, job_id, limit, starter is None)
-        start_job(ledger, record, launcher=starter)
+    with open_launcher() as launcher:
+        with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
+            _request_attempt(ledger, job_id, limit, any_host=launcher is None)
+        start_job(ledger, record, launcher=launcher)
     flat = job_document(ledger, record)
     return {**flat, "training_job": flat}
 
 
-def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, any_host: bool) -> None:
-    """Claim the job and say that requested again. `any_host`: for any worker."""
+def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, *, any_host: bool) -> None:
+    """Claim the job, for any worker or for this host, and record the request."""
     epoch = ledger.claim(job_id, ANY_HOST if any_host else host_id(Settings().state_dir))
     try:
         _check_retriable(ledger, job_id)  # another process may have been first
         if limit is not None:
-            ledger.controls.set_max_run_time(job_id, limit)
-        ledger.controls.delete_stop_request(job_id)
-        asked = "requested again"
-        ledger.append_event(job_id, JobState.CREATED, message=asked, epoch=epoch)
+            ledger.set_max_run_time(job_id, limit)
+        ledger.delete_stop_request(job_id)
+        ledger.append_event(job_id, JobState.CREATED, message="requested again", epoch=epoch)
     except BaseException:
         ledger.get_epochs(job_id).release_unused(epoch)
         raise
 
 
 def _check_retriable(ledger: Ledger, job_id: str) -> None:
-    """Raise StateError for a job that completed, or is not over; it says which machine runs it."""
+    """Raise StateError for a job that completed, or is not over; name the machine that runs it."""
     state = ledger.get_state(job_id)
     if state.terminal and state is not JobState.COMPLETED:
         return

@@ -26,22 +26,21 @@ if TYPE_CHECKING:
 
 
 LOCK_TIMEOUT = 30.0
-"""How long a job that is to be taken up again may still be put away by whoever ran it last."""
+"""Seconds to wait until the last owner of a job that is retried has cleaned up."""
 
 
 class JobLauncher:
-    """A supervisor (supervisor.process) that gets ready while the job is still being planned and
-    packed.
+    """A supervisor (supervisor.process) that imports Prefect while the job is planned and packed.
 
-    Importing Prefect takes a second: a push that waits for its plan first would take that much
-    longer. The supervisor learns over a socket which job it is to run, and is handed the job's
-    lock, so that the job is owned from the moment it is accepted. Closing the socket sends it away.
+    The import takes a second, by which a push is shorter. The supervisor receives the job and the
+    job's lock over a socket, so that the job is owned from the moment it is accepted. It exits if
+    the socket is closed before.
     """
 
     def __init__(self, lock: JobLock | None = None) -> None:
-        """`lock`: of a job that there is already, and that this starter lets go of in the end."""
+        """Start the supervisor. `lock`: of a job that exists; `close` releases it."""
         self.job_id = lock.job_id if lock else make_id()
-        """What the job should be called, so that a list of processes shows whose they are."""
+        """Preferred id of the job: the supervisor's command line has it, for lists of processes."""
         from prefect_bt.settings import process_environment
 
         self._lock = lock
@@ -58,7 +57,7 @@ class JobLauncher:
             )
 
     def acquire_lock(self, job_id: str) -> None:
-        """Own the job from now on: until it is handed over, it ends with this process."""
+        """Own the job with this process until it is handed over."""
         from prefect_bt.host.job_lock import JobLock
         from prefect_bt.settings import Settings
 
@@ -67,7 +66,7 @@ class JobLauncher:
 
     @contextmanager
     def hold_lock(self, ledger: Ledger, job_id: str) -> Generator[None]:
-        """Own the job, for a block that writes its records; a fault in it leaves a trace here."""
+        """Own the job for a block that writes its records; keep the lock's file if it raises."""
         self.acquire_lock(job_id)
         assert self._lock is not None
         self._lock.write_store_url(ledger.store.url)
@@ -75,7 +74,7 @@ class JobLauncher:
             yield
 
     def hand_over(self, ledger: Ledger, record: JobRecord) -> None:
-        """Hand the claimed job over; ServerError when the supervisor is not there to take it."""
+        """Send the job and its lock to the supervisor; ServerError if the supervisor has ended."""
         from prefect_bt.errors import ServerError
 
         if self._lock is None:
@@ -89,21 +88,18 @@ class JobLauncher:
             "state_dir": str(self._lock.state_dir),
         }
         try:
-            told = json.dumps(message).encode()
-            socket.send_fds(self._socket, [told], [self._lock.descriptor])
+            data = json.dumps(message).encode()
+            socket.send_fds(self._socket, [data], [self._lock.descriptor])
         except OSError as error:
             raise ServerError(
                 f"The process of job {record.id} has ended ({error}).",
                 next_step="Try again; `prefect-bt push --log debug` shows more.",
             ) from error
-        # The supervisor, and until it looks the socket, holds the same open file.
+        # The socket, and then the supervisor, holds the same open file.
         self._lock.release()
 
     def close(self) -> None:
-        """Idempotent.
-
-        A supervisor that was handed no job leaves, and nothing is left of a claim.
-        """
+        """End a supervisor that has no job, and release the lock; may be called again."""
         self._socket.close()
         if self._lock is not None:
             self._lock.release_and_remove()
@@ -113,28 +109,27 @@ _prestarted: list[JobLauncher] = []
 
 
 def prestart_launcher() -> None:
-    """For a process that will be `open_launcher` a job: the supervisor gets ready from now on."""
+    """Start the supervisor that the next `open_launcher` of this process returns."""
     _prestarted.append(JobLauncher())
 
 
 @contextmanager
 def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None]:
-    """A starter for the time in which a job is made; None where a deployment will run it.
+    """Yield a launcher to make a job with; None if a deployment runs it.
 
-    ServerError when there is no such deployment, before anything is written.
+    ServerError if there is no such deployment, before anything is written.
     """
-    starter = None if deployment else (_prestarted.pop() if _prestarted else JobLauncher())
+    chosen = deployment or _default_deployment()
+    launcher = None if chosen else (_prestarted.pop() if _prestarted else JobLauncher())
     try:
-        chosen = deployment or _default_deployment()
-        if starter and chosen:
-            starter.close()
-            starter = None
         if chosen:
-            _check(chosen)
-        yield starter
+            from prefect_bt.prefect_api.client import check_deployment
+
+            check_deployment(chosen)
+        yield launcher
     finally:
-        if starter:
-            starter.close()
+        if launcher:
+            launcher.close()
 
 
 def start_job(
@@ -145,21 +140,24 @@ def start_job(
     deployment: str | None = None,
     before_start: Callable[[], object] = lambda: None,
 ) -> None:
-    """Begin to run the job, after `before_start`; when that cannot be done, the job is FAILED and
-    the error raised."""
+    """Call `before_start`, then start the job. On an error, record the job as FAILED and raise."""
     try:
         before_start()
         if launcher:
             launcher.hand_over(ledger, record)
         else:
-            _schedule(ledger, record, deployment or _default_deployment())
+            from prefect_bt.prefect_api.client import run_deployment
+
+            chosen, store = deployment or _default_deployment(), ledger.store.url
+            run = run_deployment(chosen, job_id=record.id, store=store)
+            ledger.bind_run(run.flow_run_id, record.id, url=run.url)
     except BaseException as error:
         _note_failed_start(ledger, record.id, error, owned=launcher is not None)
         raise
 
 
 def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, owned: bool) -> None:
-    """Record it, unless a worker has claimed the job meanwhile. `owned`: by this process."""
+    """Record the failure unless a worker claimed the job meanwhile. `owned`: by this process."""
     from prefect_bt.errors import StateError
     from prefect_bt.host.job_lock import JobLock, host_id
     from prefect_bt.jobs.job_json import store_ended_job
@@ -185,19 +183,6 @@ def _default_deployment() -> str:
     return Settings().deployment
 
 
-def _check(deployment: str) -> None:
-    from prefect_bt.prefect_api.client import check_deployment
-
-    check_deployment(deployment)
-
-
-def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:
-    from prefect_bt.prefect_api.client import run_deployment
-
-    run = run_deployment(deployment, job_id=record.id, store=ledger.store.url)
-    ledger.runs.bind(run.flow_run_id, record.id, url=run.url)
-
-
 def default_secret_sources() -> tuple[SecretSource, ...]:
     """Return the default secret sources: Prefect Secret blocks, then the environment."""
     from prefect_bt.credentials.secrets import EnvironmentSecrets
@@ -207,9 +192,7 @@ def default_secret_sources() -> tuple[SecretSource, ...]:
 
 
 def _with_absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that starts in another folder."""
-    ours = dict(environment)
-    for name in ("PREFECT_BT_STATE_DIR", "PREFECT_HOME"):
-        if name in ours:
-            ours[name] = str(Path(ours[name]).expanduser().absolute())
-    return ours
+    """Return the environment for a process that starts in another folder."""
+    names = [name for name in ("PREFECT_BT_STATE_DIR", "PREFECT_HOME") if name in environment]
+    paths = {name: str(Path(environment[name]).expanduser().absolute()) for name in names}
+    return {**environment, **paths}

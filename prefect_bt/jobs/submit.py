@@ -1,15 +1,15 @@
 """Accept a job from a definition: validate first, then write, then start.
 
-Everything that can be refused is refused before the store is written: the job is planned, the
-secrets are looked up, the workspace is packed to a temporary file. Then the project, the workspace
-and the job are written, in that order, and the job is started.
+Every reason to refuse the job is found before the store is written: the job is planned, the secrets
+are looked up, the workspace is packed to a temporary file. Then the project, the workspace and the
+job are written, in that order, and the job is started.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,15 @@ class JobOrigin:
     @classmethod
     def for_launcher(
         cls,
-        starter: JobLauncher | None,
+        launcher: JobLauncher | None,
         *,
         old: JobRecord | None = None,
         plan: GangPlan | None = None,
     ) -> JobOrigin:
         """Return the origin of a job that the launcher starts, or that waits for its deployment."""
-        if starter is None:
+        if launcher is None:
             return cls(initial_state=JobState.PENDING, source_job=old, plan=plan)
-        return cls(starter.job_id, starter.acquire_lock, source_job=old, plan=plan)
+        return cls(launcher.job_id, launcher.acquire_lock, source_job=old, plan=plan)
 
 
 def push(  # noqa: PLR0913 (truss names them)
@@ -163,35 +163,22 @@ def submit(
         PrefectBtError: The job cannot be accepted. The store contains no job then.
     """
     options = options or SubmitOptions()
-    if launcher is not None:
-        return _submit(project, source_dir, options, launcher, on_created)
-    with open_launcher(options.deployment) as made:
-        return _submit(project, source_dir, options, made, on_created)
-
-
-def _submit(
-    project: TrainingProject,
-    source_dir: Path,
-    options: SubmitOptions,
-    launcher: JobLauncher | None,
-    on_created: Callable[[JobRecord], object],
-) -> dict[str, Any]:
-    ledger = open_ledger(options.store)
-    plan = plan_submission(ledger, project, options)
-    with _pack_workspace(project, source_dir) as packed:
-        birth = JobOrigin.for_launcher(launcher, plan=plan)
-        record = write_job(ledger, project, options, packed, origin=birth)
-        start_job(
-            ledger,
-            record,
-            launcher=launcher,
-            deployment=options.deployment,
-            before_start=lambda: on_created(record),
-        )
-    return {
-        **build_submission_document(ledger, record, plan),
-        **workspace_document(packed.contents),
-    }
+    opened = nullcontext(launcher) if launcher else open_launcher(options.deployment)
+    with opened as starter:
+        ledger = open_ledger(options.store)
+        plan = plan_submission(ledger, project, options)
+        with _pack_workspace(project, source_dir) as packed:
+            origin = JobOrigin.for_launcher(starter, plan=plan)
+            record = write_job(ledger, project, options, packed, origin=origin)
+            start_job(
+                ledger,
+                record,
+                launcher=starter,
+                deployment=options.deployment,
+                before_start=lambda: on_created(record),
+            )
+    document = build_submission_document(ledger, record, plan)
+    return {**document, **workspace_document(packed.contents)}
 
 
 def create_job(
@@ -208,8 +195,8 @@ def create_job(
     """
     plan = plan_submission(ledger, project, options)
     with _pack_workspace(project, source_dir) as packed:
-        birth = JobOrigin(acquire_lock=lock.acquire, state_dir=lock.state_dir, plan=plan)
-        return write_job(ledger, project, options, packed, origin=birth), plan
+        origin = JobOrigin(acquire_lock=lock.acquire, state_dir=lock.state_dir, plan=plan)
+        return write_job(ledger, project, options, packed, origin=origin), plan
 
 
 def dry_run(
@@ -239,24 +226,19 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
         NotFoundError: The store has no job with this id.
         PrefectBtError: The job cannot be accepted.
     """
-    options = options or SubmitOptions()
-    ledger = open_ledger(options.store)
+    ledger = open_ledger((options or SubmitOptions()).store)
     old = ledger.get_job(job_id)
-    team = {"team_name": ledger.projects.get_team(old.project_id)}
+    options = replace(options or SubmitOptions(), substrate=old.substrate)
+    team = {"team_name": ledger.get_team(old.project_id)}
     project = load_definition(old).model_copy(update=team)
-    plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
-    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
-        copy = Path(folder) / "workspace.tar"
-        workspace = plan_workspace(old)
-        packed = None
-        if workspace.key:
-            ledger.store.download(workspace.key, copy)
-            packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
-        chosen = replace(options, substrate=old.substrate)
-        with open_launcher(options.deployment) as starter:
-            birth = JobOrigin.for_launcher(starter, old=old, plan=plan)
-            record = write_job(ledger, project, chosen, packed, origin=birth)
-            start_job(ledger, record, launcher=starter, deployment=options.deployment)
+    plan = plan_submission(ledger, project, options)
+    with (
+        _download_workspace(ledger, old) as packed,
+        open_launcher(options.deployment) as launcher,
+    ):
+        origin = JobOrigin.for_launcher(launcher, old=old, plan=plan)
+        record = write_job(ledger, project, options, packed, origin=origin)
+        start_job(ledger, record, launcher=launcher, deployment=options.deployment)
     return build_submission_document(ledger, record, plan)
 
 
@@ -305,6 +287,7 @@ def write_job(
     known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
     job_id = ledger.reserve_job_id(known.id, preferred=origin.preferred_id)
+    workspace_key = f"{job_prefix(known.id, job_id)}/workspace.tar"
     try:
         origin.acquire_lock(job_id)
         record = JobRecord(
@@ -327,13 +310,12 @@ def write_job(
             max_run_time=options.find_max_run_time(old),
         )
         if workspace:
-            key = f"{job_prefix(known.id, job_id)}/workspace.tar"
-            ledger.store.upload_verified(key, workspace.path)
+            ledger.store.upload_verified(workspace_key, workspace.path)
         state_dir = origin.state_dir or Settings().state_dir
         host = "" if origin.initial_state is JobState.PENDING else host_id(state_dir)
         ledger.write_job(record, state=origin.initial_state, host=host)
     except BaseException:
-        ledger.store.delete(f"{job_prefix(known.id, job_id)}/workspace.tar")
+        ledger.store.delete(workspace_key)
         ledger.release_job_id(job_id)
         raise
     return record
@@ -350,3 +332,15 @@ def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[Pac
     )
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
         yield pack_workspace(layout, Path(folder) / "workspace.tar")
+
+
+@contextmanager
+def _download_workspace(ledger: Ledger, old: JobRecord) -> Generator[PackedWorkspace | None]:
+    """Yield the workspace of a job; None if it has none."""
+    workspace = plan_workspace(old)
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
+        copy = Path(folder) / "workspace.tar"
+        if workspace.key:
+            ledger.store.download(workspace.key, copy)
+        found = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
+        yield found if workspace.key else None

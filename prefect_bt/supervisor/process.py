@@ -1,11 +1,10 @@
-"""The parent of a detached job's flow: starts it, and starts it again if something kills it.
+"""The parent of a detached job's flow: it starts the flow, and starts it again after a crash.
 
-`python -m prefect_bt.supervisor.process JOB_ID`, started by prefect_bt.jobs.start with a socket for
-standard input; the id is for lists of processes. It starts the flow's process at once, so that this
-one imports Prefect while the job is still being made; then it is handed the job and the job's lock,
-and passes both on. Holding the lock together with the flow's process, it keeps the nodes of a
-killed flow owned until the next attempt has put them away. It imports nothing of Prefect: it is
-small.
+prefect_bt.jobs.start runs `python -m prefect_bt.supervisor.process JOB_ID` with a socket as
+standard input; the id is for lists of processes. The flow's process is started at once, to import
+Prefect while the job is being made. Then this process receives the job and the job's lock, and
+passes both on. Both processes hold the lock, so the nodes of a killed flow stay owned until the
+flow runs again. This process does not import Prefect, to stay small.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ TAIL_BYTES = 2000
 
 @dataclass(frozen=True)
 class JobHandoff:
-    """The job as the pusher described it (JSON), and its lock, held by this open file."""
+    """The message about the job (JSON, from jobs.start), and the descriptor of its locked file."""
 
     message: bytes
     lock: int
 
 
 class TerminationSignal:
-    """SIGTERM to this process: passed on to the flow's, and remembered while there is none."""
+    """Forwards SIGTERM to the flow's process, and remembers it."""
 
     def __init__(self) -> None:
         self.is_requested = False
@@ -49,10 +48,7 @@ class TerminationSignal:
 
 
 class FlowProcess:
-    """One process that runs supervisor.run_flow; it waits for a handover.
-
-    `output` takes what it says.
-    """
+    """A process that runs supervisor.run_flow and waits for a handoff; it prints to `output`."""
 
     def __init__(self, output: IO[bytes]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -64,66 +60,66 @@ class FlowProcess:
                 stderr=output,
             )
 
-    def run(self, job: JobHandoff, ending: TerminationSignal) -> int:
-        """Its exit status; negative when a signal ended it. SIGTERM to us is passed on."""
-        ending.process = self._process
-        with suppress(OSError):  # it is dead: its exit status says how
+    def run(self, job: JobHandoff, termination: TerminationSignal) -> int:
+        """Send the job, and return the exit code, negative for a signal."""
+        termination.process = self._process
+        with suppress(OSError):  # it is dead, as its exit code tells
             socket.send_fds(self._socket, [job.message], [job.lock])
         return self._process.wait()
 
     def kill(self) -> None:
-        """No job came."""
+        """End the process, which received no job."""
         self._process.kill()
         self._process.wait()
 
 
 def receive_handoff(source: socket.socket) -> JobHandoff | None:
-    """What the other side hands over; None when it left."""
+    """Return the job that the other side sends; None if it closed the socket."""
     message, descriptors, _, _ = socket.recv_fds(source, 1 << 16, 1)
     return JobHandoff(message, descriptors[0]) if message and descriptors else None
 
 
 def main() -> int:
-    """0 when the job completed, or none came."""
+    """Return 0 if the job completed, or if none was received."""
     with tempfile.TemporaryFile() as output:
         flow = FlowProcess(output)
-        job = receive_handoff(socket.socket(fileno=os.dup(0)))
-        if job is None:
+        handoff = receive_handoff(socket.socket(fileno=os.dup(0)))
+        if handoff is None:
             flow.kill()
             return 0
-        os.set_inheritable(job.lock, False)
-        began, ending = time.monotonic(), TerminationSignal()
-        code = flow.run(job, ending)
-        # Only now: while the flow starts, the processor is better left to it.
-        from prefect_bt.supervisor.supervised_job import (
-            API_UNREACHABLE,
-            RestartPolicy,
-            SupervisedJob,
-        )
+        os.set_inheritable(handoff.lock, False)
+        return _supervise(flow, handoff, output)
 
-        kept, starts = SupervisedJob(job.message, job.lock), RestartPolicy()
-        while kept.is_owned(code):
-            kept.clear_flow()
-            lived = time.monotonic() - began
-            if kept.is_finished or kept.is_on_other_machine:
-                break
-            if code == API_UNREACHABLE and not kept.wait_for_api(lambda: ending.is_requested):
-                break
-            pause = starts.next_delay(code, lived)
-            if pause is None or ending.is_requested:
-                break
-            time.sleep(pause)
-            began = time.monotonic()
-            code = FlowProcess(output).run(job, ending)
-        else:
-            return kept.exit_code  # the flow put the job away
-        output.seek(0)
-        kept.finalize(
-            output.read()[-TAIL_BYTES:], stopped_by="SIGTERM" if ending.is_requested else ""
-        )
-        if code not in {0, 1} and not kept.is_on_other_machine:
-            kept.report_end()
-        return kept.exit_code
+
+def _supervise(flow: FlowProcess, handoff: JobHandoff, output: IO[bytes]) -> int:
+    """Run the flow until its job is over or no restart is left; return the exit code."""
+    started, termination = time.monotonic(), TerminationSignal()
+    code = flow.run(handoff, termination)
+    # Imported only now: while the flow starts, it needs the processor.
+    from prefect_bt.supervisor.supervised_job import API_UNREACHABLE, RestartPolicy, SupervisedJob
+
+    job, restarts = SupervisedJob(handoff.message, handoff.lock), RestartPolicy()
+    while job.is_owned(code):
+        job.clear_flow()
+        uptime = time.monotonic() - started
+        if job.is_finished or job.is_on_other_machine:
+            break
+        if code == API_UNREACHABLE and not job.wait_for_api(lambda: termination.is_requested):
+            break
+        delay = restarts.next_delay(code, uptime)
+        if delay is None or termination.is_requested:
+            break
+        time.sleep(delay)
+        started = time.monotonic()
+        code = FlowProcess(output).run(handoff, termination)
+    else:
+        return job.exit_code  # the flow released the job
+    output.seek(0)
+    stopped_by = "SIGTERM" if termination.is_requested else ""
+    job.finalize(output.read()[-TAIL_BYTES:], stopped_by=stopped_by)
+    if code not in {0, 1} and not job.is_on_other_machine:
+        job.report_end()
+    return job.exit_code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Say to Prefect that a job is over, after the process that should have died or could not.
+"""Report the end of a job to Prefect if its flow could not; its run would stay running for ever.
 
-`python -m prefect_bt.supervisor.report_end JOB_ID STORE`, by a job's supervisor that holds the job
-no more. The run would seem to go on for ever.
+The job's supervisor runs `python -m prefect_bt.supervisor.report_end JOB_ID STORE` after it
+released the job.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _STATES = {JobState.COMPLETED: Completed, JobState.STOPPED: Cancelled}
 
 
 def report_end(ledger: Ledger, job_id: str) -> None:
-    """A run that this server does not know, or that is over, is left alone. ServerError."""
-    runs, last = ledger.runs.list(job_id), ledger.list_events(job_id)[-1]
+    """Set the state of the job's run, unless it is final or unknown to the server. ServerError."""
+    runs, last = ledger.list_runs(job_id), ledger.list_events(job_id)[-1]
     if not runs or not last.state.terminal:
         return
     state = _STATES.get(last.state, Failed)(message=last.message)
@@ -40,14 +40,14 @@ def report_end(ledger: Ledger, job_id: str) -> None:
 
 
 def main() -> int:
-    """0 when there is nobody to tell any more; tries for as long as Prefect's API may be away."""
+    """Try until the end is reported, for MAX_OUTAGE_SECONDS. Return the exit code."""
     job_id, store = sys.argv[1:]
     ledger = open_ledger(store)
     deadline = time.monotonic() + MAX_OUTAGE_SECONDS
     if not PREFECT_API_URL.value() and not wait_for_server_url(
         Settings().state_dir, timeout=MAX_OUTAGE_SECONDS
     ):
-        return 0  # a temporary server has gone with its flow
+        return 0  # a temporary server ended with its flow
     while True:
         try:
             report_end(ledger, job_id)

@@ -1,8 +1,8 @@
-"""Run an accepted job's flow, `train` or `serve`: a new Prefect run, or the job's own one again.
+"""Run an accepted job's flow, `train` or `serve`, in a new Prefect run or in the job's own again.
 
-`python -m prefect_bt.supervisor.run_flow JOB_ID`, started by supervisor.process with a socket for
-standard input; the id is for lists of processes. It imports everything first and then waits for its
-job. After a crash the same Prefect run goes on, so the UI shows one run with several attempts.
+supervisor.process runs `python -m prefect_bt.supervisor.run_flow JOB_ID` with a socket as standard
+input; the id is for lists of processes. It imports everything first and then waits for its job.
+After a crash the same Prefect run continues, so the UI shows one run with several attempts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 
 
 SERVER_WAIT_SECONDS = 60.0
-"""For the server of `up` to come back; after that the job goes on without it."""
+"""Seconds to wait for the server of `up`; after that the job runs without it."""
 TEMPORARY_SERVER_VARIABLE = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 TEMPORARY_SERVER_TIMEOUT = "180"
-"""For Prefect's temporary server: a busy laptop needs more than Prefect's own 20."""
+"""Seconds for Prefect's temporary server to start: Prefect's 20 are too few on a busy laptop."""
 FINAL_STATE_WAIT_SECONDS = 3.0
-"""For the process that ran the job before to tell Prefect how it ended."""
+"""Seconds to wait until the last process of the job has reported its end to Prefect."""
 
 
 def main() -> int:
-    """0 when the job completed, AWAY when Prefect's API could not be reached, or be told."""
-    gc.disable()  # a tenth of the time it takes to import Prefect
+    """Return 0 if the job completed, API_UNREACHABLE if Prefect's API did not answer, else 1."""
+    gc.disable()  # saves a tenth of the time to import Prefect
     if not os.environ.get("PREFECT_API_URL"):
-        # Without one, Prefect would start a server of its own that nobody sees.
+        # Without a URL, Prefect would start a server of its own without a UI.
         url = wait_for_server_url(Settings().state_dir, timeout=SERVER_WAIT_SECONDS)
         os.environ.update({"PREFECT_API_URL": url} if url else {})
         os.environ.setdefault(TEMPORARY_SERVER_VARIABLE, TEMPORARY_SERVER_TIMEOUT)
@@ -61,16 +61,21 @@ def main() -> int:
     _ = prefect.flow_engine, prefect_bt.flows.train
     gc.freeze()
     gc.enable()
-    job = receive_handoff(socket.socket(fileno=os.dup(0)))
-    if job is None:
+    handoff = receive_handoff(socket.socket(fileno=os.dup(0)))
+    if handoff is None:
         return 0
-    os.set_inheritable(job.lock, False)
-    told: dict[str, str] = json.loads(job.message)
-    os.environ[OWNER_FD_VARIABLE] = str(job.lock)
-    os.environ[FLOW_VARIABLE] = told["job_id"]
-    os.environ["PREFECT_BT_STATE_DIR"] = told["state_dir"]
-    os.environ["PREFECT_BT_STORE"] = told["store"]
-    _redirect_output(lock_path(Settings().state_dir, told["job_id"]).with_name("flow.log"))
+    os.set_inheritable(handoff.lock, False)
+    message: dict[str, str] = json.loads(handoff.message)
+    job_id = message["job_id"]
+    os.environ[OWNER_FD_VARIABLE] = str(handoff.lock)
+    os.environ[FLOW_VARIABLE] = job_id
+    os.environ["PREFECT_BT_STATE_DIR"] = message["state_dir"]
+    os.environ["PREFECT_BT_STORE"] = message["store"]
+    _redirect_output(lock_path(Settings().state_dir, job_id).with_name("flow.log"))
+    return _run_job(job_id)
+
+
+def _run_job(job_id: str) -> int:
     from prefect.settings import PREFECT_API_URL
 
     from prefect_bt.flows.tasks.reporting.report import API_ERRORS
@@ -78,26 +83,26 @@ def main() -> int:
 
     ledger = open_ledger()
     try:
-        _run_flow(ledger, told["job_id"])
+        _run_flow(ledger, job_id)
     except API_ERRORS:
         traceback.print_exc()
         away = not is_api_healthy(PREFECT_API_URL.value() or "")
-        return API_UNREACHABLE if away or ledger.get_state(told["job_id"]).terminal else 1
-    return 0 if ledger.get_state(told["job_id"]) is JobState.COMPLETED else 1
+        return API_UNREACHABLE if away or ledger.get_state(job_id).terminal else 1
+    return 0 if ledger.get_state(job_id) is JobState.COMPLETED else 1
 
 
 def _run_flow(ledger: Ledger, job_id: str) -> None:
     from prefect.flow_engine import run_flow
 
     if not is_this_host(Settings().state_dir, ledger.get_host(job_id)):
-        return  # another machine's since: its run is not ours to begin again
+        return  # another machine took over the job
     flow = _select_flow(ledger.get_job(job_id))
-    runs = ledger.runs.list(job_id)
-    known = _reopen_run(ledger, job_id, runs[-1].flow_run_id) if runs else None
-    if known is None:
+    runs = ledger.list_runs(job_id)
+    run = _reopen_run(ledger, job_id, runs[-1].flow_run_id) if runs else None
+    if run is None:
         flow(job_id=job_id, return_state=True)
     else:
-        run_flow(flow, flow_run=known, parameters=known.parameters, return_type="state")
+        run_flow(flow, flow_run=run, parameters=run.parameters, return_type="state")
 
 
 def _select_flow(job: JobRecord) -> Any:
@@ -111,10 +116,10 @@ def _select_flow(job: JobRecord) -> Any:
 
 
 def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:
-    """The run, made ready to run again; None when this server does not know it.
+    """Make the run ready to run again and return it; None if this server does not have it.
 
-    Whoever ran a job that was over may not have said so to Prefect yet. A cancellation that nobody
-    lived to see is the job's from now on.
+    The last process of a job that was over may not have reported its end yet. A cancellation that
+    no process saw becomes a stop request of the job.
     """
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
@@ -125,8 +130,8 @@ def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None
             _wait_for_state(client, flow_run_id, over=ledger.get_state(job_id) is JobState.CREATED)
             states = client.read_flow_run_states(UUID(flow_run_id))
             if _is_new_cancellation(states, ledger.list_events(job_id)):
-                ledger.controls.request_stop(job_id, by="Prefect's cancellation")
-            # Not Scheduled in any form: a worker would take that for its own.
+                ledger.request_stop(job_id, by="Prefect's cancellation")
+            # Not Scheduled in any form: a worker would start such a run.
             client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
             return client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
@@ -134,10 +139,10 @@ def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None
 
 
 def _is_new_cancellation(states: Sequence[State[Any]], events: Sequence[JobEvent]) -> bool:
-    """Whether somebody cancelled the run since the job's last event; our own report is none.
+    """Return whether a user cancelled the run since the job's last event.
 
-    We report Cancelled after the job is STOPPED. The report can arrive after the job was reopened;
-    it then ends a state that is older than that. Prefect persists no data of ours with a state.
+    A job that is STOPPED is reported as Cancelled. The report can arrive after the job was
+    reopened; it then ends a state that is older than that. Prefect persists no data with a state.
     """
     if not states or states[-1].timestamp.timestamp() <= events[-1].at:
         return False
@@ -151,7 +156,7 @@ def _is_new_cancellation(states: Sequence[State[Any]], events: Sequence[JobEvent
 def _wait_for_state(client: SyncPrefectClient, flow_run_id: str, *, over: bool) -> None:
     """Wait until the state of a run that is `over` is final, for a limited time.
 
-    Its process may be dead. A report that arrived later would end the run that begins now.
+    Its process may be dead. A report that arrives later would end the run that starts now.
     """
     deadline = time.monotonic() + (FINAL_STATE_WAIT_SECONDS if over else 0.0)
     while True:
@@ -162,7 +167,7 @@ def _wait_for_state(client: SyncPrefectClient, flow_run_id: str, *, over: bool) 
 
 
 def _redirect_output(path: os.PathLike[str]) -> None:
-    """From here on, what this process prints goes to the job's own file."""
+    """Redirect the output of this process to the job's file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

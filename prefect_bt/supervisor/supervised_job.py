@@ -1,4 +1,4 @@
-"""What a supervisor knows of its job, once the flow's process has ended."""
+"""The job of a supervisor, after the flow's process has ended, and the restarts of the flow."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ TAIL_BYTES = 8000
 API_UNREACHABLE = 75
 """Exit code (EX_TEMPFAIL) of a flow's process that could not reach Prefect's API."""
 MAX_OUTAGE_SECONDS = 900.0
-"""How long Prefect's API may be away before a job that cannot go on without it is given up."""
+"""Longest outage of Prefect's API after which a flow is started again."""
 POLL_INTERVAL = 2.0
 MAX_RESTARTS = 20
-"""In a row, of a flow that is killed or cut off at once; attempts have their own budgets."""
+"""Restarts in a row of a flow that was killed, or could not reach Prefect's API."""
 MAX_FAILURES = 4
-"""In a row, of a flow that ends by itself before its job is over: its store did not answer, say."""
+"""Restarts in a row of a flow that exited before its job was over, for example without a store."""
 STABLE_SECONDS = 60.0
-"""A flow that lived so long begins a new row."""
+"""Uptime of a flow that resets both counts."""
 INITIAL_DELAY_SECONDS = 1.0
-"""Seconds before a flow that ended by itself is started again; doubled each time."""
+"""Delay before the first restart of a flow that exited; doubled for each further one."""
 MAX_DELAY_SECONDS = 30.0
-"""Before one that was cut off from Prefect's API is."""
+"""Longest delay before a restart of a flow that could not reach Prefect's API."""
 _EXCEPTION_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
 class SupervisedJob:
-    """The job of a handover (prefect_bt.jobs.start); `lock` is its locked file, which we hold."""
+    """The job of a handoff (prefect_bt.jobs.start); `lock` is the descriptor of its locked file."""
 
     def __init__(self, message: bytes, lock: int) -> None:
-        told = json.loads(message)
+        handoff = json.loads(message)
         self._lock = lock
         os.environ[OWNER_FD_VARIABLE] = str(lock)
-        self.job_id = str(told["job_id"])
-        self.state_dir = Path(told["state_dir"])
+        self.job_id = str(handoff["job_id"])
+        self.state_dir = Path(handoff["state_dir"])
         os.environ["PREFECT_BT_STATE_DIR"] = str(self.state_dir)
-        self.ledger = open_ledger(str(told["store"]))
+        self.ledger = open_ledger(str(handoff["store"]))
 
     def is_owned(self, code: int) -> bool:
         """Return whether this supervisor still owns the job after its flow ended with `code`.
 
         `code` is that of Popen: negative for a signal.
 
-        A flow releases a job that has ended. From then on another process may own it. The job of a
-        flow that was killed after that is claimed again, to finish the work of the flow.
+        A flow releases a job that has ended; then another process may own it. If the flow was
+        killed after the release, the job is claimed again to finish the cleanup.
         """
         if is_current_lock(self.state_dir, self.job_id, self._lock):
             return True
@@ -88,7 +88,7 @@ class SupervisedJob:
 
     @property
     def is_on_other_machine(self) -> bool:
-        """Return whether a person gave the job to another machine since."""
+        """Return whether another machine took over the job."""
         return not is_this_host(self.state_dir, self.ledger.get_host(self.job_id))
 
     @property
@@ -96,16 +96,16 @@ class SupervisedJob:
         return self.ledger.get_state(self.job_id).terminal
 
     def clear_flow(self) -> None:
-        """Between two flow processes: what the dead one had started for itself is ended."""
+        """Kill processes that a dead flow had started for itself."""
         kill_flow_helpers(self.job_id)
 
     def wait_for_api(self, stop_requested: Callable[[], bool]) -> bool:
-        """Prefect's API was away, which is no fault of the job: whether it answers again.
+        """Wait until Prefect's API answers again; return whether it does.
 
-        The nodes go on meanwhile. True where only Prefect's own profile knows which API it is.
+        The nodes run meanwhile. True if only Prefect's own profile names the API.
         """
-        known = read_server(self.state_dir) or {}
-        url = str(os.environ.get("PREFECT_API_URL") or known.get("api_url") or "")
+        server = read_server(self.state_dir) or {}
+        url = str(os.environ.get("PREFECT_API_URL") or server.get("api_url") or "")
         deadline = time.monotonic() + MAX_OUTAGE_SECONDS
         while time.monotonic() < deadline and not stop_requested():
             time.sleep(POLL_INTERVAL)
@@ -114,27 +114,26 @@ class SupervisedJob:
         return False
 
     def finalize(self, output: bytes, *, stopped_by: str = "") -> None:
-        """Leave nothing behind, and let go of the job. `stopped_by`: whoever asked for its end.
+        """Record the end of the job, clean up, and release the job.
 
-        `output` is what the flow's process printed before it knew its job; the rest is in flow.log.
+        `output`: text of the flow's process from before it received its job; the rest is in
+        flow.log. `stopped_by`: the origin of a stop request.
         """
         away = self.is_on_other_machine
         if stopped_by and not self.is_finished and not away:
             self.ledger.controls.request_stop(self.job_id, by=stopped_by)
         log = lock_path(self.state_dir, self.job_id).with_name("flow.log")
-        said = output + (log.read_bytes()[-TAIL_BYTES:] if log.exists() else b"")
+        text = output + (log.read_bytes()[-TAIL_BYTES:] if log.exists() else b"")
         site = open_job_context(self.ledger, self.ledger.get_job(self.job_id))
         if away:
             shut_down_local_nodes(site, "another machine runs the job")
         elif self.is_finished:
-            remove_nodes(site)  # the flow may have died before it could
+            remove_nodes(site)  # the flow may have died before
         else:
-            stopped = self.ledger.controls.find_stop_request(self.job_id)
-            finalize_abandoned_job(
-                site,
-                JobState.STOPPED if stopped else JobState.FAILED,
-                f"the flow could not be run: {_extract_cause(said)}",
-            )
+            stopped = self.ledger.find_stop_request(self.job_id)
+            end = JobState.STOPPED if stopped else JobState.FAILED
+            why = f"the flow could not be run: {_extract_cause(text)}"
+            finalize_abandoned_job(site, end, why)
         self.clear_flow()
         remove_job_lock(self.state_dir, self.job_id, self._lock)
         os.close(self._lock)
@@ -145,44 +144,33 @@ class SupervisedJob:
         return 0 if self.ledger.get_state(self.job_id) is JobState.COMPLETED else 1
 
     def report_end(self) -> None:
-        """That the job is over: the process that should have is gone, and its run would go on."""
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "prefect_bt.supervisor.report_end",
-                self.job_id,
-                self.ledger.store.url,
-            ],
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        """Report the end of the job to Prefect instead of the flow, which died before it did."""
+        command = [sys.executable, "-m", "prefect_bt.supervisor.report_end"]
+        command += [self.job_id, self.ledger.store.url]
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
 
 
 class RestartPolicy:
-    """Counts the flow processes of a job that ended before it did, those in a row."""
+    """Counts consecutive flow processes that ended before their job did."""
 
     def __init__(self) -> None:
         self._killed = self._failed = 0
 
     def next_delay(self, code: int, uptime: float) -> float | None:
-        """Seconds; None when there have been enough. `code` as Popen gives it, `uptime` seconds."""
+        """Return the delay in seconds, None to give up. `code`: of Popen; `uptime`: in seconds."""
         if uptime > STABLE_SECONDS:
             self._killed = self._failed = 0
         if code < 0 or code == API_UNREACHABLE:
             self._killed += 1
-            pause = 0.0 if code < 0 else min(2.0**self._killed, MAX_DELAY_SECONDS)
-            return pause if self._killed <= MAX_RESTARTS else None
+            delay = 0.0 if code < 0 else min(2.0**self._killed, MAX_DELAY_SECONDS)
+            return delay if self._killed <= MAX_RESTARTS else None
         self._failed += 1
-        return (
-            INITIAL_DELAY_SECONDS * 2 ** (self._failed - 1)
-            if self._failed <= MAX_FAILURES
-            else None
-        )
+        delay = INITIAL_DELAY_SECONDS * 2 ** (self._failed - 1)
+        return delay if self._failed <= MAX_FAILURES else None
 
 
 def is_api_healthy(api_url: str) -> bool:
-    """Whether a Prefect server does, at this address."""
+    """Return whether a Prefect server answers at this URL."""
     try:
         return httpx.get(f"{api_url.rstrip('/')}/health", timeout=5).is_success
     except httpx.HTTPError:
@@ -190,7 +178,7 @@ def is_api_healthy(api_url: str) -> bool:
 
 
 def _extract_cause(output: bytes) -> str:
-    """The last line that reads like an exception, else the last line at all."""
+    """Return the last line that looks like an exception, else the last line."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
     raised = [line for line in lines if _EXCEPTION_LINE.match(line)]
     return next(iter([*raised[-1:], *filter(None, reversed(lines))]), "it left no message")

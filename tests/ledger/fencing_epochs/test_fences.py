@@ -187,13 +187,13 @@ def test_a_delete_of_an_older_epoch_deletes_nothing(
     """A person gives the job away between the mark of the deletion and the first one."""
     job_id = job_of(ledger, here)
     upload(ledger, job_id, tmp_path / "out", ["checkpoint-1"], lambda: None)
-    clear = delete._clear_machine
+    clear = delete.remove_nodes
 
     def given_away(*given: Any) -> None:
         clear(*given)
         ledger.claim(job_id, ELSEWHERE, abandoned=True)
 
-    monkeypatch.setattr(delete, "_clear_machine", given_away)
+    monkeypatch.setattr(delete, "remove_nodes", given_away)
     with pytest.raises(Superseded):
         delete_job(ledger, job_id, settings=Settings())
     assert committed(ledger, job_id) == ["checkpoint-1"]
