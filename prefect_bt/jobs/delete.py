@@ -70,7 +70,7 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
         if info.key != last:
             ledger.store.delete(info.key)
     # A project in the index has a record, so its entry is removed first.
-    ledger.remove_project_from_index(project)
+    ledger.projects.remove_from_index(project)
     ledger.store.delete(last)
     return {"id": project.id, "deleted": True}
 

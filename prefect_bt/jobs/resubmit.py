@@ -48,8 +48,8 @@ def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, *, any_ho
     try:
         _check_retriable(ledger, job_id)  # another process may have been first
         if limit is not None:
-            ledger.set_max_run_time(job_id, limit)
-        ledger.delete_stop_request(job_id)
+            ledger.controls.set_max_run_time(job_id, limit)
+        ledger.controls.delete_stop_request(job_id)
         ledger.append_event(job_id, JobState.CREATED, message="requested again", epoch=epoch)
     except BaseException:
         ledger.get_epochs(job_id).release_unused(epoch)

@@ -150,7 +150,7 @@ def start_job(
 
             chosen, store = deployment or _default_deployment(), ledger.store.url
             run = run_deployment(chosen, job_id=record.id, store=store)
-            ledger.bind_run(run.flow_run_id, record.id, url=run.url)
+            ledger.runs.bind(run.flow_run_id, record.id, url=run.url)
     except BaseException as error:
         _note_failed_start(ledger, record.id, error, owned=launcher is not None)
         raise

@@ -229,7 +229,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     ledger = open_ledger((options or SubmitOptions()).store)
     old = ledger.get_job(job_id)
     options = replace(options or SubmitOptions(), substrate=old.substrate)
-    team = {"team_name": ledger.get_team(old.project_id)}
+    team = {"team_name": ledger.projects.get_team(old.project_id)}
     project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, options)
     with (

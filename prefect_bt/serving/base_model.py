@@ -20,7 +20,7 @@ from prefect_bt.definitions import WeightsSource
 from prefect_bt.errors import DefinitionError, NotFoundError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition
-from prefect_bt.ledger.pinned_weights import PinnedWeights
+from prefect_bt.ledger.pins import PinnedWeights
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.planning.plan import LoadedCheckpoint, WeightsPlan
 from prefect_bt.planning.planner import plan_weights
@@ -122,7 +122,7 @@ def _iter_job_models(ledger: Ledger, job: JobRecord, model: str) -> Iterator[tup
     """Yield the folders of the job's node that have a model: (folder, base model)."""
     definition = load_definition(job)
     runtime = definition.job.runtime
-    pins = ledger.read_pinned_weights(job.id)
+    pins = ledger.pins.read_weights(job.id)
     for given, plan in zip(definition.job.weights, plan_weights(definition.job), strict=True):
         yield plan.mount_location, _base_from_weights(model, given, plan, pins.get(plan.key))
     if runtime.checkpointing_config.enabled:

@@ -172,7 +172,7 @@ def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
     if base and base.required_checkpoint:
         manifests.append(base.required_checkpoint.manifests[0])
     elif base and base.pinned_revision:
-        ledger.pin_weights(job_id, plans[-1].key, base.pinned_revision)
+        ledger.pins.pin_weights(job_id, plans[-1].key, base.pinned_revision)
     for plan, key in zip(plans, manifests, strict=False):
         _pin_checkpoint(ledger, job_id, plan, key)
 
@@ -182,7 +182,9 @@ def _pin_checkpoint(ledger: Ledger, job_id: str, plan: WeightsPlan, key: str) ->
     sizes = {entry.path: entry.size for entry in entries}
     wanted = filter_paths(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     size = sum(sizes[path] for path in wanted)
-    ledger.pin_weights(job_id, plan.key, checkpoint_revision(key), files=len(wanted), size=size)
+    ledger.pins.pin_weights(
+        job_id, plan.key, checkpoint_revision(key), files=len(wanted), size=size
+    )
 
 
 # -- inside ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _STATES = {JobState.COMPLETED: Completed, JobState.STOPPED: Cancelled}
 
 def report_end(ledger: Ledger, job_id: str) -> None:
     """Set the state of the job's run, unless it is final or unknown to the server. ServerError."""
-    runs, last = ledger.list_runs(job_id), ledger.list_events(job_id)[-1]
+    runs, last = ledger.runs.list(job_id), ledger.list_events(job_id)[-1]
     if not runs or not last.state.terminal:
         return
     state = _STATES.get(last.state, Failed)(message=last.message)

@@ -97,7 +97,7 @@ def _run_flow(ledger: Ledger, job_id: str) -> None:
     if not is_this_host(Settings().state_dir, ledger.get_host(job_id)):
         return  # another machine took over the job
     flow = _select_flow(ledger.get_job(job_id))
-    runs = ledger.list_runs(job_id)
+    runs = ledger.runs.list(job_id)
     run = _reopen_run(ledger, job_id, runs[-1].flow_run_id) if runs else None
     if run is None:
         flow(job_id=job_id, return_state=True)
@@ -130,7 +130,7 @@ def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None
             _wait_for_state(client, flow_run_id, over=ledger.get_state(job_id) is JobState.CREATED)
             states = client.read_flow_run_states(UUID(flow_run_id))
             if _is_new_cancellation(states, ledger.list_events(job_id)):
-                ledger.request_stop(job_id, by="Prefect's cancellation")
+                ledger.controls.request_stop(job_id, by="Prefect's cancellation")
             # Not Scheduled in any form: a worker would start such a run.
             client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
             return client.read_flow_run(UUID(flow_run_id))

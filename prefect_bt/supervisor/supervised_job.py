@@ -130,7 +130,7 @@ class SupervisedJob:
         elif self.is_finished:
             remove_nodes(site)  # the flow may have died before
         else:
-            stopped = self.ledger.find_stop_request(self.job_id)
+            stopped = self.ledger.controls.find_stop_request(self.job_id)
             end = JobState.STOPPED if stopped else JobState.FAILED
             why = f"the flow could not be run: {_extract_cause(text)}"
             finalize_abandoned_job(site, end, why)

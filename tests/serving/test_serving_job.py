@@ -219,7 +219,7 @@ def test_the_very_bytes_that_were_chosen(shop, tmp_path):
         mirrored = {plan.key: mirror(shop, plan, tmp_path) for plan in plans}
         serving_id = shop.job("serving").id
         pin_revisions(shop.ledger, serving_id, serving)
-        pins = shop.ledger.read_pinned_weights(serving_id)
+        pins = shop.ledger.pins.read_weights(serving_id)
         assert pins
         for key, pin in pins.items():
             got = mirrored[key]

@@ -155,7 +155,7 @@ class ContainerRunner:
         self._wait_for_exit_code()
 
     def was_oom_killed(self) -> bool:
-        """Return whether any process was killed: a launcher may exit differently than its worker."""
+        """Return whether any process was killed: a launcher's exit may hide its worker's."""
         kills = self._count_oom_kills()
         counted = None not in (kills, self._kills_before) and kills != self._kills_before
         return counted and self.exit_status is not None and self.exit_status.code != 0

@@ -72,7 +72,7 @@ class CommandLoop:
         self._wakeup_poll.register(self._wakeup, select.POLLIN)
 
     def run(self, commands: tuple[str, ...]) -> CommandsResult:
-        """Run the commands in order until one fails or a stop is requested; then end all processes."""
+        """Run the commands in order until one fails or a stop is requested; end all processes."""
         end = CommandsResult()
         for index, command in enumerate(commands):
             if self._around.stop_monitor.reason:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, cast
+from typing import IO, Annotated, Any, Final
 
 import httpx
 from pydantic import Field, ValidationError, model_validator

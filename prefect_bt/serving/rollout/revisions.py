@@ -156,7 +156,7 @@ def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by
             if has_ended:
                 _reacquire_holds(ledger, revision, job_id)
                 resubmit.retry(job_id)
-            if has_ended or ledger.find_stop_request(job_id) is None:
+            if has_ended or ledger.controls.find_stop_request(job_id) is None:
                 deployments.set_desired_revision(name, number, why=why, by=by)
                 return job_id
         wait_for_end(ledger, job_id)
