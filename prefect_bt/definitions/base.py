@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+
+NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
 
 class _ValidatedAssignment(BaseModel):

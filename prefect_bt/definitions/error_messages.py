@@ -172,19 +172,14 @@ _EXPECTED: Final[dict[str, str]] = {
     "list_type": "write a list, in square brackets",
     "dict_type": "write a dict",
     "string_too_short": "it must not be empty",
+    "model_type": "write {class_name}(...) or a dict of its fields",
+    "greater_than_equal": "it must be at least {ge}",
+    "literal_error": "write {expected}",
 }
+"""Sentences by pydantic's type of the error, with names of its context."""
 
 
 def _expected(details: ErrorDetails) -> str:
-    kind = details["type"]
-    context: dict[str, Any] = details.get("ctx", {})
-    if kind in _EXPECTED:
-        return _EXPECTED[kind]
-    if kind in {"model_type", "model_attributes_type"}:
-        return f"write {context.get('class_name', 'an object')}(...) or a dict of its fields"
-    if kind == "greater_than_equal":
-        return f"it must be at least {context.get('ge')}"
-    if kind == "literal_error":
-        return f"write {context.get('expected')}"
-    text = details["msg"]
-    return text[:1].lower() + text[1:]
+    if sentence := _EXPECTED.get(details["type"]):
+        return sentence.format(**details.get("ctx", {}))
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import StringConstraints, model_validator
+from pydantic import model_validator
 
-from prefect_bt.definitions.base import StrictModel
+from prefect_bt.definitions.base import NonEmptyStr, StrictModel
 from prefect_bt.definitions.variables import SecretReference
-
-_NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
 
 class DockerAuthType(StrEnum):
@@ -36,27 +34,27 @@ class AWSIAMDockerAuth(StrictModel):
 class AWSOIDCDockerAuth(StrictModel):
     """IAM role for Amazon ECR, assumed with a web identity."""
 
-    role_arn: _NonEmptyStr
+    role_arn: NonEmptyStr
     """ARN of the role, such as `arn:aws:iam::1234:role/pull`."""
-    region: _NonEmptyStr
+    region: NonEmptyStr
     """AWS region of the registry, such as `us-east-1`."""
 
 
 class AWSAssumeRoleDockerAuth(StrictModel):
     """IAM role for Amazon ECR, assumed with the AWS credentials of the machine."""
 
-    role_arn: _NonEmptyStr
+    role_arn: NonEmptyStr
     """ARN of the role, such as `arn:aws:iam::1234:role/pull`."""
-    region: _NonEmptyStr
+    region: NonEmptyStr
     """AWS region of the registry, such as `us-east-1`."""
 
 
 class GCPOIDCDockerAuth(StrictModel):
     """Service account for Google Artifact Registry, through workload identity federation."""
 
-    service_account: _NonEmptyStr
+    service_account: NonEmptyStr
     """Service account, such as `pull@project.iam.gserviceaccount.com`."""
-    workload_identity_provider: _NonEmptyStr
+    workload_identity_provider: NonEmptyStr
     """Full name of the provider: `projects/<number>/locations/global/...`."""
 
 

@@ -63,19 +63,14 @@ def _iter_warnings(job: TrainingJob, overrides: Overrides) -> Iterator[str]:
     session = job.interactive_session or InteractiveSession()
     accelerator = job.compute.accelerator.model_dump() if job.compute.accelerator else None
     timeout, commands = overrides.interactive_timeout_minutes, job.runtime.start_commands or None
+    minutes, usual = session.timeout_minutes, DEFAULT_TIMEOUT_MINUTES
     trigger = None if overrides.interactive is None else str(overrides.interactive)
     for flag, new, name, old, default in (
         ("--job-name", overrides.job_name, "name", job.name, None),
         ("--entrypoint", overrides.entrypoint, "start_commands", commands, None),
         ("--priority", overrides.priority, "priority", job.priority, None),
         ("--interactive", trigger, "interactive trigger", session.trigger.value, "on_demand"),
-        (
-            "--interactive-timeout-minutes",
-            timeout,
-            "interactive timeout",
-            session.timeout_minutes,
-            DEFAULT_TIMEOUT_MINUTES,
-        ),
+        ("--interactive-timeout-minutes", timeout, "interactive timeout", minutes, usual),
         ("--accelerator", overrides.accelerator, "accelerator", accelerator, None),
         ("--node-count", overrides.node_count, "node_count", job.compute.node_count, 1),
     ):

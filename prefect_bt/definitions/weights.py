@@ -8,13 +8,11 @@ machine or a shared disk, and `bt://project[@job][/checkpoint]` for a checkpoint
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
-from pydantic import StringConstraints, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from prefect_bt.definitions.base import OpenModel
-
-_NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
+from prefect_bt.definitions.base import NonEmptyStr, OpenModel
 
 _BUCKET_FORMS: Final = {
     "s3": "s3://bucket/prefix",
@@ -119,9 +117,9 @@ def _check_source(source: str) -> None:
 class WeightsSource(OpenModel):
     """Files that are mirrored before the nodes start, and mounted read-only in every node."""
 
-    source: _NonEmptyStr
+    source: NonEmptyStr
     """URI with the scheme hf, s3, gs, azure, r2, cw or https; here also file and bt."""
-    mount_location: _NonEmptyStr
+    mount_location: NonEmptyStr
     """Absolute path in the node. Two sources at one path are refused."""
     auth: WeightsAuth | None = None
     """Authentication; None: `auth_secret_name`, else, for buckets, the machine's credentials."""

@@ -72,7 +72,7 @@ def import_siblings(config: Path) -> Generator[None]:
     found: set[str] = set()
     first = _FolderFinder(config.parent, found, namespaces=False)
     last = _FolderFinder(config.parent, found, namespaces=True)
-    hidden = _pop_modules({name for name in _sibling_names(config) if can_be_sibling(name)})
+    hidden = _pop_siblings(config)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
     try:
@@ -84,13 +84,10 @@ def import_siblings(config: Path) -> Generator[None]:
         sys.modules.update(hidden)
 
 
-def _sibling_names(config: Path) -> set[str]:
+def _pop_siblings(config: Path) -> dict[str, ModuleType]:
+    """Remove modules with names of siblings, and their submodules, from `sys.modules`."""
     files = {file.stem for file in config.parent.glob("*.py")}
     packages = {file.parent.name for file in config.parent.glob("*/__init__.py")}
-    return {config.stem} | files | packages
-
-
-def _pop_modules(names: set[str]) -> dict[str, ModuleType]:
-    """Remove these modules and their submodules from `sys.modules`, and return them."""
+    names = {name for name in {config.stem} | files | packages if can_be_sibling(name)}
     taken = [name for name in sys.modules if name in names or name.partition(".")[0] in names]
     return {name: sys.modules.pop(name) for name in taken}

@@ -1,12 +1,5 @@
 """Implement the functions of truss_train that programs call.
 
-    truss_train.push, truss_train.public_api.push
-    truss_train.loader         import_target, import_training_project,
-                               import_deploy_checkpoints_config
-    truss_train.deployment     create_training_job, prepare_push
-    truss                      login
-    truss.remote.remote_factory   RemoteFactory
-
 Functions that need the hosted service raise HostedServiceError with one sentence.
 """
 

@@ -1,15 +1,6 @@
 """Provide modules that replace truss while a config file is imported.
 
-    truss_train               the classes, `push`, and the four below as attributes
-    truss_train.definitions   every class, `InteractiveSession` and its enums too
-    truss_train.public_api    push
-    truss_train.loader        import_target, import_training_project, import_deploy_...
-    truss_train.deployment    create_training_job
-    truss                     `base` and `truss_config` as attributes, login
-    truss.base                truss_config
-    truss.base.truss_config   AcceleratorSpec, Accelerator, DockerAuthType, the weights classes
-    truss.remote.remote_factory   RemoteFactory
-
+`_MODULES` has the modules and their names; `functions` implements those that are not classes.
 New modules are created for each config file, so that no config file can change them for the next
 one. Programs that are not config files use prefect_bt.compat (docs/truss.md).
 """
