@@ -1,4 +1,4 @@
-"""How somebody asks a deployment, as a line that can be pasted into a shell. Pure."""
+"""Format a request to a deployment as a command for the shell. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 EXAMPLE_PROMPT: Final = "Tell me a story."
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
-"""Of a model without a chat template."""
+"""Endpoint of a model without a chat template."""
 TRANSCRIPTION: Final = "transcription"
 
 
 def format_curl(address: str, model: str, *, has_key: bool = False, endpoint: str = CHAT) -> str:
-    """`address` without a path. With a `has_key`, the shell's OPENAI_API_KEY is sent."""
+    """Return a curl command. `address` has no path; `has_key` sends the shell's OPENAI_API_KEY."""
     headers = ['-H "Authorization: Bearer $OPENAI_API_KEY"'] if has_key else []
     if endpoint == TRANSCRIPTION:
         given = f"-F file=@speech.wav -F {shlex.quote(f'model={model}')}"

@@ -2,8 +2,8 @@
 
 Each attempt of a revision's job has a key of its own, derived from a secret of the deployment that
 only its owner can read (`RouterFolder.ensure_engine_secret`). So every flow that watches the server
-knows the key, also one that takes over, and none has to be kept. It reaches the server as secrets
-do: by a pipe and the environment of its process, never on a command line, and masked in its log.
+can derive it, also after a recovery, and it is stored nowhere. It reaches the server as secrets do:
+by a pipe and the environment of its process, never on a command line, and redacted in its log.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from prefect_bt.planning.plan import GangPlan, NodePlan
 from prefect_bt.serving.engines.require_key import KEY_VARIABLE
 
 KEY_VARIABLES: Final = ("VLLM_API_KEY", KEY_VARIABLE)
-"""Variables from which vLLM and the embedded program read the key."""
+"""Variables from which vLLM and transformers_server.py read the key."""
 KEY_REFERENCE: Final = "(the key of this server process)"
-"""Stands in place of a secret's name; no user can give a secret this name."""
+"""Name of the secret in the plan; no user's secret can have this name."""
 
 
 def derive_engine_key(secret: bytes, job_id: str, attempt: int) -> str:
@@ -28,7 +28,7 @@ def derive_engine_key(secret: bytes, job_id: str, attempt: int) -> str:
 
 
 def add_engine_key(plan: GangPlan) -> GangPlan:
-    """Return the plan with the secret REFERENCE for its nodes, under each of VARIABLES."""
+    """Return the plan with the secret KEY_REFERENCE in each of KEY_VARIABLES of its nodes."""
     return replace(plan, nodes=tuple(_add_key(node) for node in plan.nodes))
 
 

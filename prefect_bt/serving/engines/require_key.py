@@ -1,8 +1,7 @@
 """Make `transformers serve` answer only requests with the key of its process. Stand-alone.
 
 It is copied beside transformers_server.py. The key is in the environment, which other users of the
-machine cannot read; without one, for a program that somebody starts by hand, every request is
-answered.
+machine cannot read. Without a key, as in a server started by hand, every request is answered.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ UNAUTHORIZED_BODY = {
 
 
 class RequireKeyMiddleware:
-    """Wrapper of an ASGI application, every path of which is for the router alone."""
+    """Wrapper of an ASGI application that only the router may use."""
 
     def __init__(self, app: App, key: str) -> None:
         self._app, self._expected = app, f"Bearer {key}".encode()
@@ -59,7 +58,7 @@ class RequireKeyMiddleware:
 
 
 def require_key() -> None:
-    """Require the key in the application that transformers makes later in this process."""
+    """Require the key in the application that transformers builds later in this process."""
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         return

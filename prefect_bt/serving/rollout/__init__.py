@@ -1,4 +1,4 @@
-"""A revision's way to the requests: deploy, readiness, gate, traffic, rollback.
+"""Rollout of a revision: deploy, readiness, gate, traffic, rollback.
 
-Begin with `deploy`, then `traffic`, which decides what a revision does next and is pure.
+Begin with `deploy`, then `traffic`, which chooses the next action of a revision and is pure.
 """

@@ -1,4 +1,4 @@
-"""What a revision that answers does next, given who is to serve and who does. Pure."""
+"""Choose the next action of a ready revision, from the desired and the routed one. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from prefect_bt.serving.deployment_records import NO_REVISION
 
 class RevisionAction(Enum):
     SERVE = "serve"
-    """New requests are its own."""
+    """It gets the new requests."""
     STANDBY = "stand by"
-    """It answers, and nobody has named it yet."""
+    """It is ready and was never promoted."""
     DRAIN = "finish"
-    """Another has taken over: what is in flight is answered, then it stops."""
+    """Another revision gets the new requests: it answers those in flight and stops."""
     STOP = "stop"
-    """Nobody is to serve."""
+    """The deployment is stopped."""
 
 
 @dataclass(frozen=True)
 class RoutingState:
-    """`desired`: the revision that is to serve; `routed`: the one that does, None for none.
+    """Revisions of a deployment. `routed` gets the requests; None for none.
 
-    `ever_desired`: every revision that was ever to serve.
+    `ever_desired` has every revision that was ever desired.
     """
 
     desired: int
@@ -33,7 +33,7 @@ class RoutingState:
 
 
 def choose_action(revision: int, scene: RoutingState) -> RevisionAction:
-    """Return what a revision does; the routed one serves until another one has taken over.
+    """Return the action of a revision. The routed one serves until another is routed.
 
     >>> choose_action(1, RoutingState(desired=2, routed=1, ever_desired={1, 2}))
     <RevisionAction.SERVE: 'serve'>

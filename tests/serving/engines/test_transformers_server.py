@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -225,3 +227,44 @@ def test_one_name_may_be_the_folder_of_another(tmp_path: Path) -> None:
     link_models(read_served(listed), tmp_path / "up")
     assert (tmp_path / "up" / "v0" / "config.json").is_file()
     assert (tmp_path / "up" / "v0" / "c" / "config.json").is_file()
+
+
+class NotServedError(Exception):
+    """Stands for fastapi's HTTPException."""
+
+
+def fake_manager(monkeypatch, broken: str = "") -> type:
+    """Install a stand-in for the model manager of transformers; it keeps what it loads."""
+
+    class ModelManager:
+        def __init__(self) -> None:
+            self.loaded: list[str] = []
+
+        def load_model_and_processor(self, name: str) -> None:
+            if name == broken:
+                raise RuntimeError("size mismatch")
+            self.loaded.append(name)
+
+    module = SimpleNamespace(ModelManager=ModelManager)
+    monkeypatch.setitem(sys.modules, "transformers.cli.serving.model_manager", module)
+    monkeypatch.setitem(sys.modules, "fastapi", SimpleNamespace(HTTPException=NotServedError))
+    return ModelManager
+
+
+def test_the_server_loads_lists_and_answers_to_the_given_names_only(monkeypatch) -> None:
+    manager: Any = fake_manager(monkeypatch)
+    transformers_server.restrict_models({"v0/a": "v0/a", "b@x": "b%40x"})
+    assert manager().loaded == ["v0/a@main", "b%40x@main"]
+    assert [model["id"] for model in manager.get_gen_models()] == ["v0/a", "b%40x", "b@x"]
+    for name in ("b@x", "b%40x", "b%40x@main"):
+        assert manager.process_model_name(name) == "b%40x@main"
+    for name in ("v0", "../v0/a", "/etc", "v0/a@other", ""):
+        with pytest.raises(NotServedError):
+            manager.process_model_name(name)
+
+
+def test_a_model_that_cannot_be_loaded_is_named(monkeypatch) -> None:
+    manager: Any = fake_manager(monkeypatch, broken="b@main")
+    transformers_server.restrict_models({"a": "a", "b": "b"})
+    with pytest.raises(UnservableError, match="b cannot be loaded: size mismatch"):
+        manager()
