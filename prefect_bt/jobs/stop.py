@@ -249,6 +249,7 @@ def _final_message(site: JobContext, end: JobState, reason: str) -> str:
 
 
 def _failed_by_itself(outcome: Outcome) -> bool:
+    """Return whether the rank that failed first exited with an error of its own."""
     first = [node for node in outcome.nodes if node.rank == outcome.failed_rank]
     return any(node.exit_code and not node.reason for node in first)
 
