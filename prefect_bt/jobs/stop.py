@@ -170,7 +170,7 @@ def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
 
 
 def reschedule_or_fail(site: JobContext, flow_run_id: str) -> None:
-    """Schedule a run again whose server or worker died at its start; after some, fail the job.
+    """Schedule a run again that crashed before it began; fail the job if that is not possible.
 
     ServerError, StateError.
     """
