@@ -18,11 +18,6 @@ from prefect_bt.errors import SecretError
 
 
 class SecretSource(Protocol):
-    @property
-    def label(self) -> str:
-        """Name of the source for messages, such as "Prefect Secret blocks"."""
-        ...
-
     def find(self, name: str) -> str | None:
         """Return the value; None if this source does not have it."""
         ...
@@ -47,16 +42,9 @@ class EnvironmentSecrets:
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
-    @property
-    def label(self) -> str:
-        return f"{SECRET_PREFIX}<NAME>"
-
     def find(self, name: str) -> str | None:
-        for variable in (SECRET_PREFIX + name, secret_variable(name)):
-            value = self.environment.get(variable)
-            if value is not None:
-                return value
-        return None
+        usual = self.environment.get(secret_variable(name))
+        return self.environment.get(SECRET_PREFIX + name, usual)
 
     def lookup_name(self, name: str) -> str:
         """Return the variable in its usual spelling."""
@@ -85,10 +73,8 @@ def resolve_secrets(
 
     The team's secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
     """
-    names = list(dict.fromkeys(names))
     found = {name: _find_value(name, sources, team) for name in names}
-    missing = [name for name in names if found[name] is None]
-    if missing:
+    if missing := [name for name, value in found.items() if value is None]:
         places = [
             source.lookup_name(spelling)
             for name in missing
@@ -100,12 +86,9 @@ def resolve_secrets(
 
 
 def _find_value(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
-    for spelling in _candidate_names(name, team):
-        for source in sources:
-            value = source.find(spelling)
-            if value is not None:
-                return value
-    return None
+    spellings = _candidate_names(name, team)
+    values = (source.find(spelling) for spelling in spellings for source in sources)
+    return next((value for value in values if value is not None), None)
 
 
 def _candidate_names(name: str, team: str) -> list[str]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from prefect_bt.gc.findings import Orphan, OrphanKind
-from prefect_bt.gc.liveness import JobStores, list_stores
+from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan, list_stores
 from prefect_bt.host.job_lock import is_job_alive
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.weights.cache.node_cache import NodeCache
@@ -28,7 +28,10 @@ class WeightsScanner:
     older_than: float
 
     def scan(self) -> Iterator[Orphan]:
-        yield from self._scan_leases()
+        for lease in self.cache.list_stale_leases():
+            check = partial(self._check_lease, lease)
+            remove = partial(lease.unlink, missing_ok=True)
+            yield from find_orphan(OrphanKind.LEASE, str(lease), check, remove, job=lease.name)
         for left in self.cache.list_leftovers(older_than=self.older_than):
             if not self.cache.is_in_work(left.path):
                 yield Orphan(
@@ -40,23 +43,15 @@ class WeightsScanner:
                     since=left.modified_at,
                 )
 
-    def _scan_leases(self) -> Iterator[Orphan]:
+    def _check_lease(self, lease: Path) -> Liveness:
+        """Return the verdict of the lease's job; a job that is not in its store counts as alive."""
         state_dir = self.cache.root.parent
-        for lease in self.cache.list_stale_leases():
-            job_id = lease.name
-            urls = list_stores(JobFolder(state_dir, job_id))
-            verdict = self.stores.check_liveness(job_id, urls)
-            # A job that is not in the store may be in another one that nothing here names.
-            since = verdict.since
-            if verdict.ended and since is not None and time.time() - since > self.older_than:
-                remove = partial(self._delete_lease, lease)
-                why = verdict.reason
-                yield Orphan(OrphanKind.LEASE, str(lease), why, remove, job=job_id, since=since)
-
-    def _delete_lease(self, lease: Path) -> None:
-        """Delete the lease unless the job has a process again."""
-        if not is_job_alive(self.cache.root.parent, lease.name):
-            lease.unlink(missing_ok=True)
+        if is_job_alive(state_dir, lease.name):
+            return ALIVE
+        urls = list_stores(JobFolder(state_dir, lease.name))
+        verdict = self.stores.check_liveness(lease.name, urls)
+        is_old = verdict.since is not None and time.time() - verdict.since > self.older_than
+        return verdict if is_old else ALIVE
 
     def _delete_leftover(self, path: Path) -> None:
         """Delete it unless a process continued it. OSError if it cannot be deleted."""

@@ -100,8 +100,7 @@ class _DrillWatch:
         return [step for _, step in sorted(parts)]
 
     def list_written_steps(self, attempt: int) -> list[int]:
-        """Return the steps that this attempt wrote, also those committed before; none before its
-        first commit."""
+        """Return the steps that this attempt wrote; none before its first commit."""
         place = self.ledger.store, self.record.project_id, self.record.id
         statuses = [one.status for one in UploadStatusReader(*place, attempt).read()]
         if not any(status.committed for status in statuses):

@@ -59,7 +59,7 @@ def plan_prune(
     *,
     is_running: bool,
 ) -> PrunePlan:
-    """Return what a prune deletes: checkpoints outside the policy, and those given by name or ID.
+    """Return what a prune deletes: checkpoints outside the policy, or named by name or ID.
 
     Raise StoreError.
     """
@@ -123,7 +123,7 @@ def check_names(plans: list[PrunePlan], named: tuple[str, ...]) -> None:
 
 
 def execute_prune(ledger: Ledger, plan: PrunePlan, *, settings: Settings) -> PruneResult:
-    """Delete, and move to the checkpoints to keep those that came into use meanwhile."""
+    """Delete; checkpoints that came into use meanwhile are moved to the ones to keep."""
     place = ledger.store, plan.record.project_id, plan.record.id
     if plan.is_running:
         pruned = prune_job(*place, plan.to_delete, is_running=True)

@@ -170,7 +170,7 @@ def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
 
 
 def reschedule_or_fail(site: JobContext, flow_run_id: str) -> None:
-    """Schedule a run again whose server or worker died at its start; after some, fail the job.
+    """Schedule a run again that crashed before it began; fail the job if that is not possible.
 
     ServerError, StateError.
     """
@@ -249,6 +249,7 @@ def _final_message(site: JobContext, end: JobState, reason: str) -> str:
 
 
 def _failed_by_itself(outcome: Outcome) -> bool:
+    """Return whether the rank that failed first exited with an error of its own."""
     first = [node for node in outcome.nodes if node.rank == outcome.failed_rank]
     return any(node.exit_code and not node.reason for node in first)
 

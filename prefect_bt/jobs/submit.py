@@ -216,7 +216,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
 
     Args:
         job_id: Id of the job to repeat.
-        options: Options of the new job; those that are None keep the value of the repeated job.
+        options: Options of the new job; None keeps the value of the repeated job.
             The substrate is always that of the repeated job.
 
     Returns:
@@ -323,6 +323,7 @@ def write_job(
 
 @contextmanager
 def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
+    """Yield the packed workspace, a temporary file."""
     chosen = project.job.workspace
     layout = plan_layout(
         source_dir.absolute(),

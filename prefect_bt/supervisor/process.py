@@ -68,7 +68,6 @@ class FlowProcess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the process, which received no job."""
         self._process.kill()
         self._process.wait()
 

@@ -140,7 +140,7 @@ class SupervisedJob:
 
     @property
     def exit_code(self) -> int:
-        """0 when the job completed."""
+        """Return 0 if the job completed, else 1."""
         return 0 if self.ledger.get_state(self.job_id) is JobState.COMPLETED else 1
 
     def report_end(self) -> None:
