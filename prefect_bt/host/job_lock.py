@@ -54,8 +54,7 @@ def is_this_host(state_dir: Path, host: str) -> bool:
     Only the folder's id counts: the machine's name can change, and a container's does at each
     start.
     """
-    folder_id = host.partition(":")[2]
-    return not folder_id or folder_id == _ensure_state_dir_id(state_dir)
+    return not host or host.partition(":")[2] == _ensure_state_dir_id(state_dir)
 
 
 def _ensure_state_dir_id(state_dir: Path) -> str:

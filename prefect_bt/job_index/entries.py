@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from prefect_bt.errors import NotFoundError, ObjectNotFound, StoreError
 from prefect_bt.ledger.ended_documents import ended_document_key, parse_ended_document_key
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import NodePhase
+from prefect_bt.ledger.records import JobRecord, NodePhase
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import INDEX_ENDED, INDEX_JOBS, job_index_key, job_prefix
 from prefect_bt.object_store.protocols import ObjectInfo, SupportsLinks
@@ -147,17 +147,24 @@ def store_document(ledger: Ledger, job_id: str, read: ReadDocument) -> Document:
     """
     if not ledger.get_state(job_id).terminal:
         return read(job_id)
-    before, is_final = _list_records(ledger, job_id), _is_final(ledger, job_id)
+    record = ledger.get_job(job_id)
+    before, is_final = _list_records(ledger, record), _is_final(ledger, job_id)
     document = read(job_id)
     if is_final:
-        record = ledger.get_job(job_id)
         key = ended_document_key(job_id, record.project_id, record.created_at)
         stored = json.dumps({"format": FORMAT, "document": document})
         with suppress(StoreError):
             ledger.store.put(key, stored.encode())
-            if _list_records(ledger, job_id) != before:
+            if not _is_unchanged(ledger, record, before):
                 ledger.store.delete(key)
     return document
+
+
+def _is_unchanged(ledger: Ledger, record: JobRecord, before: list[ObjectInfo]) -> bool:
+    """Return whether the records are as `before`; False if the store does not answer."""
+    with suppress(StoreError):
+        return _list_records(ledger, record) == before
+    return False
 
 
 def _is_final(ledger: Ledger, job_id: str) -> bool:
@@ -170,6 +177,6 @@ def _is_final(ledger: Ledger, job_id: str) -> bool:
     return reported and ledger.get_epochs(job_id).has_ended()
 
 
-def _list_records(ledger: Ledger, job_id: str) -> list[ObjectInfo]:
-    prefix = job_prefix(ledger.get_job(job_id).project_id, job_id)
+def _list_records(ledger: Ledger, record: JobRecord) -> list[ObjectInfo]:
+    prefix = job_prefix(record.project_id, record.id)
     return [info for folder in _RECORDS for info in ledger.store.list(f"{prefix}/{folder}")]

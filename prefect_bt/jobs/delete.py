@@ -229,6 +229,7 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
             store.delete(run_index_key(run))
         if info.key != marker:
             store.delete(info.key)
+    delete_ended_document(store, job_id)  # a reader may have stored it meanwhile
     store.delete(marker)
 
 

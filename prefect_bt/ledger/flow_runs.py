@@ -43,6 +43,7 @@ class FlowRuns:
             url = known[0].url if known else url
         run = FlowRunRecord(flow_run_id, self._clock(), url, host)
         key = f"{self._job_prefix(bound)}/runs/{flow_run_id}.json"
+        delete_ended_document(self._store, bound)
         self._store.put(key, codec.dumps(run).encode())
         delete_ended_document(self._store, bound)
         return bound

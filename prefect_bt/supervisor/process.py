@@ -109,6 +109,8 @@ def _supervise(flow: FlowProcess, handoff: JobHandoff, output: IO[bytes]) -> int
         if delay is None or termination.is_requested:
             break
         time.sleep(delay)
+        if termination.is_requested:
+            break
         started = time.monotonic()
         code = FlowProcess(output).run(handoff, termination)
     else:

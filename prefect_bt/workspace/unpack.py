@@ -127,8 +127,14 @@ def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.
 
 def _publish(tree: Path, target: Path) -> None:
     if target.exists():
-        for child in tree.iterdir():
-            child.rename(target / child.name)
+        moved: list[Path] = []
+        try:
+            for child in tree.iterdir():
+                moved.append(child.rename(target / child.name))
+        except BaseException:
+            for child in moved:
+                child.rename(tree / child.name)
+            raise
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         tree.rename(target)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from prefect_bt.errors import StateError
+from prefect_bt.errors import NotFoundError, StateError
 from prefect_bt.job_index import entries
 from prefect_bt.job_index.entries import store_document
 from prefect_bt.ledger.ended_documents import delete_ended_document
-from prefect_bt.ledger.fencing_epochs import PRUNE
+from prefect_bt.ledger.fencing_epochs import DELETE, PRUNE
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from tests.ledger.fencing_epochs.interleavings import Actor, Scene, World, explore
@@ -41,7 +42,8 @@ def read(ledger: Ledger) -> dict[str, Any]:
 def store(world: World, actor: Actor) -> None:
     """Act as a list of jobs, and as the process that has ended a job."""
     ledger = SteppedLedger(actor)
-    store_document(ledger, JOB, lambda _: read(ledger))
+    with suppress(NotFoundError):
+        store_document(ledger, JOB, lambda _: read(ledger))
 
 
 def reopen(world: World, actor: Actor) -> int:
@@ -67,6 +69,17 @@ def prune(world: World, actor: Actor) -> None:
         ledger.get_epochs(JOB).check(epoch)
         ledger.store.delete(info.key)
     ledger.get_epochs(JOB).release(epoch)
+
+
+def delete(world: World, actor: Actor) -> None:
+    """Act as `prefect-bt delete` (jobs.delete)."""
+    ledger = SteppedLedger(actor)
+    ledger.claim(JOB, actor.host, purpose=DELETE)
+    delete_ended_document(ledger.store, JOB)
+    ledger.store.delete(f"{FOLDER}/job.json")
+    for info in ledger.store.list(FOLDER):
+        ledger.store.delete(info.key)
+    delete_ended_document(ledger.store, JOB)
 
 
 def bind(world: World, actor: Actor) -> None:
@@ -110,7 +123,7 @@ def find_stale(world: World, actors: Sequence[Actor]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [retry, prune, bind])
+@pytest.mark.parametrize("change", [retry, prune, bind, delete])
 def test_no_order_of_requests_leaves_a_stale_document(change: Script) -> None:
     states, wrong = explore(scene(change, store))
     assert not wrong, wrong
@@ -142,7 +155,7 @@ def test_a_kill_of_the_process_that_changes_the_job(change: Script) -> None:
         assert not wrong, wrong
 
 
-@pytest.mark.parametrize("change", [retry, prune, bind])
+@pytest.mark.parametrize("change", [retry, prune, bind, delete])
 def test_without_the_second_listing_an_order_breaks_it(
     change: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import JobLock, host_id, is_this_host, lock_path
 from prefect_bt.jobs.recover import recover_job, recover_jobs
 from prefect_bt.jobs.stop import reconcile_job, stop_job
+from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
@@ -101,3 +102,5 @@ def test_a_machine_is_known_by_its_folder_not_by_its_name(state_dir: Path) -> No
     _, _, folder = here.partition(":")
     assert is_this_host(state_dir, f"renamed-since:{folder}")
     assert not is_this_host(state_dir, host_id(state_dir.with_name("another")))
+    assert is_this_host(state_dir, "")
+    assert not is_this_host(state_dir, NO_HOST), "a job that any worker may take is none of ours"

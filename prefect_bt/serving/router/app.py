@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import logging
 import os
 import signal
 import socket
@@ -14,14 +13,14 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
 
-from prefect_bt import codec
 from prefect_bt.host.service import current_process
 from prefect_bt.serving.router.api_keys import KeyHash, parse_bearer, verify_key
+from prefect_bt.serving.router.connection_limits import LimitedServer
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import STATUS_PATH
 from prefect_bt.serving.router.proxy import UpstreamUnavailable, forward_request, open_session
@@ -31,9 +30,6 @@ from prefect_bt.serving.router.request_body import MAX_BODY_BYTES, BodyLimits, R
 from prefect_bt.serving.router.route import Route, parse_route
 from prefect_bt.serving.router.upstream_waiter import UpstreamWaiter
 
-_HEAD_TIMEOUT: Final = 75.0
-"""Longest time that a connection, new or used, may take for a complete head, in seconds."""
-_CHUNK: Final = 256 * 1024
 _POLL_INTERVAL: Final = 1.0
 _DENIED_PATHS: Final = frozenset(
     {
@@ -181,7 +177,11 @@ def _check_supported(request: web.BaseRequest) -> None:
 
 
 def _parse_key(text: bytes) -> KeyHash:
-    return codec.decode(KeyHash, json.loads(text))
+    document: Any = json.loads(text)
+    key = KeyHash(document["salt"], document["hash"])
+    if not (bytes.fromhex(key.salt) and bytes.fromhex(key.hash)):
+        raise ValueError("it is not a salt and a hash")
+    return key
 
 
 def _is_loopback(remote: str | None) -> bool:
@@ -214,7 +214,7 @@ class RouterServer:
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         async with open_session() as session:
             router = Router(session, self)
-            runner = web.ServerRunner(_make_server(router), shutdown_timeout=self.grace)
+            runner = web.ServerRunner(LimitedServer(router.handle), shutdown_timeout=self.grace)
             await runner.setup()
             await web.SockSite(runner, listening).start()
             await self._wait_until_stopped(stopping)
@@ -223,7 +223,7 @@ class RouterServer:
 
     async def _wait_until_stopped(self, stopping: asyncio.Event) -> None:
         own = current_process()
-        while self.folder.read_process() == own:
+        while not self.folder.is_replaced(own):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL):
                     await stopping.wait()
@@ -231,17 +231,3 @@ class RouterServer:
                 self.log("stopping")
                 return
         self.log("stopping: the deployment's folder is gone, or has another router")
-
-
-def _make_server(router: Router) -> web.Server:
-    quiet = logging.getLogger("prefect_bt.serving.router.http")
-    quiet.disabled = True  # it would quote malformed requests, with the keys in them
-    return web.Server(
-        router.handle,
-        handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,
-        logger=quiet,
-        keepalive_timeout=_HEAD_TIMEOUT,
-        read_bufsize=_CHUNK,
-    )

@@ -111,6 +111,16 @@ class RouterFolder:
     def write_process(self, router: ProcessIdentity) -> None:
         self._write("router.json", router)
 
+    def is_replaced(self, router: ProcessIdentity) -> bool:
+        """Return whether the folder is gone or names another router; read errors do not count."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            try:
+                text = (self.path / "router.json").read_bytes()
+            except FileNotFoundError:
+                return True
+            return codec.loads(ProcessIdentity, text) != router
+        return False
+
     def is_running(self) -> bool:
         """Return whether the router's process is alive."""
         router = self.read_process()

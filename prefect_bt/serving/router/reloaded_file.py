@@ -32,7 +32,7 @@ class ReloadedFile(Generic[T]):
                 self._value, self._error = self._parse(text), ""
         except FileNotFoundError:
             self._text, self._value, self._error = None, None, ""
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             self._log_once(f"is not valid: {error}")
         return self._value
 

@@ -18,8 +18,8 @@ MAX_BODY_BYTES: Final = 32 * 1024**2
 """Default limit of one body, in bytes. Images in a chat are part of its JSON, in base64."""
 MAX_SMALL_BYTES: Final = 64 * 1024
 """Bytes of a body that is sent on in one piece, if its length is known."""
-MAX_LARGE_BODIES: Final = 8
-"""Number of larger bodies in memory at once; more are rejected for the moment."""
+MAX_BUFFERED_BODIES: Final = 8
+"""Number of bodies of the maximum size in memory at once; more are rejected for the moment."""
 IDLE_TIMEOUT: Final = 60.0
 """Longest pause in a body, in seconds."""
 READ_TIMEOUT: Final = 600.0
@@ -30,8 +30,17 @@ class BodyLimits:
     """Limits that all requests of a router share. `max_bytes`: size of one body."""
 
     def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
+        self.max_bytes, self._buffered = max_bytes, 0
+
+    def reserve(self, size: int) -> None:
+        """Count `size` bytes as buffered. Raise Rejected if the memory is used up."""
+        if self._buffered + size > self.max_bytes * MAX_BUFFERED_BODIES:
+            message = "The router already holds the maximum number of large requests. Try again."
+            raise Rejected(503, "busy", message, closes=True)
+        self._buffered += size
+
+    def release(self, size: int) -> None:
+        self._buffered -= size
 
 
 class RequestBody:
@@ -40,7 +49,7 @@ class RequestBody:
     def __init__(self, limits: BodyLimits, request: web.BaseRequest) -> None:
         self._limits, self._request = limits, request
         self._data: bytes | None = None
-        self._is_large = False
+        self._reserved = 0
         self.rejection: Rejected | None = None
         """The error that ended `stream`; aiohttp's client hides it."""
 
@@ -57,12 +66,16 @@ class RequestBody:
     async def read(self) -> bytes:
         """Return the body, and keep it in memory until `close`. Raise Rejected."""
         if self._data is None:
-            await self._reserve()
+            read = bytearray()
             try:
                 async with asyncio.timeout(READ_TIMEOUT):
-                    self._data = b"".join([chunk async for chunk in self._iter_chunks()])
+                    async for chunk in self._iter_chunks():
+                        self._limits.reserve(len(chunk))
+                        self._reserved += len(chunk)
+                        read += chunk
             except TimeoutError:
                 raise _too_slow() from None
+            self._data = bytes(read)
         return self._data
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -81,19 +94,8 @@ class RequestBody:
 
     def close(self) -> None:
         """Free the memory."""
-        self._data = None
-        if self._is_large:
-            self._is_large = False
-            self._limits.large_bodies.release()
-
-    async def _reserve(self) -> None:
-        if self.is_small or self._is_large:
-            return
-        if self._limits.large_bodies.locked():
-            message = "The router already holds the maximum number of large requests. Try again."
-            raise Rejected(503, "busy", message, closes=True)
-        await self._limits.large_bodies.acquire()
-        self._is_large = True
+        self._limits.release(self._reserved)
+        self._data, self._reserved = None, 0
 
     async def _iter_chunks(self) -> AsyncIterator[bytes]:
         self.check_length()

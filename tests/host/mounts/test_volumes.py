@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import pytest
 
 from prefect_bt.definitions import training_project_from_json
+from prefect_bt.host.mounts.container_check import find_wrong_mount
 from prefect_bt.host.mounts.namespace_plan import Bind, VolumeFolderError
 from prefect_bt.host.mounts.nested_volumes import create_mount_points
 from prefect_bt.host.mounts.volumes import ensure_volumes
@@ -126,3 +128,40 @@ def test_no_mount_point_is_made_in_a_folder_that_was_replaced(tmp_path: Path) ->
     with pytest.raises(VolumeFolderError, match="cannot be mounted in the job"):
         create_mount_points(binds, within=[outer])
     assert listing(tmp_path) == ["other", "outer"]
+
+
+def test_every_two_volumes_can_be_had_together(state: Path) -> None:
+    """Nest every volume in every other."""
+    kinds = [kind for kind in VolumeKind if kind is not VolumeKind.WEIGHTS]
+    for one, other in combinations(kinds, 2):
+        volumes = (Volume(one, "/v/outer", "k"), Volume(other, "/v/outer/in/side", "k"))
+        plan = replace(plan_of(state), volumes=volumes)
+        binds = ensure_volumes(plan, state_dir=state, node=node_of(state)).binds
+        assert all(bind.source.is_dir() for bind in binds)
+
+
+# -- what a container has mounted ---------------------------------------------------------------
+
+
+def bind_of(folder: Path, target: Path) -> Bind:
+    facts = folder.stat()
+    return Bind(folder, str(target), identity=(facts.st_dev, facts.st_ino))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to look into another process")
+def test_mounts_are_compared_as_the_process_sees_them(tmp_path: Path) -> None:
+    one, other, link = (tmp_path / name for name in ("one", "other", "link"))
+    one.mkdir()
+    other.mkdir()
+    link.symlink_to(other)
+    right, wrong = bind_of(one, one), bind_of(one, other)
+    assert find_wrong_mount(os.getpid(), [right]) is None
+    assert find_wrong_mount(os.getpid(), [right, wrong]) == wrong
+    assert find_wrong_mount(os.getpid(), [bind_of(one, link)]) is not None
+    assert find_wrong_mount(os.getpid(), [bind_of(one, tmp_path / "missing")]) is not None
+    child = os.fork()
+    if child == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        os._exit(find_wrong_mount(1, [wrong]) is not None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # left to the layout

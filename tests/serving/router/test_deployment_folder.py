@@ -9,7 +9,7 @@ import pytest
 
 from prefect_bt.errors import ServerError
 from prefect_bt.host.processes import ProcessIdentity
-from prefect_bt.serving.router.app import _is_loopback
+from prefect_bt.serving.router.app import _is_loopback, _parse_key
 from prefect_bt.serving.router.deployment_folder import ListenAddress, RouterFolder
 from prefect_bt.serving.router.reloaded_file import ReloadedFile
 from prefect_bt.serving.router.route import Route, parse_route
@@ -140,6 +140,28 @@ def test_the_last_valid_route_holds_and_an_error_is_logged_once(tmp_path: Path) 
     assert route.read() is None and not route.is_corrupt
     (said,) = logged
     assert "is not valid" in said and "the previous one stays in use" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"null", b"[]", b"{}", b'{"salt": 1, "hash": 2}', b'{"salt": "", "hash": ""}', b"[" * 100_000],
+)
+def test_a_damaged_key_lets_nobody_in(tmp_path: Path, text: bytes) -> None:
+    place = RouterFolder.for_deployment(tmp_path, "m")
+    place.create()
+    place.key_file.write_bytes(text)
+    key = ReloadedFile(place.key_file, _parse_key, lambda _: None)
+    assert key.read() is None and key.is_corrupt
+
+
+def test_a_router_is_replaced_by_another_process_or_with_its_folder(tmp_path: Path) -> None:
+    place, router = RouterFolder.for_deployment(tmp_path, "m"), ProcessIdentity(7, 19)
+    assert place.is_replaced(router), "there is no folder"
+    place.write_process(router)
+    assert not place.is_replaced(router)
+    assert place.is_replaced(ProcessIdentity(7, 20))
+    (place.path / "router.json").write_text("{")
+    assert not place.is_replaced(router), "a file that cannot be read says nothing"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from prefect_bt.serving.router import app, proxy, request_body
-from prefect_bt.serving.router.app import _make_server
+from prefect_bt.serving.router import connection_limits, proxy, request_body
+from prefect_bt.serving.router.connection_limits import MAX_HEAD_BYTES, Handler, LimitedServer
 from prefect_bt.serving.router.proxy import forward_request, open_session
 from prefect_bt.serving.router.rejections import Rejected
 from prefect_bt.serving.router.request_body import BodyLimits, RequestBody
@@ -17,7 +17,6 @@ from prefect_bt.serving.router.route import Route
 
 LONG = 300.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -28,11 +27,8 @@ async def ok(request: web.BaseRequest) -> web.Response:
 def serve(clients: Callable[[Open], Awaitable[None]], *, answer: Handler = ok) -> None:
     """Run `clients`, which open connections to a server with the router's limits."""
 
-    class Answering:
-        handle = staticmethod(answer)
-
     async def serving() -> None:
-        runner = web.ServerRunner(_make_server(Answering()))
+        runner = web.ServerRunner(LimitedServer(answer))
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -61,11 +57,30 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
+def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 2)
+
+    async def clients(open_one: Open) -> None:
+        kept = [await open_one(), await open_one()]
+        for reader, writer in kept:
+            writer.write(GET + b"\r\n")
+            await answered(reader)
+        reader, writer = await open_one()
+        assert await ended(reader) == b""
+        writer.close()
+        for reader, writer in kept:
+            writer.write(GET + b"\r\n")
+            await answered(reader)
+            writer.close()
+
+    serve(clients)
+
+
 @pytest.mark.parametrize("sent", [b"", GET], ids=["nothing", "part of a head"])
 def test_a_connection_without_a_head_is_closed(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "_HEAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(connection_limits, "HEAD_TIMEOUT", 0.2)
 
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
@@ -77,7 +92,7 @@ def test_a_connection_without_a_head_is_closed(
 
 
 def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_HEAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(connection_limits, "HEAD_TIMEOUT", 0.2)
 
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
@@ -89,11 +104,44 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(clients)
 
 
-def test_a_head_with_too_many_lines_is_rejected() -> None:
+LINES = b"".join(
+    b"X-%d: " % n + b"y" * 30_000 + b"\r\n" for n in range(MAX_HEAD_BYTES // 30_000 + 1)
+)
+"""Each is within the limit of a line, and their number within that of lines."""
+
+
+def test_a_head_is_bounded_as_a_whole() -> None:
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
-        writer.write(GET + b"".join(b"X-%d: y\r\n" % number for number in range(1000)))
-        assert b" 400 " in await ended(reader)
+        writer.write(GET + LINES)  # and then it waits, as if there were more to come
+        assert await ended(reader) == b""
+        writer.close()
+
+    serve(clients)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_each_head_of_a_connection_is_bounded(size: int) -> None:
+    async def clients(open_one: Open) -> None:
+        reader, writer = await open_one()
+        writer.write(GET + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
+        await answered(reader)
+        writer.write(GET + LINES)
+        assert await ended(reader) == b""
+        writer.close()
+
+    serve(clients)
+
+
+def test_an_answer_before_the_end_of_a_body_is_a_connections_last() -> None:
+    """Else the next head could come with the rest of the body, where it is not counted."""
+
+    async def clients(open_one: Open) -> None:
+        reader, writer = await open_one()
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+        assert b"connection: close" in (await answered(reader)).lower()
+        writer.write(b"x" * 10 + GET + LINES)
+        assert await ended(reader) == b""
         writer.close()
 
     serve(clients)
@@ -129,12 +177,11 @@ def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch, dripping: bool)
     serve(clients, answer=lambda request: read_body(request, limits))
 
 
-def test_large_bodies_leave_the_memory_with_their_requests() -> None:
-    limits = BodyLimits()
-    size = 2 * request_body.MAX_SMALL_BYTES
+def test_a_body_is_held_until_its_request_is_over() -> None:
+    limits, size = BodyLimits(1000), 1000
 
     async def clients(open_one: Open) -> None:
-        for _ in range(3 * request_body.MAX_LARGE_BODIES):
+        for _ in range(3 * request_body.MAX_BUFFERED_BODIES):
             reader, writer = await open_one()
             writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
             writer.write(b"x" * size)

@@ -28,8 +28,6 @@ JSON = {"Content-Type": "application/json"}
         b'{"model": ["stories"]}',
         b'{"model": "stories"',
         b"stories \xff",
-        b'{"model": "stories", "n": 1e999}',
-        b'{"model": "stories", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b"",
     ],
 )
