@@ -1,6 +1,6 @@
-"""Checkpoints: found on a node's disk, committed to the store, pruned, restored.
+"""Find checkpoints on a node's disk, commit them to the store, prune and restore them.
 
-Begin with `upload.uploader`, the loop of one rank: `watch` finds what changed, `validation` decides
-what is complete, `upload` commits it. `committed` reads what is in the store, `retention` deletes
-it. `layout` says what a checkpoint is, `manifest` what a committed one is.
+Begin with `upload.uploader`, the loop of one rank: `watch` finds changes, `validation` decides what
+is complete, `upload` commits it. `committed` reads committed checkpoints, `retention` deletes them.
+`layout` defines a checkpoint, `manifest` a committed one.
 """

@@ -46,10 +46,10 @@ _MODEL_MARKERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """One file as last seen, through links. `size` in bytes, `link` the target of a symbolic link.
+    """State of a file, through links. `size` in bytes, `link`: target of a symbolic link.
 
-    Two equal facts mean: nothing has touched the file in between. `error`: why it may not be read
-    at all, as the end of a sentence (watch/scanner.py); its checkpoint is then incomplete.
+    Two equal states mean that nothing has touched the file in between. `error`: why it must not be
+    read, as the end of a sentence (watch/scanner.py); its checkpoint is then incomplete.
     """
 
     size: int
@@ -75,7 +75,7 @@ class LocalCheckpoint:
     name: str
     files: dict[str, FileStat] = field(default_factory=dict[str, FileStat])
     temporary_files: dict[str, FileStat] = field(default_factory=dict[str, FileStat])
-    """Files under temporary names: a sign of a writer at work, never taken."""
+    """Files with temporary names: a sign of an active writer; they are never committed."""
 
     @property
     def size(self) -> int:
@@ -83,12 +83,12 @@ class LocalCheckpoint:
 
     @property
     def mtime_ns(self) -> int:
-        """The latest modification, epoch nanoseconds."""
+        """Return the latest modification, in epoch nanoseconds."""
         return max((fact.mtime_ns for fact in self.files.values()), default=0)
 
     @property
     def ctime_ns(self) -> int:
-        """When the last file came to be as it is: a copy keeps old modification times."""
+        """Return the latest change: a copy keeps old modification times."""
         return max((fact.ctime_ns for fact in self.files.values()), default=0)
 
 
@@ -103,7 +103,7 @@ class CheckpointMetadata:
 
 
 def group_by_checkpoint(tree: FileTree) -> dict[str, LocalCheckpoint]:
-    """Every checkpoint by name, and every temporary folder as one that has no files."""
+    """Return every checkpoint by name; a temporary folder is one without files."""
     marked = find_model_folders(tree)
     found: dict[str, LocalCheckpoint] = {}
     for path, fact in tree.items():
@@ -115,23 +115,23 @@ def group_by_checkpoint(tree: FileTree) -> dict[str, LocalCheckpoint]:
 
 
 def is_temporary(component: str) -> bool:
-    """Whether a file or folder name says that its writer has not finished."""
+    """Return whether the name of a file or folder shows that its writer has not finished."""
     return _TEMPORARY.fullmatch(component) is not None
 
 
 def strip_temporary_suffix(path: str) -> str:
-    """What a temporary file will be called; empty when its name does not tell."""
+    """Return the final name of a temporary file; empty if its name does not contain it."""
     stripped = _TEMPORARY_SUFFIX.sub("", path)
     return stripped if stripped != path else ""
 
 
 def join_checkpoint_path(name: str, inner: str) -> str:
-    """A checkpoint's file relative to the checkpoint directory."""
+    """Return the path of a checkpoint's file relative to the checkpoint directory."""
     return inner if name == ROOT else f"{name}/{inner}"
 
 
 def parse_step(name: str) -> int | None:
-    """The step that a folder name tells: the innermost component that has one."""
+    """Return the step in a folder name, from the innermost component that has one."""
     for component in reversed(name.split("/")):
         if match := _STEP.fullmatch(component):
             return _validate_step(int(match[1]))
@@ -146,13 +146,13 @@ def _validate_step(step: object) -> int | None:
 
 
 def get_series(name: str) -> str:
-    """What siblings share: `checkpoint-10` -> `checkpoint-#`; the name itself without a step."""
+    """Return the series of a name: `checkpoint-10` -> `checkpoint-#`; the name without a step."""
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
 
 
 def is_marker_file(path: str) -> bool:
-    """Whether a file of this name may make its folder a recognised one."""
+    """Return whether a file of this name may make its folder a checkpoint."""
     name = path.rpartition("/")[2]
     return name == "config.json" or name in _MODEL_MARKERS or _is_weights(name)
 
@@ -182,7 +182,7 @@ def read_metadata(name: str, paths: Collection[str], read_json: ReadJson) -> Che
 
 
 def find_checkpoint(path: str, model_folders: Collection[str]) -> tuple[str, bool]:
-    """The checkpoint that `path` belongs to, and whether the path is temporary."""
+    """Return the checkpoint of `path`, and whether the path is temporary."""
     *folders, name = path.split("/")
     depth = _checkpoint_depth(folders, model_folders)
     first = next((i for i, folder in enumerate(folders) if is_temporary(folder)), None)
@@ -192,7 +192,7 @@ def find_checkpoint(path: str, model_folders: Collection[str]) -> tuple[str, boo
 
 
 def _checkpoint_depth(folders: list[str], marked: Collection[str]) -> int:
-    """How many leading folders name the checkpoint; 0 for the root."""
+    """Return the number of leading folders in the checkpoint's name; 0 for the root."""
     prefixes = ["/".join(folders[: i + 1]) for i in range(len(folders))]
     for index, folder in enumerate(folders):
         inside = index > 0 and prefixes[index - 1] in marked
@@ -206,7 +206,7 @@ def _checkpoint_depth(folders: list[str], marked: Collection[str]) -> int:
 
 
 def find_model_folders(tree: Iterable[str]) -> set[str]:
-    """The folders that their own files mark as recognised."""
+    """Return the folders that their own files mark as a model."""
     names: dict[str, set[str]] = {}
     for path in tree:
         folder, _, name = path.rpartition("/")

@@ -1,8 +1,7 @@
-"""A committed checkpoint of one rank, as the object whose presence is the commit.
+"""Manifest of a committed checkpoint of one rank: an object whose presence is the commit.
 
     .../manifests/rank-<r>/<quoted name>/<attempt>-<version>.json    create-only, written last
-    .../objects/<attempt>/rank-<r>/...                               the bytes it names
-                                                                     (stored_objects.py)
+    .../objects/<attempt>/rank-<r>/...                               its bytes (stored_objects.py)
 
 Attempt and version have four digits or more; within a name the later pair is the newer content.
 """
@@ -86,7 +85,7 @@ class Manifest:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Path -> digest."""
+        """Return the digests by path."""
         return {entry.path: entry.sha256 for entry in self.entries}
 
     def with_next_version(self) -> Manifest:
@@ -95,7 +94,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class ManifestRef:
-    """What a manifest's key tells without reading it."""
+    """The facts in a manifest's key."""
 
     key: str
     rank: int
@@ -115,7 +114,7 @@ def manifest_key(manifest: Manifest) -> str:
 
 
 def parse_manifest_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
-    """None for an object that is no manifest of this job."""
+    """Return None for an object that is not a manifest of this job."""
     inner = key.removeprefix(f"{manifests_prefix(project_id, job_id)}/")
     match = _KEY.fullmatch(inner)
     if match is None:
@@ -124,12 +123,12 @@ def parse_manifest_key(key: str, *, project_id: str, job_id: str) -> ManifestRef
 
 
 def rank_objects_prefix(origin: UploadOrigin, attempt: int) -> str:
-    """The folder of the objects that this rank stored in an attempt."""
+    """Return the folder of the objects that this rank stored in an attempt."""
     return f"{objects_prefix(origin.project_id, origin.job_id, attempt)}/rank-{origin.rank}"
 
 
 def is_own_object(origin: UploadOrigin, key: str) -> bool:
-    """Whether this rank stored the object; without a rank in its key, only one rank can have."""
+    """Return whether this rank stored the object; a key without a rank belongs to the only rank."""
     if not key.startswith(f"{all_objects_prefix(origin)}/"):
         return False
     place = key.removeprefix(f"{all_objects_prefix(origin)}/").split("/")
@@ -139,7 +138,7 @@ def is_own_object(origin: UploadOrigin, key: str) -> bool:
 
 
 def all_objects_prefix(origin: UploadOrigin) -> str:
-    """The folder over the objects of every attempt."""
+    """Return the folder of the objects of all attempts."""
     return f"{job_prefix(origin.project_id, origin.job_id)}/objects"
 
 

@@ -33,7 +33,7 @@ _UploadsByRank = Mapping[int, UploadStatus]
 
 @dataclass(frozen=True)
 class SyncStatus:
-    """`status` is SYNCING, COMPLETED or None; `error` says why uploads failed or are incomplete.
+    """`status`: SYNCING, COMPLETED or None. `error`: why uploads failed or are incomplete.
 
     Both are empty before the first attempt runs, and without checkpointing.
     """
@@ -77,7 +77,7 @@ def read_sync_status(
 
 
 def _has_node_reports(outcome: Outcome) -> bool:
-    """Whether every node reported its own final flush."""
+    """Return whether every node reported its own final flush."""
     return bool(outcome.nodes) and all(node.phase is NodePhase.DONE for node in outcome.nodes)
 
 
@@ -135,7 +135,7 @@ def _iter_uncommitted(
 
 
 def _with_rank(rank: int, why: str) -> str:
-    """Errors of a final flush name their rank already."""
+    """Add the rank, which errors of a final flush contain already."""
     return why if why.startswith(f"Rank {rank},") else f"rank {rank}: {why}"
 
 

@@ -60,11 +60,11 @@ class CommittedCheckpoint:
 
     @property
     def newest_manifest(self) -> str:
-        """Key of the part that was committed last."""
+        """Return the key of the part that was committed last."""
         return max(self.manifests, key=_commit_order).key
 
     def files(self) -> Iterator[CheckpointFile]:
-        """Every file of every rank, by rank and path."""
+        """Return every file of every rank, by rank and path."""
         for manifest in self.manifests:
             for entry in manifest.entries:
                 yield CheckpointFile(
@@ -79,7 +79,7 @@ class CommittedCheckpoint:
 
 
 def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[CommittedCheckpoint]:
-    """Every committed checkpoint of the job in its newest version, oldest first.
+    """Return the newest version of every committed checkpoint of the job, oldest first.
 
     Includes folders that hold no model (`type` empty). Raises StoreError, and CheckpointError for a
     manifest that cannot be read.
@@ -102,10 +102,10 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
 
 
 def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | None:
-    """The checkpoint to go on from: the last committed that no rank's part is missing of.
+    """Return the checkpoint to resume from: the last committed one with the parts of all ranks.
 
-    A model, adapter or folder named after a step comes before any other folder (logs, event files);
-    None when nothing is committed.
+    A model, adapter or folder named after a step precedes any other folder (logs, event files);
+    None without a committed checkpoint.
     """
     found = [one for one in list_checkpoints(store, project_id, job_id) if not one.missing_ranks]
     models = [one for one in found if one.type or one.step is not None]
@@ -113,7 +113,7 @@ def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoi
 
 
 def resolve_names(job_id: str, available: Collection[str], names: Collection[str]) -> list[str]:
-    """The names meant by `names`, names or ids; NotFoundError lists those that are `available`."""
+    """Return the names for `names`, names or ids; NotFoundError lists the `available` ones."""
     ids = {short_id(job_id, name): name for name in available}
     found = [one if one in available else ids.get(one, "") for one in names]
     for one, name in zip(names, found, strict=True):
@@ -164,7 +164,7 @@ def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCh
 
 
 def _find_missing_ranks(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
-    """The ranks of the nearest lower step that this checkpoint lacks."""
+    """Return the ranks of the nearest lower step that this checkpoint lacks."""
     step, stem = parse_step(name), get_series(name)
     if step is None:
         return ()
@@ -179,7 +179,7 @@ def _find_missing_ranks(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...
 
 
 def short_id(job_id: str, name: str) -> str:
-    """The same for every version and attempt of one name in one job."""
+    """Return an id that is the same for every version and attempt of a name in one job."""
     text = f"{job_id}/{name}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:_ID_LENGTH]
 

@@ -1,4 +1,4 @@
-"""What a job has committed so far, as one uploader sees it; and the commit itself."""
+"""The committed checkpoints of a job for one uploader, and the commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prefect_bt.object_store.protocols import Store
 
 
 def iter_manifest_refs(store: Store, project_id: str, job_id: str) -> Iterator[ManifestRef]:
-    """Every manifest of the job, from its keys alone."""
+    """Yield a reference to every manifest of the job, from its keys alone."""
     for info in store.list(manifests_prefix(project_id, job_id)):
         if ref := parse_manifest_key(info.key, project_id=project_id, job_id=job_id):
             yield ref
@@ -32,7 +32,7 @@ def iter_manifest_refs(store: Store, project_id: str, job_id: str) -> Iterator[M
 def find_newest_refs(
     store: Store, project_id: str, job_id: str
 ) -> dict[tuple[int, str], ManifestRef]:
-    """(rank, name) -> the newest manifest of it."""
+    """Return the newest manifest by (rank, name)."""
     newest: dict[tuple[int, str], ManifestRef] = {}
     refs = list(iter_manifest_refs(store, project_id, job_id))
     # Asked after the manifests: whoever takes them away writes that down before.
@@ -52,10 +52,10 @@ class CommitIndex:
     def __init__(
         self, store: Store, origin: UploadOrigin, *, own_objects_only: bool = False
     ) -> None:
-        """Reads the store: raises StoreError.
+        """Read the store. Raise StoreError.
 
-        `own_objects_only`: count on no object that another rank stored, because its uploader may
-        take it away when it lets a checkpoint go.
+        `own_objects_only`: use no object that another rank stored, because its uploader may delete
+        the object with its own checkpoint.
         """
         self._store, self._origin = store, origin
         self._newest: dict[str, Manifest] = {}
@@ -68,24 +68,24 @@ class CommitIndex:
 
     @property
     def count(self) -> int:
-        """How many objects and commits there are: grows while anything moves."""
+        """Return the number of objects and commits, which grows with progress."""
         return len(self.stored) + len(self._newest)
 
     @property
     def names(self) -> list[str]:
-        """Every checkpoint that is committed now."""
+        """Return the names of the committed checkpoints."""
         return list(self._newest)
 
     def discard(self, *, names: Iterable[str], keys: Iterable[str]) -> None:
-        """What was let go: checkpoints by name, objects by key."""
+        """Remove deleted checkpoints by name, and deleted objects by key."""
         for name in names:
             self._newest.pop(name, None)
         self.stored.discard(keys)
 
     def is_committed(self, checkpoint: LocalCheckpoint) -> bool:
-        """Whether the newest commit of this name has every file of it, by size and time.
+        """Return whether the newest commit of the name has all these files, by size and time.
 
-        Fewer files than committed are a rotation at work, not a new checkpoint.
+        Fewer files than committed are a rotation in progress, not a new checkpoint.
         """
         manifest = self._newest.get(checkpoint.name)
         if manifest is None:
@@ -96,12 +96,12 @@ class CommitIndex:
         )
 
     def has_content(self, name: str, digests: dict[str, str]) -> bool:
-        """The same question by digests."""
+        """Return whether the newest commit of the name has all these files, by digests."""
         manifest = self._newest.get(name)
         return manifest is not None and digests.items() <= manifest.digests.items()
 
     def find_references(self, name: str) -> list[Manifest]:
-        """What a whole one of this name looked like: itself before, the nearest lower step."""
+        """Return complete checkpoints to compare with: the former version, the next lower step."""
         step, stem = parse_step(name), get_series(name)
         own = [self._newest[name]] if name in self._newest else []
         if step is None:
@@ -134,7 +134,7 @@ class CommitIndex:
             return manifest
 
     def _load_if_valid(self, key: str) -> Manifest | None:
-        """None for one that is damaged."""
+        """Return the manifest; None for a damaged one."""
         with contextlib.suppress(CheckpointError):
             return load_manifest(self._store.get(key), key=key)
         return None

@@ -1,9 +1,9 @@
-"""Make files on disk what manifests say: keep what is right already, fetch the rest, verify both.
+"""Make files on disk equal to manifests: keep correct files, fetch the others, verify both.
 
     <root>/<path>                    appears by one rename, after its bytes were hashed
-    <root>/.prefect-bt-restore.tmp/  being fetched; the uploader does not look into it
+    <root>/.prefect-bt-restore.tmp/  downloads in progress; the uploader ignores it
 
-Killed at any point and run again, it goes on where it was: a finished file is found to be right.
+After a kill at any point, a second run continues: a finished file is found to be correct.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _WRITE_ERRNOS: Final = _DISK_FULL_ERRNOS | {errno.EFBIG, errno.EROFS}
 _SHOWN: Final = 200
 """Characters of a path in a message."""
 _READ_AHEAD: Final = 4
-"""Ranges of one object that are read before they are asked for."""
+"""Number of ranges of one object that are read ahead."""
 
 DesiredFiles = Mapping[str, ManifestEntry]
 """Path relative to the root -> what shall lie there."""
 
 
 def iter_chunks(store: Store, key: str, *, size: int) -> Iterator[bytes]:
-    """The first `size` bytes of an object, in order; fewer where it is shorter. Reads ahead."""
+    """Yield the first `size` bytes of an object in order, or all of a shorter one. Reads ahead."""
     if size <= _CHUNK:
         yield store.get_range(key, start=0, length=size)
         return
@@ -85,9 +85,9 @@ def file_matches(
 def find_matching(
     root: Path | Volumes, desired: DesiredFiles, *, on_bytes: ByteCallback = ignore_progress
 ) -> set[str]:
-    """The paths that are right already, whether or not a link leads to them.
+    """Return the paths that are correct already, also through a link.
 
-    `on_bytes` hears of the bytes read.
+    `on_bytes` gets the number of bytes read.
     """
     with ThreadPoolExecutor(_WORKERS) as pool, cancellable(on_bytes) as told:
         jobs = {
@@ -128,11 +128,10 @@ def check_lengths(root: Path, paths: Collection[str]) -> None:
 def download_files(
     store: Store, desired: DesiredFiles, *, root: Path, on_bytes: ByteCallback = ignore_progress
 ) -> None:
-    """Put every wanted file below `root`, replacing what is there; no folder on the way is a link.
+    """Write every wanted file below `root`, and replace files there; no folder in a path is a link.
 
-    `on_bytes` hears of the bytes that arrived and were hashed. Raises StoreError, or
-    CheckpointError for an object whose bytes are not those committed, and for a disk that does not
-    take them.
+    `on_bytes` gets the number of bytes that arrived and were hashed. Raises StoreError, or
+    CheckpointError for an object with other bytes than those committed, and for a write error.
     """
     if not desired:
         return
@@ -185,13 +184,13 @@ def clear_staging(root: Path) -> None:
 
 
 def apply_metadata(descriptor: int, entry: ManifestEntry) -> None:
-    """Permission bits and modification time as committed: resumers sort folders by time."""
+    """Set permission bits and modification time as committed: resumers sort folders by time."""
     os.fchmod(descriptor, entry.mode & PERMISSION_MASK)
     os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def set_folder_times(root: Path, desired: DesiredFiles) -> None:
-    """Folders as old as their newest file, so that the newest checkpoint looks newest."""
+    """Set each folder's time to that of its newest file, which keeps the order of checkpoints."""
     newest: dict[str, int] = {}
     for path, entry in desired.items():
         for folder in PurePosixPath(path).parents[:-1]:

@@ -27,10 +27,10 @@ from prefect_bt.planning.plan import LoadedCheckpoint
 def resolve_loaded_checkpoints(
     ledger: Ledger, project: TrainingProject, *, project_id: str, created_before: float
 ) -> tuple[LoadedCheckpoint, ...]:
-    """The checkpoints of `load_checkpoint_config`, empty when it is off; NotFoundError.
+    """Return the checkpoints of `load_checkpoint_config`, none if it is off. NotFoundError.
 
-    "Latest" looks at jobs made before `created_before` (epoch seconds), so that a job never loads
-    itself and a retry loads what the first attempt did.
+    "Latest" uses jobs created before `created_before` (epoch seconds), so a job never loads itself,
+    and a retry loads the same checkpoint as the first attempt.
     """
     config = project.job.runtime.load_checkpoint_config
     if config is None or not config.enabled:
@@ -89,7 +89,7 @@ def _resolve_latest(ledger: Ledger, jobs: list[JobRecord], where: str) -> Loaded
 def _iter_candidate_jobs(
     ledger: Ledger, job_id: str | None, project_name: str | None, own: ProjectRecord
 ) -> Iterator[JobRecord]:
-    """Newest first. With a project and a job: that job, if it is of that project."""
+    """Yield jobs, newest first; with a project and a job, that job if it is of the project."""
     wanted = None
     if project_name:
         wanted = ledger.projects.get(project_name, prefer=own.team_name).id

@@ -48,7 +48,7 @@ LOST: Final = "lost+found"
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """Checkpoint names, sorted: found in place, brought back (in part or whole), moved away."""
+    """Sorted checkpoint names: found in place, restored (in part or whole), moved away."""
 
     unchanged: tuple[str, ...]
     restored: tuple[str, ...]
@@ -68,11 +68,11 @@ def restore_directory(  # noqa: PLR0913 (all of them name one place)
 ) -> RestoreResult:
     """Make `directory` hold exactly the committed checkpoints of this rank.
 
-    A checkpoint that lacks another rank's part is left out, so that all ranks go on from the same
-    step. Files in place are hashed, since size and time prove nothing after a crash. What does not
-    belong moves to `aside_dir` (outside `directory`), nothing is deleted. Safe to kill and to
-    repeat. `mounts` are the node's volumes, which links may lead into; nothing is written through a
-    link. Raises StoreError, CheckpointError for an object that is corrupt, OSError of the disk.
+    A checkpoint that lacks another rank's part is left out, so that all ranks resume from the same
+    step. Files in place are hashed, since size and time prove nothing after a crash. Other files
+    move to `aside_dir` (outside `directory`); nothing is deleted. Safe to kill and to repeat.
+    `mounts` are the node's volumes, which links may lead into; nothing is written through a link.
+    Raises StoreError, CheckpointError for a corrupt object, OSError of the disk.
     """
     directory.mkdir(parents=True, exist_ok=True)
     clear_staging(directory)
@@ -153,7 +153,7 @@ def _link_leader_files(directory: Path, name: str) -> None:
 
 
 def _desired_files(manifests: Sequence[Manifest]) -> dict[str, ManifestEntry]:
-    """Path in the directory -> entry. The manifests come in order of commit: the later wins."""
+    """Return the entries by path; of manifests in the order of their commits, the last counts."""
     wanted: dict[str, ManifestEntry] = {}
     for manifest in manifests:
         for entry in manifest.entries:
@@ -196,7 +196,7 @@ def _list_links(directory: Path) -> list[str]:
 def _find_wrong_links(
     volumes: Volumes, links: Sequence[str], desired: Mapping[str, ManifestEntry]
 ) -> list[str]:
-    """Links through which not every wanted byte is seen, or that nothing is wanted of."""
+    """Return the links that hide a wanted byte, or that lead to no wanted file."""
     seen: dict[str, dict[str, ManifestEntry]] = {link: {} for link in links}
     for path, entry in desired.items():
         for place in (path, *_ancestors(path)):
@@ -280,7 +280,7 @@ def _copy(name: str, source: int, free: str, target: int) -> None:
 
 
 def _remove_empty_folders(directory: Path) -> None:
-    """Empty folders are no checkpoints; a rotated folder would else look like one."""
+    """Remove empty folders, which would look like rotated checkpoints."""
     folders = [
         found.path for found in walk_tree(directory, max_depth=MAX_DEPTH + 1) if found.is_folder
     ]

@@ -52,10 +52,9 @@ class TensorTable:
 
 
 def read_tensors(store: Store, key: str, *, path: str, size: int) -> TensorTable:
-    """The table of the object `key` of `size` bytes, which people know as `path`.
+    """Read the tensor table of the object `key` with `size` bytes; messages call it `path`.
 
-    Two reads. Raises CheckpointError for what is no safetensors file or has too long a header, and
-    StoreError.
+    Two reads. Raises StoreError, and CheckpointError for another format or a too long header.
     """
     if size < 8:
         raise CheckpointError(f"{path} is too short for a safetensors file.", path=path)
@@ -95,7 +94,7 @@ def _parse(data: bytes) -> TensorTable:
 
 
 def _parse_tensor(name: str, fields: Any) -> tuple[tuple[int, int], Tensor]:
-    """Where the tensor begins and ends, and the tensor."""
+    """Return the begin and the end of the tensor, and the tensor."""
     begin, end = _parse_counts(fields["data_offsets"])
     if end < begin:
         raise ValueError(f"{name} ends before it begins")

@@ -1,14 +1,14 @@
-"""The objects of a job that its uploader counts on, so that nothing is sent twice.
+"""The objects of a job that its uploader reuses, so that no bytes are sent twice.
 
     objects/<attempt>/rank-<r>/<xx>/<sha256>            a small file, named by its digest
     objects/<attempt>/rank-<r>/<xx>/<mark>[-<n>].bytes  a large one, named by its mark: its size and
                                                         a sample of its bytes
-    objects/<attempt>/rank-<r>/<xx>/<mark>[-<n>].<sha256>   empty: what the large one's digest is
+    objects/<attempt>/rank-<r>/<xx>/<mark>[-<n>].<sha256>   empty: the digest of the large one
 
-A large file is read once, hashed while it travels, so its digest is not known when its key is
-needed. The mark comes from the file itself: after a kill the same file goes on under the same key.
-Two files with one mark and different bytes get different numbers, and no key is used twice, even
-where its object is gone: a receipt that was left behind must not speak for other bytes.
+A large file is read once and hashed during the upload, so its digest is unknown when its key is
+needed. The mark depends on the file: after a kill the same file continues under the same key. Two
+files with one mark and different bytes get different numbers. No key is used twice, even if its
+object is gone, because a left-over digest marker must not describe other bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LARGE: Final = re.compile(r"([0-9a-f]{64})(?:-\d+)?\.(bytes|[0-9a-f]{64})")
 
 
 def small_object_key(origin: UploadOrigin, sha256: str) -> str:
-    """Where a small file's bytes lie."""
+    """Return the key of a small file's bytes."""
     # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
     # keep folders get slow with ten thousand names in one.
     return f"{rank_objects_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
@@ -80,12 +80,12 @@ class StoredObjects:
         return len(self._known)
 
     def find_key(self, sha256: str, size: int) -> str:
-        """The key under which this content lies already; empty when it has to be sent."""
+        """Return the key of stored content; empty if it has to be sent."""
         key, stored = self._known.get(sha256, ("", -1))
         return key if stored == size else ""
 
     def has_fingerprint(self, fingerprint: str) -> bool:
-        """Whether a large object may have the same bytes: then the digest must be known first."""
+        """Return whether a large object may have the same bytes, so its digest is needed."""
         return fingerprint in self._marks
 
     def add(self, sha256: str, *, key: str, size: int) -> None:
@@ -104,7 +104,7 @@ class StoredObjects:
 
     @contextmanager
     def single_flight(self, sha256: str) -> Generator[None]:
-        """Nobody else of this process sends these bytes meanwhile."""
+        """Let no other thread of this process send the same bytes in the block."""
         with self._lock:
             self._lock.wait_for(lambda: sha256 not in self._sending)
             self._sending.add(sha256)
@@ -117,9 +117,9 @@ class StoredObjects:
 
     @contextmanager
     def reserve_key(self, fingerprint: str) -> Generator[str]:
-        """A key for a large file that nothing lies under, and nobody else of this process gets.
+        """Yield an unused key for a large file, which no other thread gets.
 
-        The same one again for the same file, where the block ends with an exception.
+        The same file gets the same key again after an exception in the block.
         """
         folder = f"{rank_objects_prefix(self._origin, self._origin.attempt)}/{fingerprint[:2]}"
         with self._lock:
@@ -151,5 +151,5 @@ class StoredObjects:
 
 
 def digest_marker_key(key: str, sha256: str) -> str:
-    """The empty object that tells the digest of the large one at `key`."""
+    """Return the key of the empty object with the digest of the large one at `key`."""
     return f"{key.removesuffix('.bytes')}.{sha256}"

@@ -1,13 +1,13 @@
-"""Checkpoints on their way out: what a prune means to delete, written down before it does.
+"""Withdrawals: checkpoints that a prune is about to delete, recorded before it deletes them.
 
-    .../withdrawn/<uuid>.json      one a checkpoint and pruning process
+    .../withdrawn/<uuid>.json      one per checkpoint and pruning process
 
-A withdrawal and a hold (retention/holds.py) are the two halves of one agreement. A pruner writes
-its withdrawal, then looks for holds; a holder writes its hold, then looks for withdrawals.
-Whichever comes second sees the first, so no manifest goes that somebody was promised, and nobody
-needs a lock or a clock. A withdrawal is lifted by the process that wrote it. One that a kill left
-is taken over under a new one, so that the old one can go once its manifests have; but if no
-manifest has gone and the job was started again since, it is dropped (`discard_outdated`).
+A withdrawal and a hold (retention/holds.py) exclude each other. A pruner writes its withdrawal,
+then looks for holds; a holder writes its hold, then looks for withdrawals. The second of them sees
+the first, so no held manifest is deleted, without a lock or a clock. The process that wrote a
+withdrawal removes it. A withdrawal of a killed process is replaced by a new one, so that the old
+one can be removed with its manifests; but if no manifest was deleted and the job was restarted
+since, it is dropped (`discard_outdated`).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _dump(tombstone: Tombstone) -> bytes:
 def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Tombstone]]:
     """Yield every unfinished withdrawal with its key, including those in progress.
 
-    Names in a withdrawal that are not of its job are left out: they must not be deleted. One that
-    cannot be read is passed over: nothing is deleted for it.
+    Names in a withdrawal that are not of its job are left out: they must not be deleted. An
+    unreadable withdrawal is ignored: nothing is deleted for it.
     """
     manifests = f"{manifests_prefix(project_id, job_id)}/"
     objects = f"{job_objects_prefix(project_id, job_id)}/"
@@ -101,9 +101,9 @@ def _is_below(key: str, folder: str) -> bool:
 def find_half_deleted(
     store: Store, project_id: str, job_id: str, *, present: Collection[str]
 ) -> set[str]:
-    """Of the manifests that are `present`, those whose companions have gone already.
+    """Return the `present` manifests of withdrawals of which others are deleted already.
 
-    A withdrawal of which nothing has gone yet may still be taken back: somebody may hold it.
+    A withdrawal without a deletion may still be revoked because of a hold.
     """
     going: set[str] = set()
     for _, found in iter_tombstones(store, project_id, job_id):
@@ -113,7 +113,7 @@ def find_half_deleted(
 
 
 def find_tombstoned_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
-    """Keys of manifests that are on their way out."""
+    """Return the keys of manifests that are about to be deleted."""
     return {
         key for _, found in iter_tombstones(store, project_id, job_id) for key in found.manifests
     }
@@ -166,7 +166,7 @@ def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombs
 
 
 def discard_outdated(store: Store, project_id: str, job_id: str) -> None:
-    """Delete them: the job may go on from their checkpoints. Raises StoreError."""
+    """Delete outdated withdrawals: the job may resume from their checkpoints. StoreError."""
     for key, withdrawal in list_outdated(store, project_id, job_id).items():
         store.delete(key)
         # Its prune may have begun to delete just now; it looks for the withdrawal after that.

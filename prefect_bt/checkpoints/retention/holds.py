@@ -1,10 +1,10 @@
-"""Who needs which committed checkpoints to stay: a running restore, later a deployment.
+"""Holds: committed checkpoints that a running restore or a deployment needs.
 
-    .../jobs/<job>/holds/<holder>.json      in the folder of the job whose checkpoints they are
+    .../jobs/<job>/holds/<holder>.json      in the folder of the checkpoints' job
 
-A hold is taken before it is known whether all of it is still there, and counts only if it is
-(committed/tombstones.py says why that is enough). It need not be released: what a dead process left
-is judged by its holder's recorded state.
+A hold is written before it is known whether all checkpoints still exist, and counts only if they do
+(see committed/tombstones.py). It need not be released: the hold of a dead process is judged by its
+holder's recorded state.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ def acquire_holds(
 
 
 def hold_key(project_id: str, job_id: str, name: str) -> str:
-    """Of the hold that was taken under this name."""
+    """Return the key of the hold of this name."""
     return f"{holds_prefix(project_id, job_id)}/{quote_name(name)}.json"
 
 
 def release_holds(store: Store, keys: Sequence[str]) -> None:
-    """Idempotent."""
+    """Release the holds. Idempotent."""
     for key in keys:
         store.delete(key)
 
 
 def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
-    """The holds that count, oldest first; those of jobs that are over or gone are removed."""
+    """Return the active holds, oldest first; remove those of ended or deleted jobs."""
     found: list[Hold] = []
     for info in ledger.store.list(holds_prefix(project_id, job_id)):
         try:
@@ -100,7 +100,7 @@ def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold
 
 
 def iter_orphaned_holds(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
-    """Holds that count no more, each with its key, of all jobs of the store."""
+    """Yield the holds that count no more, with their keys, of all jobs of the store."""
     for job in ledger.list_jobs():
         for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
             try:
@@ -122,7 +122,7 @@ def _is_active(ledger: Ledger, hold: Hold) -> bool:
 
 
 def _list_remaining_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
-    """Keys of the job's manifests that nobody is about to delete."""
+    """Return the keys of the job's manifests that are not about to be deleted."""
     # First what is to go, then what is there: the other way round, a manifest that is deleted in
     # between would be seen, and the withdrawal that took it would not.
     going = find_tombstoned_manifests(store, project_id, job_id)

@@ -9,9 +9,9 @@ from prefect_bt.ledger.records import RetentionPolicy
 
 
 def select_prunable(names: Collection[str], policy: RetentionPolicy) -> tuple[str, ...]:
-    """Those of `names`, the committed checkpoints of a job, that the policy lets go; sorted.
+    """Return the sorted names that the policy lets go, of the committed checkpoints `names`.
 
-    A name that tells no step is in no series and stays.
+    A name without a step is in no series and stays.
     """
     if policy.keeps_all:
         return ()

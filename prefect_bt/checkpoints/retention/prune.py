@@ -1,15 +1,15 @@
-"""Delete committed checkpoints so that a kill at any point leaves whole ones or none.
+"""Delete committed checkpoints so that a kill at any point leaves complete ones or none.
 
-    say so (committed/tombstones.py) -> held? -> manifests, oldest first -> objects no manifest
-    names
+    withdraw (committed/tombstones.py) -> check holds -> manifests, oldest first -> objects that no
+    manifest names
 
-Objects go after every manifest that names them, and only where nobody may still rely on finding
-them: a running uploader trusts the objects of its own rank, so of a running job only that rank's
+Objects are deleted after every manifest that names them, and only if no process may rely on them: a
+running uploader relies on the objects of its own rank, so in a running job only that rank's
 uploader deletes any (`prune_rank`); the command (`prune_job`) leaves them to it, or to the next
-prune once the job is over.
+prune after the job's end.
 
 A prune that was killed before its first deletion is finished by the next one, unless the job was
-started again since: the job may go on from that checkpoint (`tombstones.discard_outdated`).
+restarted since: the job may resume from that checkpoint (`tombstones.discard_outdated`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class PruneResult:
     """What a prune did. `freed_bytes` in bytes; names are sorted."""
 
     pruned: tuple[str, ...] = ()
-    """Names nobody finds any more."""
+    """Names of the deleted checkpoints."""
     held: Mapping[str, tuple[Hold, ...]] = field(default_factory=dict[str, "tuple[Hold, ...]"])
-    """Names that stay, and who needs them."""
+    """Names that stay, and their holders."""
     protected: tuple[str, ...] = ()
-    """Names that stay because the running job would go on from them."""
+    """Names that stay because the running job would resume from them."""
     deleted_keys: tuple[str, ...] = ()
     """Keys of the objects that are gone."""
     freed_bytes: int = 0
@@ -63,10 +63,10 @@ class PruneResult:
 
 
 class Inventory:
-    """A job's manifests and objects, as they are when asked for."""
+    """A job's manifests and objects at the time of the call."""
 
     def __init__(self, store: Store, project_id: str, job_id: str) -> None:
-        """Reads every manifest; raises StoreError."""
+        """Read every manifest. Raise StoreError."""
         self._store, self.project_id, self.job_id = store, project_id, job_id
         self.manifests: dict[ManifestRef, Manifest | None] = {}
         """None: it does not parse."""
@@ -88,28 +88,28 @@ class Inventory:
 
     @cached_property
     def objects(self) -> dict[str, int]:
-        """Key -> bytes of everything that lies under the job's objects."""
+        """Return the size of every object of the job, by key."""
         folder = job_objects_prefix(self.project_id, self.job_id)
         return {info.key: info.size for info in self._store.list(folder)}
 
     def get_refs(self, name: str) -> list[ManifestRef]:
-        """Oldest first."""
+        """Return the references, oldest first."""
         refs = [ref for ref in self.manifests if ref.name == name]
         return sorted(refs, key=lambda ref: (ref.sort_key, ref.rank))
 
     def referenced_objects(self, refs: Iterable[ManifestRef]) -> dict[str, int]:
-        """Key -> bytes of the objects that these manifests name."""
+        """Return the size of the objects that these manifests name, by key."""
         read = (self.manifests[ref] for ref in refs)
         return {e.key: e.size for manifest in read if manifest for e in manifest.entries}
 
     def exclusive_objects(self, names: Collection[str]) -> dict[str, int]:
-        """Key -> bytes of what goes with these checkpoints: no other one names it."""
+        """Return the size of the objects that only these checkpoints name, by key."""
         going = self.referenced_objects(ref for ref in self.manifests if ref.name in names)
         staying = self.referenced_objects(ref for ref in self.manifests if ref.name not in names)
         return {key: size for key, size in going.items() if key not in staying}
 
     def unreferenced_objects(self) -> dict[str, int]:
-        """Key -> bytes of the objects that no manifest names; empty while one is unreadable."""
+        """Return the size of objects without a manifest, by key; none while one is unreadable."""
         if self.unreadable_manifests:
             return {}
         named = self.referenced_objects(self.manifests)
@@ -133,11 +133,11 @@ def _no_fence() -> None:
 def prune_rank(
     store: Store, origin: UploadOrigin, names: Collection[str], *, fence: Fence = _no_fence
 ) -> PruneResult:
-    """Withdraw `names` as far as this rank committed them; for its own uploader, between uploads.
+    """Delete this rank's part of `names`; for its own uploader, between uploads.
 
-    Deletes manifests and objects of this rank alone, and finishes what an earlier uploader of it or
-    the command began. Does nothing once another attempt has begun. Raises StoreError; called again,
-    it goes on.
+    Deletes manifests and objects of this rank alone, and finishes the prunes that a former uploader
+    of the rank or the command began. Does nothing once another attempt has begun. Raises
+    StoreError; a second call continues.
     """
     place = origin.project_id, origin.job_id
     discard_outdated(store, *place)
@@ -184,12 +184,11 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     is_running: bool,
     fence: Fence = _no_fence,
 ) -> PruneResult:
-    """Withdraw `names` of every rank. `is_running`: the job still runs, so all its objects stay for
-    now.
+    """Delete `names` of every rank.
 
-    For a job that is over, everything that no manifest names goes too, whoever left it; the caller
-    sees to it that nobody starts the job again meanwhile. Raises StoreError; called again, it goes
-    on.
+    `is_running`: the job still runs, so its objects stay. After the job's end, every object that no
+    manifest names is deleted too; the caller prevents a restart of the job meanwhile. Raises
+    StoreError; a second call continues.
     """
     # Read first: what is taken over below must not count as announced after a later start.
     now = Generation.read(store, project_id, job_id)
@@ -243,7 +242,7 @@ def delete_unreferenced(
 
 
 class _PruneRun:
-    """The withdrawals of one prune: its own, and those that others left."""
+    """The withdrawals of one prune: its own, and those of former prunes."""
 
     def __init__(
         self,
@@ -273,7 +272,7 @@ class _PruneRun:
             self._announce(name, self._inventory.get_refs(name), {})
 
     def cancel_held(self) -> dict[str, tuple[Hold, ...]]:
-        """Look for holds, now that they look for us; take back what somebody needs."""
+        """Revoke the withdrawals of checkpoints that have a hold."""
         if not self._own:
             return {}
         holds = list_active_holds(Ledger(self._store), *self._place)
@@ -288,7 +287,7 @@ class _PruneRun:
         return held
 
     def delete_manifests(self, *, rank: int | None = None) -> tuple[str, ...]:
-        """Of one rank, or of all; the newest version of a name last. Names of which any went."""
+        """Delete manifests of one rank or all, the newest of a name last. Return the names."""
         ranks = {ref.key: ref.rank for ref in self._inventory.manifests}
         gone: set[str] = set()
         for own, withdrawal in list(self._own.items()):
@@ -315,7 +314,7 @@ class _PruneRun:
         return True
 
     def deletable_tombstones(self, after: Inventory) -> dict[str, Tombstone]:
-        """Key -> withdrawals under which objects may go: ours, and those with no manifest left."""
+        """Return the withdrawals whose objects may go: own ones, and those without manifests."""
         there = {ref.key for ref in after.manifests}
         empty = {key: one for key, one in self._begun.items() if there.isdisjoint(one.manifests)}
         return self._own | empty
@@ -360,7 +359,7 @@ class _PruneRun:
 
 
 def _find_protected(store: Store, inventory: Inventory, names: Collection[str]) -> set[str]:
-    """Of `names`, what a retry of the running job would go on from."""
+    """Return the `names` from which a retry of the running job would resume."""
     if not names:
         return set()
     try:

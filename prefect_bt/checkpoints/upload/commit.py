@@ -42,7 +42,7 @@ class Uncommitted:
 
     reason: str
     is_changing: bool = False
-    """Whether its files still change, so that the next look may commit it."""
+    """Whether its files still change, so that a later scan may commit it."""
 
 
 STILL_WRITING: Final = Uncommitted("it is still being written", is_changing=True)
@@ -78,11 +78,11 @@ class CheckpointCommitter:
 
     @property
     def progress_counter(self) -> int:
-        """Grows while anything new gets into the store; not when the same is sent again."""
+        """Return a counter that grows with new bytes in the store, but not with repeated ones."""
         return (self._committed.count if self._committed else 0) + sum(self._most.values())
 
     def completion_probe(self, checkpoint: LocalCheckpoint) -> CompletionProbe:
-        """What its files tell of their writer."""
+        """Return the evidence of the writer's end in the checkpoint's files."""
         examples = self._committed.find_references(checkpoint.name) if self._committed else []
         return _ValidatorProbe(self._judge, checkpoint, examples)
 
@@ -124,16 +124,16 @@ class CheckpointCommitter:
         return manifest
 
     def retain(self, paths: Mapping[str, object]) -> None:
-        """Forget what was learned of files that are gone."""
+        """Forget the facts of files that are gone."""
         self._digests.retain(paths)
         self._judge.retain(paths)
 
     def abort_unfinished_uploads(self) -> None:
-        """Uploads that were begun and will not be finished leave nothing behind."""
+        """Remove the parts of uploads that will not be finished."""
         self._abort_uploads([self._origin.attempt])
 
     def raise_priority(self) -> None:
-        """The training is over, and its end waits for this."""
+        """Raise the priority, because the job's end waits for the final flush."""
         self._lanes.close()
         self._lanes = UploadPools(urgent=True)
 
@@ -196,7 +196,7 @@ class CheckpointCommitter:
         entries: tuple[ManifestEntry, ...],
         kind: CheckpointMetadata,
     ) -> Manifest | None:
-        """None when the newest commit says all of it already."""
+        """Return None if the newest commit has the same content."""
         if committed.has_content(found.name, {entry.path: entry.sha256 for entry in entries}):
             return None
         origin = self._origin
@@ -259,7 +259,7 @@ class _ValidatorProbe:
 def _is_committed(
     found: LocalCheckpoint, committed: CommitIndex, seen: LocalCheckpoint | None
 ) -> bool:
-    """By times for what an earlier uploader committed, exactly for what this one saw."""
+    """Compare by times with commits of a former uploader, exactly with those of this one."""
     return committed.is_committed(found) and (
         seen is None or found is seen or found.files.items() <= seen.files.items()
     )

@@ -1,4 +1,4 @@
-"""What an uploader says of itself while it works."""
+"""Progress of an uploader, for its status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UploadProgress:
         return self.status
 
     def begin(self, name: str, size: int) -> None:
-        """A checkpoint of `size` bytes is taken up."""
+        """Begin a checkpoint of `size` bytes."""
         self._before, self._began = self.status, time.monotonic()
         self.update(current=name, bytes_total=self.status.bytes_total + size)
 
@@ -57,24 +57,24 @@ class UploadProgress:
             self.update()
 
     def discard_current(self) -> None:
-        """It was not finished: its bytes do not count."""
+        """Discount the bytes of a checkpoint that was not finished."""
         before = self._before
         self.update(
             current="", file="", bytes_done=before.bytes_done, bytes_total=before.bytes_total
         )
 
     def mark_committed(self, name: str, *, lag: float) -> None:
-        """`lag` in seconds since the last write to it."""
+        """Count the checkpoint as committed; `lag`: seconds since the last write to it."""
         others = tuple(other for other in self.status.committed if other != name)
         self.update(current="", file="", committed=(*others, name), lag=max(0.0, lag))
 
     def mark_unchanged(self, name: str) -> None:
-        """It turned out to be committed already."""
+        """Discount a checkpoint that was committed already."""
         others = tuple(other for other in self.status.rewritten if other != name)
         self.update(current="", file="", rewritten=(*others, name))
 
     def update_problems(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
-        """What is not committed yet and why, and what the store says; reported when it is news."""
+        """Set what is not committed and why, and the store's error; report a change."""
         news = {
             "waiting": format_uncommitted(waiting),
             "trouble": _summarize(sorted(set(failures.values()))),
@@ -86,7 +86,7 @@ class UploadProgress:
 
 
 def _summarize(messages: list[str]) -> str:
-    """One stands for all: a store that is down is down for every checkpoint."""
+    """Return one error for all: a store that is down is down for every checkpoint."""
     more = f" (and {len(messages) - 1} more like it)" if len(messages) > 1 else ""
     return f"{messages[0]}{more}" if messages else ""
 

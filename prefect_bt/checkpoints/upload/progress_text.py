@@ -10,7 +10,7 @@ from prefect_bt.text.progress import Progress, format_bytes_done
 
 
 def format_upload(upload: RankUpload) -> str:
-    """`checkpoint-240: 1.2 GB of 4.0 GB (30 %), 310.0 MB/s, 9 s left; 3 committed, …`"""
+    """Return `checkpoint-240: 1.2 GB of 4.0 GB (30 %), 310.0 MB/s, 9 s left; 3 committed, …`."""
     status, parts = upload.status, list[str]()
     if status.current:
         parts.append(f"{status.current}: {format_bytes_done(upload.progress)}")

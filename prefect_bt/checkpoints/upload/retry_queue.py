@@ -1,6 +1,6 @@
-"""Checkpoints that could not be stored: each waits on its own, longer after every try.
+"""Retry checkpoints that could not be stored, each with its own growing delay.
 
-One that fails for ever delays nobody else, and a new one is tried at once. Pure: a clock in.
+A checkpoint that always fails delays no other, and a new one is tried at once. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RetrySchedule:
     """By name; times in seconds of a monotonic clock."""
 
     def __init__(self, first_delay: float) -> None:
-        """`first_delay`: the pause after the first failure; it doubles up to half a minute."""
+        """`first_delay`: delay after the first failure; it doubles up to half a minute."""
         self._first = first_delay
         self._failed: dict[str, _Failure] = {}
 
@@ -37,7 +37,7 @@ class RetrySchedule:
     def record_failure(
         self, name: str, error: StoreError | CheckpointError, *, now: float, counted: bool = True
     ) -> None:
-        """`counted` is false where others' failures said enough."""
+        """Delay the next try; `counted` is false if the failure of another has the same cause."""
         before = self._failed.get(name)
         pause, tries = (2 * before.delay, before.count) if before else (self._first, 0)
         pause = min(pause, _MAX_DELAY)
@@ -47,7 +47,7 @@ class RetrySchedule:
         self._failed.pop(name, None)
 
     def reset_delays(self) -> None:
-        """The store takes something again: no reason to wait any longer."""
+        """Retry at once, because the store accepts data again."""
         for one in self._failed.values():
             if isinstance(one.error, StoreError):
                 one.retry_at = 0.0
@@ -62,7 +62,7 @@ class RetrySchedule:
         return self._failed[name].count if name in self._failed else 0
 
     def seconds_until_due(self, *, now: float) -> float:
-        """Seconds until one may be tried again; infinite if none waits."""
+        """Return the seconds until the next retry; infinite without one."""
         return max(
             0.0, min((one.retry_at for one in self._failed.values()), default=float("inf")) - now
         )

@@ -1,9 +1,9 @@
-"""Bring one checkpoint's bytes into the store while others may still write into its folder.
+"""Upload one checkpoint's bytes while other processes may still write into its folder.
 
-A file counts as read only when it looks the same before and after; the store then takes exactly the
-bytes of the digest or nothing. Nothing here decides when to try again: a caller that gets None back
-lets the checkpoint settle anew, and one that gets an error tries the whole checkpoint later, which
-costs only what was not sent yet.
+A file counts as read only if its state is the same before and after; the store then accepts exactly
+the bytes of the digest or nothing. The caller decides about retries: None means that the checkpoint
+must settle again; after an error the whole checkpoint is tried later, which costs only the bytes
+that were not sent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class UploadPools:
 
     @contextmanager
     def reserve_memory(self, size: int) -> Generator[None]:
-        """Room for a small file."""
+        """Reserve memory for a small file."""
         with self._room:
             self._room.wait_for(lambda: self._free >= size)
             self._free -= size
@@ -86,7 +86,7 @@ class UploadPools:
 
 
 def _set_idle_priority() -> None:
-    """Linux's idle class, for this thread and those that it starts. Elsewhere niceness must do."""
+    """Set the idle class of the scheduler for this thread and those that it starts."""
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
@@ -174,7 +174,7 @@ class TransferContext:
 def upload_checkpoint(
     context: TransferContext, checkpoint: LocalCheckpoint
 ) -> tuple[ManifestEntry, ...] | None:
-    """Every file of `checkpoint` into the store; None when one changed or vanished meanwhile.
+    """Upload every file of `checkpoint`; return None if one changed or vanished meanwhile.
 
     Raises StoreError, or CheckpointError for a file that cannot be read.
     """
@@ -235,7 +235,7 @@ def _upload_file(
 
 
 def _ensure_stored(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
-    """Digest and key of the file's bytes in the store; None when it changed."""
+    """Return digest and key of the file's bytes in the store; None if the file changed."""
     known = shop.digests.get(relative, fact)
     if key := known and shop.index.stored.find_key(known, fact.size):
         return known, key
@@ -307,7 +307,7 @@ def _upload_small(shop: TransferContext, relative: str, fact: FileStat) -> tuple
 
 @contextmanager
 def _with_path_in_errors(shop: TransferContext, relative: str, key: str) -> Generator[None]:
-    """A fault of the store names the file."""
+    """Add the file to errors of the store."""
     try:
         yield
     except StoreError as error:
@@ -335,7 +335,7 @@ def _matches(fact: FileStat, seen: os.stat_result) -> bool:
 
 
 def read_fingerprint(source: OpenFile, expected: FileStat) -> str:
-    """64 hex digits of the file's size and a sample of its bytes; empty if it is not `expected`."""
+    """Return 64 hex digits of the file's size and a sample; empty if it is not `expected`."""
     if not _matches(expected, source.fstat()):
         return ""
     digest = hashlib.sha256(str(expected.size).encode())

@@ -1,8 +1,8 @@
-"""What uploaders say of themselves, through the store: the one place that everybody can see.
+"""Status of the uploaders in the store, where every machine can read it.
 
     attempts/<n>/uploads/rank-<r>.json    records.UploadStatus, replaced every few seconds of work
 
-Only for show: whoever decides reads manifests.
+For display only: decisions depend on manifests.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.progress import Progress
 
 PUBLISH_INTERVAL: Final = 5.0
-"""Seconds between two words of one rank, while bytes move."""
+"""Seconds between two updates of one rank during a transfer."""
 _CLOSE_TIMEOUT: Final = 10.0
-"""How long a process on its way out waits for its last word to arrive."""
+"""Seconds that an ending process waits for its last update to arrive."""
 
 
 class StatusPublisher:
-    """Puts the newest status into the store, from a thread of its own: a slow store stops nobody.
+    """Writes the newest status to the store in a thread: a slow store blocks no caller.
 
-    `publish` may be called at any rate; what is not news is not sent.
+    `publish` may be called at any rate; an unchanged status is not sent.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StatusPublisher:
             self._news.notify()
 
     def close(self) -> None:
-        """Let the last word arrive, if the store takes it soon."""
+        """Wait a short time for the last update to arrive."""
         with self._news:
             self._over = True
             self._news.notify()
@@ -73,7 +73,7 @@ class StatusPublisher:
             self._news.wait_for(lambda: self._over or self._is_urgent(sent), self._every)
 
     def _is_urgent(self, sent: UploadStatus) -> bool:
-        """A commit or a fault is told at once, progress in its time."""
+        """Return whether to send at once: a commit or an error, but not progress."""
         return self._fresh and (self._status.committed, self._status.trouble) != (
             sent.committed,
             sent.trouble,
@@ -107,7 +107,7 @@ class UploadStatusReader:
         self._known: dict[str, RankUpload] = {}
 
     def read(self) -> list[RankUpload]:
-        """By rank. Raises StoreError."""
+        """Return the status by rank. Raise StoreError."""
         for info in self._store.list(self._prefix):
             known = self._known.get(info.key)
             if (

@@ -1,12 +1,11 @@
-"""Watch one rank's checkpoint directory and commit what is settled and whole.
+"""Watch one rank's checkpoint directory and commit settled, complete checkpoints.
 
-    look (names and stat) -> settled? -> whole? -> hash and send -> unchanged since? -> manifest
+    scan (names and stat) -> settled? -> complete? -> hash and send -> unchanged since? -> manifest
 
-The manifest is written last, create-only, in the attempt's own name; before it nobody sees a thing,
-and after a kill at any point the objects already stored are not sent again. A store fault is tried
-again here and only here (an adapter repeats single requests): with growing pauses, of each
-checkpoint's own, for as long as the training runs, and in the final flush until nothing has moved
-for `patience` seconds.
+The manifest is written last, create-only, in the attempt's own name; before it the checkpoint is
+invisible, and after a kill at any point the stored objects are not sent again. Errors of the store
+are retried here only (an adapter repeats single requests): with growing delays per checkpoint,
+while the training runs, and in the final flush until there is no progress for `patience` seconds.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from prefect_bt.object_store.protocols import Store
 
 _MAX_WAIT: Final = 30.0
 _STOP_POLL_INTERVAL: Final = 0.25
-"""How often the loop sees whether the end was asked for."""
+"""Interval of checks for a stop request."""
 _MAX_FLUSH_ROUNDS: Final = 10
-"""How often the final flush looks again at what changes or cannot be read."""
+"""Interval at which the final flush rescans files that change or cannot be read."""
 _MAX_FAILURES_IN_A_ROW: Final = 3
 """Checkpoints in a row that the store refuses before the others are spared the waiting."""
 
@@ -51,14 +50,14 @@ class UploadOptions:
 
     settle: float = 1.5
     scan: float = 1.0
-    """Pause between two looks where the kernel does not tell what changed."""
+    """Interval of scans without notifications of the kernel."""
     stall_timeout: float = 120.0
-    """How long the final flush goes on without progress."""
+    """Seconds that the final flush continues without progress."""
     recommit_interval: float = 60.0
     """Least time between two versions of a folder in which no state changed (logs, results)."""
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     use_inotify: bool = True
-    """Let the kernel tell where something changed."""
+    """Use the kernel's notifications of changes."""
     fence: Callable[[], object] = lambda: None
     """Function that raises Superseded once another machine commits the job's checkpoints."""
     mounts: VolumeMounts = ()
@@ -102,10 +101,10 @@ class Uploader:
         self._looked_aside, self._looked_at = False, 0.0
 
     def run(self, stop: threading.Event) -> UploadStatus:
-        """Commit until `stop` is set, then flush: everything whole, settled or not.
+        """Commit until `stop` is set, then flush every complete checkpoint, settled or not.
 
-        Never raises for what the directory or the store does; the returned status (also reported)
-        tells what was left behind and why, and has `error` set when something could not be stored.
+        Raises nothing for errors of the directory or the store; the returned status (also reported)
+        has the uncommitted checkpoints with reasons, and `error` if something could not be stored.
         """
         try:
             self._progress.update()
@@ -122,7 +121,7 @@ class Uploader:
             self._directory.close()
 
     def _scan_once(self) -> bool:
-        """Whether the directory could be read."""
+        """Return whether the directory could be read."""
         try:
             found = self._directory.refresh()
         except OSError as error:
@@ -173,7 +172,7 @@ class Uploader:
         )
 
     def _wait_for_change(self, ending: threading.Event) -> None:
-        """Until something happens or is due, or the end is near."""
+        """Wait for a change, a due checkpoint or the end."""
         # Not from now: what came due while many files were looked into would be passed over.
         began = self._looked_at
         due = began + min(
@@ -188,7 +187,7 @@ class Uploader:
                 return
 
     def _next_recommit(self, now: float) -> float:
-        """Seconds until a folder that must wait for its next version may be taken."""
+        """Return the seconds until a folder may be committed in its next version."""
         return min((at - now for at in self._not_before.values() if at > now), default=_MAX_WAIT)
 
     def _flush(self) -> UploadStatus:
@@ -233,7 +232,7 @@ class Uploader:
     def _commit_all(
         self, checkpoints: Mapping[str, LocalCheckpoint]
     ) -> tuple[_Uncommitted, _Failures]:
-        """Returns name -> why it is not committed, and name -> what went wrong."""
+        """Return the reasons of uncommitted checkpoints and the errors, both by name."""
         left: _Uncommitted = {}
         failures: _Failures = {}
         if checkpoints and self._directory.has_removed_files():
@@ -266,21 +265,21 @@ class Uploader:
         return left, failures
 
     def _commit_order(self, item: tuple[str, LocalCheckpoint]) -> tuple[int, int]:
-        """Oldest first; what failed lets the others pass."""
+        """Return the checkpoints oldest first, failed ones last."""
         name, found = item
         return self._retries.failure_count(name), found.mtime_ns
 
     def _try_commit(
         self, found: LocalCheckpoint
     ) -> tuple[Uncommitted | None, StoreError | CheckpointError | None]:
-        """Why it is not committed, and what went wrong."""
+        """Return why the checkpoint is not committed, and the error."""
         try:
             return self._commit_isolated(found), None
         except (StoreError, CheckpointError) as error:
             return None, error
 
     def _commit_isolated(self, found: LocalCheckpoint) -> Uncommitted | None:
-        """What is odd about one checkpoint is a fault of that one, and costs no other."""
+        """Commit one checkpoint; an unexpected error in it affects no other."""
         try:
             return self._commit(found)
         except (StoreError, CheckpointError, Superseded):
@@ -305,7 +304,7 @@ class Uploader:
         return None
 
     def _is_unchanged(self, found: LocalCheckpoint) -> bool:
-        """Nothing of it changed, and nothing came to it but logs."""
+        """Return whether no file changed and only logs were added."""
         if not self._directory.is_unchanged(found):
             return False
         now = self._directory.refresh().get(found.name)

@@ -53,7 +53,7 @@ def validate_files(
     reports: Mapping[str, FileReport],
     position: GangPosition = SINGLE_NODE,
 ) -> str:
-    """The first thing that is missing among the checkpoint's own files."""
+    """Return the first missing part among the checkpoint's own files."""
     for path, report in reports.items():
         if report.error:
             return f"{path} {report.error}"
@@ -93,7 +93,7 @@ def validate_against_sibling(
 
 
 def has_payload(paths: Collection[str]) -> bool:
-    """Whether anything but configuration, text and tokenizers is there."""
+    """Return whether there are files beside configuration, text and tokenizers."""
     return any(splitext(path)[1] not in _TEXT_SUFFIXES for path in paths)
 
 
@@ -110,7 +110,7 @@ def _validate_required_files(
 
 
 def _validate_shards(paths: Collection[str]) -> str:
-    """A kill between two shards leaves no index yet, but the names tell how many there are."""
+    """Compare with the number of shards in their names: a kill between two leaves no index."""
     seen: dict[tuple[str, str, str], set[str]] = {}
     for path in paths:
         match = _SHARD.fullmatch(path) if "-of-" in path else None
@@ -158,7 +158,7 @@ def _validate_payload(found: LocalCheckpoint, reports: Mapping[str, FileReport])
 
 
 def _validate_temporary_files(found: LocalCheckpoint) -> str:
-    """Only where a model is: a stray `x.tmp` beside logs must not hold them back for ever."""
+    """Reject temporary files beside a model only: a stray `x.tmp` must not hold back logs."""
     if found.name == ROOT or not _is_model(found):
         return ""
     for path in found.temporary_files:

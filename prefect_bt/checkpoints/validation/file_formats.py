@@ -40,7 +40,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class FileReport:
-    """What one file says: `error` about itself, `required_files` the paths it names."""
+    """Result for one file: `error` in it, `required_files`: paths that it names."""
 
     error: str = ""
     required_files: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def _validate_safetensors(path: str, size: int, read: Reader) -> str:
 
 
 def _compute_tensors_end(header: Any) -> int:
-    """Where the last tensor ends, in bytes after the header. Whatever the header is not, raises."""
+    """Return the end of the last tensor, in bytes after the header. Raise for a bad header."""
     end = 0
     for name, tensor in header.items():
         if name != "__metadata__":
@@ -108,7 +108,7 @@ def _validate_zip(path: str, size: int, read: Reader) -> str:
 
 
 def _is_end_record(tail: bytes, at: int, position: int) -> bool:
-    """Whether the end record at `tail[at:]`, byte `position` of the file, is this archive's."""
+    """Return whether `tail[at:]`, at byte `position` of the file, is the archive's end record."""
     record = tail[at : at + 22]
     if len(record) < 22:
         return False
@@ -147,7 +147,7 @@ def _validate_brackets(first: bytes, last: bytes) -> str:
 
 
 def _is_json_lines(data: bytes) -> bool:
-    """One value a line: such files are called `.json` too."""
+    """Return whether there is one value per line: such files are called `.json` too."""
     lines = [line for line in data.splitlines() if line.strip()]
     return len(lines) > 1 and all(map(_is_json, lines))
 

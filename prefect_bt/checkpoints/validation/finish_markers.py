@@ -75,7 +75,7 @@ class CompletionContext:
 
 
 def is_finished(checkpoint: LocalCheckpoint, context: CompletionContext) -> bool:
-    """Whether the files of a checkpoint without a fault prove that their writer is done."""
+    """Return whether the files of a checkpoint without an error prove the writer's end."""
     if checkpoint.temporary_files:
         return False
     core = {path: fact for path, fact in checkpoint.files.items() if not is_log(path)}
@@ -97,10 +97,9 @@ def is_finished(checkpoint: LocalCheckpoint, context: CompletionContext) -> bool
 def find_unfinished_sign(
     checkpoint: LocalCheckpoint, reports: Mapping[str, FileReport], context: CompletionContext
 ) -> str:
-    """What looks unfinished though it may be all there will be; empty if nothing does.
+    """Return a sign of an unfinished checkpoint; empty for none.
 
-    A sibling that was committed settles it: then only what that one had is missing
-    (completeness.py).
+    A committed sibling decides: then only the parts that it had are missing (completeness.py).
     """
     if context.references:
         return ""
@@ -133,7 +132,7 @@ def _same(fact: FileStat | None, before: FileStat) -> bool:
 
 
 def _count_by_role(files: Mapping[str, FileStat]) -> dict[str, tuple[int, int]]:
-    """Path without its numbers -> how many there are, bytes in all."""
+    """Return the number of files and their bytes, by path without numbers."""
     counts, sizes = Counter[str](), Counter[str]()
     for path, fact in files.items():
         role = re.sub(r"[0-9]+", "#", path)
@@ -179,7 +178,7 @@ def _tracker_finished(
 
 
 def _is_named_by(path: str, tracker: Tracker, name: str) -> bool:
-    """Whether a tracker beside the checkpoint's folder names it."""
+    """Return whether a tracker beside the checkpoint's folder names it."""
     if path == f"../{LATEST_FILE}":
         return tracker.text == basename(name)
     return _TRACKED_FOLDER.fullmatch(basename(name)) is not None and tracker.text == str(

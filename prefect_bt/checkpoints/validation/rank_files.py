@@ -45,7 +45,7 @@ SINGLE_NODE: Final = GangPosition()
 
 
 def validate_rank_files(paths: Collection[str], place: GangPosition) -> str:
-    """The first thing that another process has written, or will, and that is not there."""
+    """Return the first missing part that another process writes."""
     rules: tuple[Callable[[Collection[str], GangPosition], str], ...] = (
         _validate_distcp,
         _validate_world_size,
@@ -59,7 +59,7 @@ def validate_rank_files(paths: Collection[str], place: GangPosition) -> str:
 
 
 def find_distcp_ranks(paths: Collection[str]) -> dict[str, set[int]]:
-    """Folder (`x/`, or empty) of a distributed checkpoint -> the ranks that wrote into it."""
+    """Return the ranks of each distributed checkpoint by folder (`x/`, or empty)."""
     ranks: dict[str, set[int]] = {}
     for path in paths:
         if path.endswith(".distcp") and (match := _DISTCP.fullmatch(path)):
@@ -73,7 +73,7 @@ def find_rng_ranks(paths: Collection[str]) -> set[int]:
 
 
 def count_optimizer_shards(paths: Collection[str]) -> int:
-    """How many processes wrote ZeRO's optimizer states."""
+    """Return how many processes wrote ZeRO's optimizer states."""
     return sum(path.endswith("_optim_states.pt") for path in paths)
 
 
@@ -128,7 +128,7 @@ def _validate_zero_pairs(
     paths: Collection[str],
     place: GangPosition,
 ) -> str:
-    """Model states come first; in stage 3 each process writes both."""
+    """Check for both states: the model's come first; in stage 3 each process writes both."""
     optim, model = kinds.get("optim", {}), kinds.get("model", {})
     # Without an optimizer an engine saves nothing in stage 3, so no one is wronged.
     for part, ranks in model.items():
@@ -146,7 +146,7 @@ def _has_model_states(folder: str, paths: Collection[str]) -> bool:
 
 
 def _validate_zero_ranks(folder: str, kinds: Mapping[str, Mapping[str, set[int]]]) -> str:
-    """Every part of the model is spread over the same data ranks, counted from 0."""
+    """Check that every part of the model has the same data ranks, from 0."""
     for kind, parts in kinds.items():
         expected = set(range(1 + max(max(ranks) for ranks in parts.values())))
         for part, ranks in parts.items():

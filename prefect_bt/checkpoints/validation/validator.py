@@ -68,7 +68,7 @@ class Validator:
         self._judged.clear()
 
     def validate(self, checkpoint: LocalCheckpoint, references: Sequence[Manifest]) -> str:
-        """Why the checkpoint is not whole; empty when it is. OSError when it cannot be read."""
+        """Return why the checkpoint is incomplete; empty if it is complete. OSError."""
         if not checkpoint.files:
             return TEMPORARY_NAME
         try:
@@ -94,9 +94,9 @@ class Validator:
     def find_unfinished_sign(
         self, checkpoint: LocalCheckpoint, references: Sequence[Manifest]
     ) -> str:
-        """Why a checkpoint without a fault may be unfinished nevertheless; mostly empty.
+        """Return why a checkpoint without an error may be unfinished; mostly empty.
 
-        What it says may be true of a finished one too: a reason to wait longer, not for ever.
+        The sign may occur in a finished one too: a reason to wait longer, not for ever.
         """
         if not checkpoint.files:
             return ""
@@ -185,7 +185,7 @@ def _reference(manifest: Manifest) -> ReferenceCheckpoint:
 
 
 def _escape_unprintable(error: str) -> str:
-    """File names are bytes: what no terminal takes is escaped."""
+    """Escape the unprintable bytes of a file name."""
     text = error.encode("utf-8", "backslashreplace").decode()
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text

@@ -1,5 +1,5 @@
-"""What changes in a checkpoint directory, and what has stopped changing.
+"""Detect changes in a checkpoint directory, and decide which checkpoints are settled.
 
-Begin with `watcher`; `scanner` reads names and stat, `inotify` says where to look, `stability`
-decides how long is quiet enough.
+Begin with `watcher`; `scanner` reads names and stat, `inotify` reports changed paths, `stability`
+decides how long a checkpoint must be quiet.
 """

@@ -1,7 +1,7 @@
-"""The checkpoints of a directory, kept up to date file by file instead of made anew.
+"""Group the files of a directory into checkpoints, and update the groups file by file.
 
-Pure: paths and facts in. What belongs together never leaves one top-level folder, so each of those
-is a branch of its own, and a file that comes, changes or goes costs no more than its checkpoint.
+Pure. A checkpoint is in one top-level folder, so each of these is grouped by itself, and a changed
+file costs no more than its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prefect_bt.checkpoints.layout import (
 
 
 def top_level_folder(path: str) -> str:
-    """The top-level folder; empty for a file directly in the directory."""
+    """Return the top-level folder; empty for a file directly in the directory."""
     top, slash, _ = path.partition("/")
     return top if slash else ""
 
@@ -36,7 +36,7 @@ class TopLevelFolder:
         self._regroup()
 
     def replace(self, files: FileTree) -> bool:
-        """Everything is as in `files` now; whether that is news."""
+        """Replace all files; return whether that changes anything."""
         if files == self.files:
             return False
         self.files = dict(files)
@@ -44,7 +44,7 @@ class TopLevelFolder:
         return True
 
     def update(self, changes: Mapping[str, FileStat | None]) -> bool:
-        """Some files are now as told, None for gone; whether that is news."""
+        """Set some files, None for deleted ones; return whether that changes anything."""
         news = {path: fact for path, fact in changes.items() if self.files.get(path) != fact}
         regroup = False
         for path, fact in news.items():

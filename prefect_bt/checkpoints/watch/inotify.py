@@ -1,7 +1,7 @@
-"""Hear from the kernel what happens in folders: inotify(7), which the standard library lacks.
+"""Notifications of changes in folders by the kernel: inotify(7), which Python lacks.
 
-Only a hint where to look: it says nothing of writes through a memory map or by another machine, and
-its queue may overflow. Whoever uses it looks for itself, and now and then at everything.
+They are only hints: there are none for writes through a memory map or by another machine, and the
+queue may overflow. Users of this module read the files, and now and then all of them.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Inotify:
         self._folders.setdefault(watch, set()).add(folder)
 
     def wait(self, seconds: float) -> bool:
-        """Whether something happened, or does in `seconds`."""
+        """Return whether there are events, after at most `seconds`."""
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         return bool(poller.poll(max(0.0, seconds) * 1000))
 
     def read_events(self) -> set[FolderEvent]:
-        """What happened since the last call; does not block."""
+        """Return the events since the last call; does not block."""
         found: set[FolderEvent] = set()
         while True:
             try:

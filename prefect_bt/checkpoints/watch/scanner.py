@@ -64,7 +64,7 @@ def scan(volumes: Volumes, on_folder: FolderCallback | None = None) -> dict[str,
 def scan_subtree(
     volumes: Volumes, path: str, on_folder: FolderCallback | None = None
 ) -> dict[str, FileStat] | None:
-    """What `scan` says of `path` and of all below it; None when nothing is there (any more)."""
+    """Return the scan of `path` and everything below it; None if it does not exist (any more)."""
     walk = _TreeWalker(volumes, on_folder)
     parent, _, name = path.rpartition("/")
     try:

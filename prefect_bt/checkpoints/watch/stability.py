@@ -1,11 +1,10 @@
-"""Which checkpoints have been quiet long enough. Pure: what was found and a monotonic clock in.
+"""Decide which checkpoints have been quiet long enough. Pure; uses a monotonic clock.
 
-How long is enough follows from the writer: half as long again as its longest pause so far, while it
-wrote this checkpoint or one like it, and at least `settle`. Where the files prove that their writer
-is done (finish_markers.is_finished), a moment suffices; where they look like a beginning, it
-takes longer (find_unfinished_sign). Only a first checkpoint whose files prove nothing can be taken
-too early, in a pause longer than any before; it is then committed again, newer, and its like are
-waited for.
+The necessary time depends on the writer: one and a half times its longest pause so far in this
+checkpoint or its series, and at least `settle`. If the files prove the writer's end
+(finish_markers.is_finished), a moment suffices; if they look unfinished (find_unfinished_sign), it
+takes longer. Only a first checkpoint without such evidence can be committed too early, in a pause
+longer than any before; it is then committed again in a newer version, and its series waits longer.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _LOGS: Final = re.compile(
 
 
 class CompletionProbe(Protocol):
-    """What is asked of a checkpoint's files (endings), only once they have been quiet a while."""
+    """Evidence in a checkpoint's files, which is read only after a quiet time."""
 
     def is_finished(self) -> bool:
         """Whether they prove that their writer is done."""
         ...
 
     def has_unfinished_sign(self) -> bool:
-        """Whether they look like a beginning."""
+        """Return whether the files look unfinished."""
         ...
 
 
@@ -52,17 +51,17 @@ class _Observation:
     checkpoint: LocalCheckpoint
     stable_since: float
     core_stable_since: float
-    """The same without what looks like a log."""
+    """The same without the files that look like logs."""
     pending_since: float
-    """The first change after it was last taken; infinite where nothing has changed since."""
+    """The first change after the last commit; infinite without a change."""
     last_changes: frozenset[str] = frozenset()
-    """What changed between the last two times it was taken, or since the last."""
+    """Changed paths between the last two commits, or since the last."""
 
 
 class StabilityTracker:
-    """Remembers since when each checkpoint looks as it does.
+    """Remembers the time of the last change of each checkpoint.
 
-    Only the clock handed in counts, never a file's own times, so a jump of the wall clock or an old
+    Only the monotonic clock counts, never a file's own times, so a jump of the wall clock or an old
     modification time (a copy, an unpacked archive) changes nothing.
     """
 
@@ -83,9 +82,10 @@ class StabilityTracker:
     def find_stable(
         self, name: str, *, now: float, probe: CompletionProbe
     ) -> LocalCheckpoint | None:
-        """What is to be taken of this checkpoint, None while it is being written.
+        """Return the files of this checkpoint to commit; None while it is being written.
 
-        Logs that never rest do not hold back the files beside them: then these come without them.
+        Active logs do not hold back the files beside them: these are then committed without the
+        logs.
         """
         seen = self._seen.get(name)
         if seen is None:
@@ -112,7 +112,7 @@ class StabilityTracker:
         return None
 
     def seconds_until_due(self, *, now: float) -> float:
-        """Seconds until something may be settled that is not yet; infinite if nothing may."""
+        """Return the seconds until a checkpoint may be settled; infinite for none."""
         dues = [
             due
             for seen in self._seen.values()
@@ -161,9 +161,9 @@ class StabilityTracker:
 
 
 def _is_rewrite(seen: _Observation, found: LocalCheckpoint, changed: list[str]) -> bool:
-    """Whether a writer writes what it had written once more: no pause lay in between, but a rest.
+    """Return whether a writer writes the same files once more, after a rest and not a pause.
 
-    A file that only grows may be the same one, taken too early.
+    A file that only grows may be the same one, committed too early.
     """
     if seen.pending_since != float("inf"):
         return False
@@ -176,7 +176,7 @@ def _is_rewrite(seen: _Observation, found: LocalCheckpoint, changed: list[str]) 
 
 
 def _changed_paths(before: LocalCheckpoint, after: LocalCheckpoint) -> list[str]:
-    """Paths that came, went or changed. Facts that did not change are mostly the same objects."""
+    """Return added, deleted and changed paths. Unchanged states are mostly the same objects."""
     changed: list[str] = []
     for old, new in ((before.files, after.files), (before.temporary_files, after.temporary_files)):
         for path, fact in new.items():
@@ -188,12 +188,12 @@ def _changed_paths(before: LocalCheckpoint, after: LocalCheckpoint) -> list[str]
 
 
 def is_log(path: str) -> bool:
-    """Whether a file of this name is written for as long as the training runs."""
+    """Return whether a file of this name is written during the whole training."""
     return _LOGS.fullmatch(path) is not None
 
 
 def has_new_state(found: LocalCheckpoint, *, since: LocalCheckpoint | None) -> bool:
-    """Whether a file that looks like a state of training came or changed."""
+    """Return whether a file that looks like a training state was added or changed."""
     before = since.files if since is not None else {}
     return any(
         before.get(path) is not fact and before.get(path) != fact and _STATE.fullmatch(path)

@@ -1,8 +1,8 @@
-"""What is in the checkpoint directory now, at the cost of what changed since.
+"""The present files of the checkpoint directory, at the cost of the changes.
 
-The kernel tells where something happened (`notify`), those paths alone are looked at, and now and
-then everything is, since a hint may be missed. Where the kernel cannot tell, everything is looked
-at every time, with pauses so long that it costs about a hundredth of a core.
+The kernel's notifications (`inotify`) tell the changed paths, which are read; now and then all
+files are read, because a notification may be lost. Without notifications, every scan reads all
+files, with pauses so long that it costs about a hundredth of a core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CPU_BURST: Final = 1.0
 """CPU seconds that may be spent at once: ten thousand new files are no reason to be late."""
 _MAX_PAUSE: Final = 60.0
 _COALESCE: Final = 0.2
-"""Seconds between two looks at what happened: a writer causes thousands of events a second."""
+"""Seconds between two reads of events: a writer causes thousands of them a second."""
 
 
 class DirectoryWatcher:
@@ -46,23 +46,23 @@ class DirectoryWatcher:
 
     @property
     def files(self) -> dict[str, FileStat]:
-        """Every file by path relative to the directory."""
+        """Return every file by path relative to the directory."""
         return {path: fact for one in self._branches.values() for path, fact in one.files.items()}
 
     @property
     def checkpoints(self) -> dict[str, LocalCheckpoint]:
-        """Every checkpoint by name, as of the last look; the same object while nothing changes."""
+        """Return every checkpoint by name after the last scan; the same object without a change."""
         return {
             name: one for branch in self._branches.values() for name, one in branch.found.items()
         }
 
     def has_removed_files(self) -> bool:
-        """Whether a file has gone since the last call."""
+        """Return whether a file was deleted since the last call."""
         gone, self._gone = self._gone, False
         return gone
 
     def wait_for_change(self, seconds: float) -> bool:
-        """Until it is worth looking again, at most `seconds`; whether it is."""
+        """Wait at most `seconds` for a change; return whether a scan is due."""
         now = time.monotonic()
         if now < self._not_before:
             time.sleep(min(seconds, self._not_before - now))
@@ -102,7 +102,7 @@ class DirectoryWatcher:
         self._not_before = now + max(least, min(_CPU_SHARE * -self._saved, _MAX_PAUSE))
 
     def is_unchanged(self, checkpoint: LocalCheckpoint) -> bool:
-        """Whether every file of `checkpoint` is as it was, by a look at each of them."""
+        """Return whether every file of `checkpoint` is unchanged, by reading each state."""
         facts = {**checkpoint.files, **checkpoint.temporary_files}
         changes: dict[str, FileStat | None] = {}
         paths = [join_checkpoint_path(checkpoint.name, inner) for inner in facts]
@@ -118,7 +118,7 @@ class DirectoryWatcher:
             self._notifier.close()
 
     def _needs_full_scan(self, happened: set[FolderEvent]) -> bool:
-        """Whether no hint tells what changed: too much, or the directory itself was replaced."""
+        """Return whether the events are not sufficient: too many, or the directory was replaced."""
         root = str(self._root)
         itself = {FolderEvent(root, ""), FolderEvent(root, "", is_folder=True)}
         return OVERFLOW_EVENT in happened or not itself.isdisjoint(happened)
@@ -157,7 +157,7 @@ class DirectoryWatcher:
                 yield f"{folder}/{name}"[len(root) :], is_folder
 
     def _known_below(self, path: str) -> list[str]:
-        """The files known under a folder that something happened to."""
+        """Return the known files below a folder that has an event."""
         branch = self._branches.get(top_level_folder(f"{path}/"))
         return [one for one in branch.files if one.startswith(f"{path}/")] if branch else []
 
