@@ -119,12 +119,12 @@ class JobLock:
         self.job_id = ""
 
     def acquire(self, job_id: str) -> None:
-        """As hold_job."""
+        """Own the job, as `lock_job` does."""
         held = lock_job(self.state_dir, job_id, timeout=self._patience)
         self.descriptor, self.job_id = self._held.enter_context(held), job_id
 
     def write_store_url(self, url: str) -> None:
-        """For whoever finds the job left behind: where its records are."""
+        """Write where the job's records are, for the recovery of an abandoned job."""
         note = lock_path(self.state_dir, self.job_id).with_name("store")
         fresh = note.with_name(f"{note.name}.new")
         fresh.write_text(url)
@@ -132,10 +132,10 @@ class JobLock:
 
     @contextmanager
     def keep_on_error(self) -> Generator[None]:
-        """Leave the lock's file when the block fails otherwise than by a refusal (StateError).
+        """Keep the lock's file if the block fails, except by a refusal (StateError).
 
-        What the block wrote to the store may have arrived, so the next look at the job must see to
-        it, as after a kill.
+        A write of the block may have arrived in the store, so the job must be checked as after a
+        kill.
         """
         try:
             yield
@@ -151,7 +151,7 @@ class JobLock:
         self.descriptor = None
 
     def release_and_remove(self) -> None:
-        """The job is over, or never came to be: nothing is left of our having owned it."""
+        """Remove the lock and its folder, because the job has ended or was never created."""
         if self.descriptor is not None:
             remove_job_lock(self.state_dir, self.job_id, self.descriptor)
         self.release()
@@ -221,7 +221,7 @@ def remove_job_lock(state_dir: Path, job_id: str, descriptor: int) -> None:
 
 
 def _remove_empty_folders(folder: Path) -> None:
-    """Folders of attempts and ranks that somebody emptied and did not live to remove."""
+    """Remove empty folders of attempts and ranks that a dead process left."""
     for pattern in ("attempt-*", "rank-*/checkpoints", "rank-*"):
         for place in find_paths(folder, pattern):
             with suppress(OSError):
@@ -229,7 +229,7 @@ def _remove_empty_folders(folder: Path) -> None:
 
 
 def remove_unowned_lock(state_dir: Path, job_id: str) -> None:
-    """As forget_job, for those who find a folder that nobody owns."""
+    """Remove the lock as `remove_job_lock` does, for a folder without an owner."""
     path = lock_path(state_dir, job_id)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

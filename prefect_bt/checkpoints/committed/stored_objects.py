@@ -97,7 +97,7 @@ class StoredObjects:
                 self._marks.setdefault(match[1], set()).add(sha256)
 
     def discard(self, keys: Iterable[str]) -> None:
-        """These objects are gone."""
+        """Forget deleted objects."""
         gone = set(keys)
         with self._lock:
             self._known = {d: place for d, place in self._known.items() if place[0] not in gone}

@@ -153,7 +153,7 @@ class Uploader:
         return now >= self._not_before.get(one.name, 0.0) or has_new_state(one, since=done)
 
     def _is_handled(self, stable: LocalCheckpoint, *, part: bool) -> bool:
-        """A part, without its logs, is never the same object."""
+        """Return whether the checkpoint was handled; a part without its logs is a new object."""
         done = self._done.get(stable.name)
         return part and done is not None and done.files == stable.files
 

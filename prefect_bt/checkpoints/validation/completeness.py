@@ -73,11 +73,10 @@ def validate_files(
 def validate_against_sibling(
     paths: Collection[str], *, sibling_files: Collection[str], sibling_name: str
 ) -> str:
-    """What `sibling_files`, the files of the checkpoint called `sibling_name`, had and `paths` has
-    not.
+    """Return what a sibling's files `sibling_files` have and `paths` lack.
 
-    Only files with a part to play are compared, numbers aside. Weights may come in another number
-    of files; what is written one a process (random states, shards) must come as often.
+    Only files with a known role are compared, without their numbers. Weights may have another
+    number of files; files per process (random states, shards) must have the same number.
     """
     have, had = _count_roles(paths), _count_roles(sibling_files)
     # The last save of a run may be another kind: torchtitan ends with safetensors in place of
@@ -128,9 +127,9 @@ def _validate_shards(paths: Collection[str]) -> str:
 
 
 def _validate_trainer(found: LocalCheckpoint) -> str:
-    """Without its state HF Trainer would silently start again at step 0.
+    """Require the state of HF Trainer, which would silently start again at step 0 without it.
 
-    Wronged: loops of one's own that write `training_args.bin` into `checkpoint-N`, as the example
+    False positive: user loops that write `training_args.bin` into `checkpoint-N`, as the example
     scripts before 2020 did. A loop that writes `optimizer.pt` alone is not held back.
     """
     files = found.files
@@ -144,8 +143,11 @@ def _validate_trainer(found: LocalCheckpoint) -> str:
 
 
 def _validate_payload(found: LocalCheckpoint, reports: Mapping[str, FileReport]) -> str:
-    """Wronged: nobody known. Only where a folder is named after a step: axolotl and others put
-    configuration and tokenizer into the output folder long before there is a model."""
+    """Require weights in a folder named after a step; no false positive is known.
+
+    In other folders, axolotl and others put configuration and tokenizer into the output folder long
+    before there is a model.
+    """
     if parse_step(found.name) is None:
         return ""
     if found.files.keys() == {"README.md"}:

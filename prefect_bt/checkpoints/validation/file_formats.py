@@ -161,10 +161,10 @@ def _is_json(data: bytes) -> bool:
 
 
 def _is_other_format(path: str, data: bytes, error: ValueError) -> bool:
-    """Not JSON at all, rather than JSON that was cut.
+    """Return whether the file is no JSON at all, rather than truncated JSON.
 
-    Settings with comments and other people's formats are called `.json` as well, and would be held
-    back for ever. A cut shows at the end, a lost write as zeros.
+    Settings with comments and other formats are called `.json` as well, and would be held back for
+    ever. A truncation shows at the end, a lost write as zeros.
     """
     if _STRICT_JSON.fullmatch(path) or not data.rstrip() or b"\0" in data:
         return False

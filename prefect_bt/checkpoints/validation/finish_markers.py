@@ -113,8 +113,7 @@ def find_unfinished_sign(
 def _matches_reference(
     name: str, core: Mapping[str, FileStat], example: ReferenceCheckpoint
 ) -> bool:
-    """Whether everything the example had is there, in its size; if it is the same checkpoint's
-    former state, written anew."""
+    """Return whether all files of the reference are there, with their sizes in a former version."""
     former = {path: fact for path, fact in example.files.items() if not is_log(path)}
     if not has_payload(former):
         return False
@@ -189,7 +188,7 @@ def _is_named_by(path: str, tracker: Tracker, name: str) -> bool:
 def _distcp_finished(
     found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
 ) -> bool:
-    """Nothing but one distributed checkpoint: where there is more, more may follow."""
+    """Return whether one distributed checkpoint is all there is: beside others, more may follow."""
     metadata = core.get(".metadata")
     # Lightning's folder, named like a file, goes on with meta.pt.
     goes_on = not around.position.is_single_node or found.name.endswith(".ckpt")
@@ -210,7 +209,7 @@ def _accelerate_unfinished(found: LocalCheckpoint, around: CompletionContext) ->
 
 
 def _trainer_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
-    """Wronged for a time: a loop of one's own that uses Trainer's names."""
+    """Return a sign of an unfinished Trainer. False positive: user loops with Trainer's names."""
     if _STATE in found.files or not _HF_FOLDER.fullmatch(basename(found.name)):
         return ""
     theirs = next((path for path in found.files if _TRAINER_FILE.fullmatch(path)), "")
@@ -218,7 +217,7 @@ def _trainer_unfinished(found: LocalCheckpoint, around: CompletionContext) -> st
 
 
 def _tracker_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
-    """Wronged for a time: DeepSpeed without `save_latest`, what was copied there by hand."""
+    """Return a sign from a tracker. False positive: manual copies, DeepSpeed's `save_latest`."""
     name = basename(found.name)
     tags = {path.partition("/")[0] for path in found.files if path.endswith("_states.pt")}
     if tags and all("/" in path for path in found.files if path.endswith("_states.pt")):
@@ -235,7 +234,7 @@ def _tracker_unfinished(found: LocalCheckpoint, around: CompletionContext) -> st
 
 
 def _weights_unfinished(found: LocalCheckpoint, reports: Mapping[str, FileReport]) -> str:
-    """Wronged for a time: configuration that is put there before training begins (axolotl)."""
+    """Return a sign from missing weights. False positive: early configuration (axolotl)."""
     files = found.files
     for path in ("config.json", "adapter_config.json"):
         report = reports.get(path)

@@ -68,7 +68,7 @@ def find_distcp_ranks(paths: Collection[str]) -> dict[str, set[int]]:
 
 
 def find_rng_ranks(paths: Collection[str]) -> set[int]:
-    """The ranks whose random state HF Trainer has saved. It has no number in a single process."""
+    """Return ranks with a saved random state of HF Trainer; a single process has no number."""
     return {int(match[1]) for path in paths if (match := _RNG_STATE_FILE.fullmatch(path))}
 
 

@@ -38,7 +38,7 @@ class CompletionProbe(Protocol):
     """Evidence in a checkpoint's files, which is read only after a quiet time."""
 
     def is_finished(self) -> bool:
-        """Whether they prove that their writer is done."""
+        """Return whether the files prove the writer's end."""
         ...
 
     def has_unfinished_sign(self) -> bool:

@@ -69,7 +69,7 @@ def enter_view(plan: ViewPlan, *, root: Path, mirrors: Path) -> None:
 
 
 def enter_mount_namespace() -> None:
-    """A mount namespace of our own: as root directly, else as root of a user namespace."""
+    """Enter a new mount namespace: as root directly, else as root of a user namespace."""
     if os.geteuid() == 0:
         try:
             sc.unshare(sc.CLONE_NEWNS)

@@ -54,7 +54,7 @@ class ViewPlan(NamedTuple):
 
 
 def plan_view(binds: Iterable[Bind], *, protected: Sequence[Path] = ()) -> ViewPlan:
-    """ViewError for a target that is not possible, or that would hide a folder in `protected`."""
+    """Plan the binds; ViewError for an impossible target, or one above a `protected` folder."""
     ordered = sorted(binds, key=lambda bind: len(PurePosixPath(bind.target).parts))
     placed: list[Bind] = []
     written: dict[str, str] = {}
@@ -72,7 +72,7 @@ def plan_view(binds: Iterable[Bind], *, protected: Sequence[Path] = ()) -> ViewP
 
 
 def is_below(path: str, parent: str) -> bool:
-    """Whether `path` is `parent` or under it; both absolute and normal."""
+    """Return whether `path` is `parent` or below it; both absolute and normal."""
     return path == parent or path.startswith(parent.rstrip("/") + "/")
 
 

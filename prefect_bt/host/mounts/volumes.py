@@ -108,7 +108,7 @@ def list_exposure_warnings(settings: FolderSettings, store: str | None = None) -
 
 
 def local_store_folder(url: str) -> Path | None:
-    """The folder of a store on this machine's disk; None for a bucket."""
+    """Return the folder of a store on this machine's disk; None for a bucket."""
     if "://" in url and not url.startswith("file://"):
         return None
     return Path(url.removeprefix("file://")).expanduser().absolute()

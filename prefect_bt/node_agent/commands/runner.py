@@ -44,23 +44,23 @@ class Runner(Protocol):
         ...
 
     def on_child_exit(self, pid: int, status: int) -> None:
-        """A child of this process ended."""
+        """Handle the end of a child of this process."""
         ...
 
     def list_processes(self) -> list[processes.ProcessStat]:
-        """Living processes of the commands."""
+        """Return the living processes of the commands."""
         ...
 
     def terminate(self) -> None:
-        """SIGTERM to every group of them."""
+        """Send SIGTERM to every group of the commands."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL to every one, until none is left."""
+        """Send SIGKILL to every process of the commands until none is left."""
         ...
 
     def was_oom_killed(self) -> bool:
-        """Whether the kernel killed one of the last command for lack of memory."""
+        """Return whether the kernel killed a process of the last command for lack of memory."""
         ...
 
 

@@ -16,7 +16,7 @@ class Stdio(NamedTuple):
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], stdio: Stdio) -> int:
-    """The pid of the leader of a new session, started in our working directory. Raises OSError."""
+    """Start a process in a new session and the working directory; return its pid. Raise OSError."""
     return os.posix_spawn(
         argv[0],
         list(argv),
