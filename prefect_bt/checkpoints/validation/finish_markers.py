@@ -217,7 +217,7 @@ def _trainer_unfinished(found: LocalCheckpoint, around: CompletionContext) -> st
 
 
 def _tracker_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
-    """Return a sign from a tracker. False positive: manual copies, DeepSpeed's `save_latest`."""
+    """Return a sign from a tracker. False positive: DeepSpeed without `save_latest`."""
     name = basename(found.name)
     tags = {path.partition("/")[0] for path in found.files if path.endswith("_states.pt")}
     if tags and all("/" in path for path in found.files if path.endswith("_states.pt")):
