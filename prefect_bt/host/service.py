@@ -11,10 +11,8 @@ import json
 import os
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -104,6 +102,9 @@ def wait_until_ready(
 
 def fetch_json(url: str, *, timeout: float) -> dict[str, Any]:
     """Return the JSON object that a service of this machine answers; {} if it answers none."""
+    import urllib.request  # slow to import, and not needed by commands that only find a service
+    from http.client import HTTPException
+
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(url, timeout=max(timeout, 0.1)) as answer:

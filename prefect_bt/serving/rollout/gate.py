@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final, cast
 
 import httpx
 from pydantic import Field, ValidationError, model_validator
@@ -137,12 +137,21 @@ class GateResult:
 
 def parse_gate(document: Mapping[str, Any] | list[Any]) -> Gate:
     """Return the gate of a document, or of a list of prompts. Raise DefinitionError."""
-    given = {"prompts": document} if isinstance(document, list) else document
     try:
-        return Gate.model_validate(given)
+        return Gate.model_validate(_as_object(document))
     except ValidationError as error:
         found = definition_error(error, Gate)
     raise DefinitionError(found.message, next_step=_EXAMPLE, field=found.field, value=found.value)
+
+
+def _as_object(document: Any) -> dict[str, Any]:
+    """Return the document; a list is its prompts. Raise DefinitionError for any other value."""
+    if isinstance(document, list):
+        return {"prompts": document}
+    if not isinstance(document, dict):
+        message = f"A gate is an object or a list of prompts, not {document!r}."
+        raise DefinitionError(message, next_step=_EXAMPLE, field="gate", value=document)
+    return cast("dict[str, Any]", document)
 
 
 def load_gate_file(path: Path) -> dict[str, Any]:
@@ -155,8 +164,7 @@ def load_gate_file(path: Path) -> dict[str, Any]:
         why = f"it is not JSON: {error}"
     else:
         parse_gate(document)
-        is_list = isinstance(document, list)
-        return {"prompts": document} if is_list else document
+        return _as_object(document)
     raise DefinitionError(
         f"The gate {path} cannot be read: {why}.", next_step=_EXAMPLE, file=str(path)
     )

@@ -218,7 +218,7 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
         said = server.stdout.readline()
         assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C stops it.\n"
         known = next(FileServerFolder.iter_all(serving)).read_record()
-        assert known.pid == server.pid
+        assert known.process.pid == server.pid
         assert cli("get_checkpoint_urls").code == 0
         target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
         url = json.loads(target.read_text())["checkpoint_artifacts"][0]["url"]

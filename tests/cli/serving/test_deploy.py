@@ -148,7 +148,7 @@ def test_a_name_that_is_none(within: Within, job: JobRecord, name: str):
         ("{}", "gate"),
         ('{"prompts": [{"prompt": "x"}]}', "contains"),
         ('{"commands": "true"}', "commands"),
-        ("3", "neither an object nor a list of prompts"),
+        ("3", "A gate is an object or a list of prompts, not 3."),
     ],
 )
 def test_a_gate_that_is_none(within: Within, job: JobRecord, tmp_path: Path, text: str, told: str):
