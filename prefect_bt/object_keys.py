@@ -127,10 +127,6 @@ def job_prefix(project_id: str, job_id: str) -> str:
     return f"{project_prefix(project_id)}/jobs/{job_id}"
 
 
-def event_key(project_id: str, job_id: str, number: int) -> str:
-    return f"{job_prefix(project_id, job_id)}/events/{number:06d}.json"
-
-
 def attempt_prefix(project_id: str, job_id: str, attempt: int) -> str:
     return f"{job_prefix(project_id, job_id)}/attempts/{attempt:04d}"
 

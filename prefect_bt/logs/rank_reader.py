@@ -52,7 +52,7 @@ class LogCursor:
 
     @property
     def finished(self) -> bool:
-        """Whether the archived log has been read to its end."""
+        """Return whether the archived log has been read to its end."""
         return isinstance(self.log, StoredLog) and self._offset >= self.log.size
 
     def read_new(

@@ -53,7 +53,7 @@ def test_the_highest_rank_of_any_layer_counts(shop):
 
 
 @pytest.mark.parametrize("rank", ["many", True, None])
-def test_an_adapter_that_does_not_tell_its_rank(shop, rank):
+def test_an_adapter_config_without_a_valid_rank(shop, rank):
     assert contents(shop, lora(rank=rank)).lora_rank is None
 
 

@@ -180,10 +180,6 @@ class RouterFolder:
         """Require `key` in new requests; only its hash is stored."""
         self._write("key.json", hash_key(key))
 
-    def delete_key(self) -> None:
-        """Answer every client that reaches the address."""
-        self.key_file.unlink(missing_ok=True)
-
     def _write(self, name: str, record: object) -> None:
         self.create()
         write_text_atomic(self.path / name, codec.dumps(record) + "\n")

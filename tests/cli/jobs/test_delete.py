@@ -126,7 +126,7 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     assert cli("delete", "--yes", "--project", "tiny").code == 1
 
 
-def test_nothing_is_deleted_where_nobody_can_be_asked(cli: Cli, job):
+def test_delete_without_a_terminal_and_confirmation_changes_nothing(cli: Cli, job):
     done = cli("delete", "--job-id", job.id)
     assert (done.code, done.out) == (2, "")
     assert "There is no terminal to ask on. Add --yes." in done.err

@@ -201,7 +201,7 @@ def test_links_of_a_dead_server_on_the_same_port_go(tmp_path: Path, monkeypatch)
     elsewhere.rmdir()
 
 
-def test_threads_are_as_many_as_cores_unless_somebody_chose(monkeypatch) -> None:
+def test_the_number_of_threads_is_the_cores_or_the_variable(monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     threads = int(transformers_server.server_environment()["OMP_NUM_THREADS"])
     assert 1 <= threads <= len(os.sched_getaffinity(0))

@@ -177,7 +177,7 @@ def test_a_clients_key_ends_at_the_router(
         sent = dict(answer.json["headers"])
         assert sent.get("authorization") == (f"Bearer {ENGINE_KEY}" if engine_key else None)
     finally:
-        routed.place.delete_key()
+        routed.place.key_file.unlink()
         routed.place.write_route(one.route)
 
 

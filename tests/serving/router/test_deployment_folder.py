@@ -146,7 +146,7 @@ def test_the_last_valid_route_holds_and_an_error_is_logged_once(tmp_path: Path) 
     "text",
     [b"null", b"[]", b"{}", b'{"salt": 1, "hash": 2}', b'{"salt": "", "hash": ""}', b"[" * 100_000],
 )
-def test_a_damaged_key_lets_nobody_in(tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_key_file_is_corrupt_and_not_missing(tmp_path: Path, text: bytes) -> None:
     place = RouterFolder.for_deployment(tmp_path, "m")
     place.create()
     place.key_file.write_bytes(text)
