@@ -22,7 +22,7 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def encode(value: object) -> Any:
-    """JSON-ready values (dict, list, str, int, float, bool, None) for a dataclass tree."""
+    """Return JSON-ready values (dict, list, str, int, float, bool, None) for a dataclass tree."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -36,7 +36,8 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """The dataclass `kind` from JSON-ready values; raises TypeError, ValueError or KeyError."""
+    """Return the dataclass `kind` from JSON-ready values; raise TypeError, ValueError or
+    KeyError."""
     return cast("T", _decode(kind, data))
 
 

@@ -14,10 +14,11 @@ SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
 
 
 def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int) -> dict[str, str]:
-    """What launchers take as their defaults on every node of a gang; their flags always win.
+    """Return the defaults of launchers on every node of a gang; flags of a launcher override
+    them.
 
-    `gang` names the attempt. A node alone gets nothing but the port: torchrun then finds one of its
-    own, so that two of them run beside each other.
+    `gang` names the attempt. A single node gets only the port: torchrun then chooses a free one, so
+    that two jobs run beside each other.
     """
     ours = {LEADER_PORT_VARIABLE: str(port)}
     if group_size == 1:
@@ -28,6 +29,6 @@ def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int)
         "MASTER_PORT": str(port),
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": str(port),
-        # Two gangs that name the same endpoint do not take each other's nodes for their own.
+        # Two gangs with the same endpoint must not accept each other's nodes.
         "PET_RDZV_ID": gang,
     }

@@ -139,7 +139,7 @@ def parse_step(name: str) -> int | None:
 
 
 def _validate_step(step: object) -> int | None:
-    """Return a step that a job names; None for what is none, or exceeds 64 bits."""
+    """Return the step in a JSON document; None for other values, or for more than 64 bits."""
     if not isinstance(step, int) or isinstance(step, bool):
         return None
     return step if 0 <= step < 2**63 else None

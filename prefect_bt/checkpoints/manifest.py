@@ -36,7 +36,7 @@ _KEY: Final = re.compile(r"rank-(\d+)/([^/]+)/(\d{4,})-(\d{4,})\.json")
 
 @dataclass(frozen=True)
 class UploadOrigin:
-    """Whose directory is uploaded: one rank in one attempt of a job."""
+    """Rank, attempt and job of an upload."""
 
     project_id: str
     job_id: str

@@ -108,7 +108,7 @@ def _ended_status(nodes: tuple[NodeStatus, ...], statuses: _UploadsByRank) -> Sy
 def _iter_uncommitted(
     rank: int, node: NodeStatus | None, statuses: UploadStatus | None
 ) -> Iterator[str]:
-    """Yield what of the rank is not committed, a phrase each."""
+    """Yield a phrase for each part of the rank that is not committed."""
     if node is not None and node.phase is NodePhase.DONE:
         error, uncommitted = node.upload_error, node.uncommitted
     elif statuses is not None and statuses.flushed:

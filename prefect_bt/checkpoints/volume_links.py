@@ -259,7 +259,7 @@ class _PathWalker:
         if self._at is not None:
             return ResolvedPath(OpenFolder(self._at, self._place), "", os.fstat(self._at))
         if self._place in _parents(self._volumes.home):
-            # The folders that hold the directory itself: a loop, wherever their other names lead.
+            # The folders above the directory itself: a loop under any other name.
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._place)
         raise OutsideVolumes(self._place)
 

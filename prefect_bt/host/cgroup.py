@@ -17,7 +17,7 @@ MAX_PROCESSES: Final = 32768
 """Maximum number of processes of a node. Eight ranks with data loaders need some thousands."""
 MIN_PROCESSES: Final = 1024
 PROCESS_DIVISOR: Final = 4
-"""Divisor of the machine's limit for one node: three that fork without end leave it alive."""
+"""Divisor of the machine's process limit for one node: three fork bombs leave it usable."""
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
 

@@ -33,10 +33,11 @@ LOCK_TIMEOUT: Final = 0.5
 OPEN_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags to open a lock's file for a test. A pipe in its place does not block."""
 _MAX_BYTES: Final = 65536
-"""Bytes that are read of a note."""
+"""Maximum number of bytes that are read of the file `store`."""
 
 _OWNER_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
-"""In the order in which they are removed: as long as the lock's file is there, it is the job's."""
+"""In the order of their removal: the lock's file last, because it marks the job's folder as owned.
+"""
 
 
 def lock_path(state_dir: Path, job_id: str) -> Path:
@@ -146,7 +147,8 @@ class JobLock:
             raise
 
     def release(self) -> None:
-        """Let go of a job that goes on, or that another process holds with us. Idempotent."""
+        """Release the lock of a job that continues, or that another process also holds.
+        Idempotent."""
         self._held.close()
         self.descriptor = None
 
@@ -189,9 +191,9 @@ def iter_abandoned_jobs(state_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_store_url(state_dir: Path, job_id: str) -> str:
-    """Return the URL of the store that the job's owner noted; "" where none was.
+    """Return the store's URL that the owner recorded; "" without one.
 
-    Raises OSError, also where the note is a link or a pipe.
+    Raises OSError, also if the file is a link or a pipe.
     """
     try:
         descriptor = open_file(state_dir / "jobs", f"{job_id}/store")

@@ -24,9 +24,9 @@ from prefect_bt.host.job_lock import try_lock
 
 FIRST_PORT: Final = 20000
 LAST_PORT: Final = 32767
-"""Above what services are given by name, below what Linux hands out to clients."""
+"""Range above the registered services, below the ports that Linux assigns to clients."""
 WELL_KNOWN_PORTS: Final = frozenset({25565, 27017, 29400, 29500})
-"""Inside the range, but what programs use unasked; the last two are PyTorch's."""
+"""Ports in the range that common programs use; the last two are PyTorch's."""
 MAX_FOREIGN: Final = 512
 """Maximum number of names of other users that count as reservations: a gang has one."""
 _BACKLOG: Final = 128

@@ -186,7 +186,7 @@ def read_command_line(pid: int) -> list[str]:
 
 
 def kill_flow_helpers(job_id: str) -> bool:
-    """End what a flow's process that is dead had started for itself: Prefect's temporary server."""
+    """End the temporary Prefect server that a dead flow process had started."""
     wanted = f"{FLOW_VARIABLE}={job_id}".encode()
 
     def find() -> list[int]:

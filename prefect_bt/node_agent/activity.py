@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ActivityMonitor:
-    """Looks every five seconds and writes `active_at` when there is news."""
+    """Updates `active_at` in the node's status, every five seconds at most."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ActivityMonitor:
 
     def _used_cpu(self, passed: float) -> bool:
         before, self._ticks = self._ticks, sum(process.ticks for process in self._tree())
-        # Less than before means that a process ended without being waited for: that is life, too.
+        # A smaller sum means that a process ended unreaped, which is activity too.
         used = abs(self._ticks - before) / _TICKS
         return used >= ACTIVE_CPU_SHARE * passed
 
@@ -73,4 +73,4 @@ def _iter_mtimes(folder: Path) -> Iterator[float]:
                     if entry.is_dir(follow_symlinks=False):
                         stack.append(Path(entry.path))
         except OSError:
-            continue  # rotated away while we looked
+            continue  # deleted during the walk

@@ -56,7 +56,7 @@ GANG_TIMEOUT: Final = 6 * 3600.0
 
 
 class AgentConfig(NamedTuple):
-    """Everything an agent starts from. `secrets` maps reference names to values."""
+    """Arguments of an agent. `secrets` maps reference names to values."""
 
     folder: NodeFolder
     record: NodeRecord
@@ -64,11 +64,11 @@ class AgentConfig(NamedTuple):
     secrets: dict[str, str]
     gpus: Sequence[str] = ()
     startup_error: str = ""
-    """Why the node cannot run at all, known before the agent began."""
+    """Reason why the node cannot run, if it is known before the agent starts."""
     cause: Cause | None = None
-    """Of the refusal, where the table has it."""
+    """Cause of `startup_error`, if the table of causes has it."""
     pipes: Pipes | None = None
-    """Into the container that the commands run in."""
+    """Pipes into the container of the commands."""
 
 
 class Agent:
@@ -112,7 +112,7 @@ class Agent:
             self._stage(paths)
             self._enter_container()
             self._wait_for_gang()
-        except Exception as error:  # the edge of the node: every cause is named
+        except Exception as error:  # outermost handler: every error becomes the node's reason
             ours = isinstance(error, (namespace.ViewError, ContainerStartError, PrefectBtError))
             why = str(error) if ours else f"{type(error).__name__}: {error}"
             self._record_staging_failure(why, self.task.cause or self._classify_error(error))
@@ -148,7 +148,7 @@ class Agent:
             paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
         store = local_store_folder(task.plan.store)
         if store is not None:
-            # Made now: in the view it could be a folder that ends with the node.
+            # Created before the view: in the view, it could be a folder that ends with the node.
             ensure_store_folder(store)
         if task.pipes is None:
             self._provide_paths(paths, state_dir)
@@ -158,7 +158,7 @@ class Agent:
         return paths
 
     def _provide_paths(self, paths: NodePaths, state_dir: Path) -> None:
-        """Return the plan's paths for the node's own processes: in a view, or mapped."""
+        """Provide the plan's paths to the node's own processes: in a view, or mapped."""
         task = self.task
         why = "as asked" if task.record.map_paths else self._enter_view(paths, state_dir)
         if why:
@@ -336,7 +336,7 @@ class Agent:
             ended_at=time.time(),
         )
         if self.container is not None:
-            # What it holds (GPUs, memory) is free while we upload.
+            # Its GPUs and memory are free during the upload.
             written = [v.target for v in self.task.plan.volumes if not v.read_only]
             self.container.close(written)
         if uploader is None:
@@ -353,7 +353,7 @@ class Agent:
         self._log_flush_result(uploader)
 
     def _container_loss_reason(self) -> str:
-        """Return why the commands lost their container too early; "" when they did not."""
+        """Return why the commands lost their container too early; "" if they did not."""
         container = self.container
         if container is None:
             return ""

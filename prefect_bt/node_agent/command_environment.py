@@ -27,10 +27,7 @@ _PASSED_VARIABLE: Final = re.compile(
 
 
 class HostEnvironment(NamedTuple):
-    """What the host contributes.
-
-    `virtual_environment` is our interpreter's virtual environment, or empty.
-    """
+    """Facts of the host. `virtual_environment`: that of our interpreter, or ""."""
 
     variables: Mapping[str, str]
     mark: str

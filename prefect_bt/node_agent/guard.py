@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> NoReturn:
     gpus, refusal = (
         _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ((), "")
     )
-    # Both hold the pipes: a container lives for as long as one of us does.
+    # Both hold the pipes: a container lives until guard and agent have ended.
     pipes = None
     if record.contained:
         pipes = open_pipes(folder, only_container_reports=record.in_pod)
@@ -94,7 +94,7 @@ def _run_agent(task: AgentConfig) -> NoReturn:
         _close_stdin()
         Agent(task, status).run()
         code = 0
-    except BaseException:  # the edge of a process: the cause goes to agent.log
+    except BaseException:  # outermost handler: the traceback goes to agent.log
         import traceback
 
         traceback.print_exc()

@@ -28,13 +28,13 @@ POLL_INTERVAL: Final = 1.0
 MAX_WAIT_SECONDS: Final = 5.0
 """Maximum seconds without an owner until rank 0 acts: a supervisor needs one to come back."""
 DEADLINE_SHARE: Final = 0.25
-"""Of the time after which nodes give up: what is tried then can be tried again."""
+"""Share of the time after which nodes give up, so that a failed recovery can be repeated."""
 RANK_DELAY_SECONDS: Final = 1.0
-"""Seconds between one rank's turn and the next one's."""
+"""Seconds between the turns of two ranks."""
 
 
 class RecoveryMonitor:
-    """Of one node."""
+    """Monitor of the job of one node."""
 
     def __init__(self, record: NodeRecord, store: str) -> None:
         self._state_dir, self._job_id = Path(record.state_dir), record.job_id
@@ -91,7 +91,7 @@ class RecoveryMonitor:
             self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # the last line of ours is a node's cause of death
+            stderr=subprocess.DEVNULL,  # the last line of our stderr is a node's cause of death
             env={
                 name: value for name, value in os.environ.items() if not _is_process_specific(name)
             },

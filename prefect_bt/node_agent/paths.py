@@ -1,4 +1,4 @@
-"""A plan's volumes where a node has no view of its own: what stands for which path."""
+"""Paths of a plan's volumes for a node without a view of its own."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _replace_link(name: str, source: Path, *, within: int) -> None:
             os.unlink(name, dir_fd=within)
     with suppress(OSError):
         os.rmdir(name, dir_fd=within)
-    with suppress(FileExistsError):  # another node of this start was first
+    with suppress(FileExistsError):  # another node of the attempt created it
         os.symlink(source, name, dir_fd=within)
 
 

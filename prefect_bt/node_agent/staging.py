@@ -1,7 +1,7 @@
-"""What must be in place before the first command: workspace, own checkpoints, loaded ones.
+"""Stage what the first command needs: workspace, own checkpoints, loaded checkpoints.
 
-Everything here works on host folders and runs in a thread, so that a request to stop is heard
-during a long download. The rooms that do the work are imported only when there is work.
+The functions work on host folders, in a thread, so that a stop request is noticed during a long
+download. Packages are imported only when they are needed.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         status = uploader.run(ending)
         announcer.close()
-    except Exception as error:  # The last place: whoever waits for a status must get one.
+    except Exception as error:  # outermost handler: a status must exist
         what = (
             str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
         )
@@ -133,7 +133,7 @@ def _status_writer(target: Path) -> Callable[[UploadStatus], None]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
     def report(status: UploadStatus) -> None:
-        # A full disk beside us must not stop the bytes that are on their way.
+        # A full disk of the node must not stop the uploads.
         with contextlib.suppress(OSError):
             temporary.write_text(codec.dumps(status), errors="backslashreplace")
             temporary.replace(target)

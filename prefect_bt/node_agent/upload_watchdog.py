@@ -28,7 +28,7 @@ RESTART_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before a restart; the last one over again."""
 MAX_FLUSH_DEATHS: Final = 4
 HEALTHY_SECONDS: Final = 60.0
-"""A start that lived this long is no repetition of the one before."""
+"""Seconds after which a start counts as healthy, and the count of deaths restarts."""
 STALL_TIMEOUT: Final = 900.0
 """Longest time without progress in the final flush, in seconds: more than any request takes."""
 MAX_STALLS: Final = 2
@@ -131,7 +131,7 @@ class UploaderProcess:
         return ""
 
     def _start(self) -> None:
-        # Nothing that an earlier uploader said may be taken for the word of this one.
+        # The status of an earlier uploader must not be read as this one's.
         self._job.status.unlink(missing_ok=True)
         arguments = {
             "--plan": self._job.plan,

@@ -90,7 +90,7 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
         try:
             parts.setdefault(name, []).append(load_manifest(store.get(ref.key), key=ref.key))
         except ObjectNotFound:
-            # Taken away between listing and reading, and so are its other ranks' parts.
+            # Deleted between listing and reading, with the parts of its other ranks.
             gone.add(name)
     for name in gone:
         del parts[name]

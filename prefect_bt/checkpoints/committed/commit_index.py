@@ -35,7 +35,7 @@ def find_newest_refs(
     """Return the newest manifest by (rank, name)."""
     newest: dict[tuple[int, str], ManifestRef] = {}
     refs = list(iter_manifest_refs(store, project_id, job_id))
-    # Asked after the manifests: whoever takes them away writes that down before.
+    # Read after the manifests: a prune writes its withdrawal before it deletes manifests.
     going = find_half_deleted(store, project_id, job_id, present={ref.key for ref in refs})
     for ref in refs:
         if ref.key in going:
@@ -61,7 +61,7 @@ class CommitIndex:
         self._newest: dict[str, Manifest] = {}
         for ref in find_newest_refs(store, origin.project_id, origin.job_id).values():
             if ref.rank == origin.rank:
-                # One that is damaged is no commit, and no reason to commit nothing ever again.
+                # A damaged manifest is no commit, and must not prevent later commits.
                 with contextlib.suppress(CheckpointError):
                     self._newest[ref.name] = load_manifest(store.get(ref.key), key=ref.key)
         self.stored = StoredObjects(store, origin, self._newest.values(), own_only=own_objects_only)
@@ -116,7 +116,8 @@ class CommitIndex:
         return own + ([max(siblings, key=lambda pair: pair[0])[1]] if siblings else [])
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Write the manifest; its presence is the fact. Returns it as stored. Raises StoreError."""
+        """Write the manifest, whose presence is the commit. Return it as stored. Raises
+        StoreError."""
         before = self._newest.get(manifest.name)
         if before is not None and before.attempt == manifest.attempt:
             manifest = replace(manifest, version=before.version + 1)
@@ -124,7 +125,8 @@ class CommitIndex:
             try:
                 self._store.create(manifest.key, dump_manifest(manifest))
             except ObjectExists:
-                # Ours, if only the answer was lost; else another uploader's of this rank.
+                # It is ours if only the answer was lost, else that of another uploader of this
+                # rank.
                 there = self._load_if_valid(manifest.key)
                 if there is None or there.digests != manifest.digests:
                     manifest = manifest.with_next_version()

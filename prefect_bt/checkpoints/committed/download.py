@@ -39,7 +39,7 @@ _READ_AHEAD: Final = 4
 """Number of ranges of one object that are read ahead."""
 
 DesiredFiles = Mapping[str, ManifestEntry]
-"""Path relative to the root -> what shall lie there."""
+"""Path relative to the root -> the committed file."""
 
 
 def iter_chunks(store: Store, key: str, *, size: int) -> Iterator[bytes]:
@@ -147,7 +147,7 @@ def _download_files(store: Store, desired: DesiredFiles, root: Path, tick: ByteC
     with confined.folder_fd(root) as top:
         os.mkdir(STAGING, 0o700, dir_fd=top)
     try:
-        # By its descriptor from here on: a job that puts a link in its place gains nothing.
+        # Use its descriptor from here on: a link that a job puts in its place has no effect.
         with confined.folder_fd(root, STAGING) as descriptor:
             _download_all(_DownloadContext(store, root, descriptor), desired, tick)
     finally:
@@ -196,7 +196,7 @@ def set_folder_times(root: Path, desired: DesiredFiles) -> None:
         for folder in PurePosixPath(path).parents[:-1]:
             newest[str(folder)] = max(newest.get(str(folder), 0), entry.mtime_ns)
     for folder, modified in newest.items():
-        # One that a link stands for keeps its time.
+        # A folder that is reached through a link keeps its time.
         with suppress(OSError), confined.folder_fd(root, folder) as descriptor:
             os.utime(descriptor, ns=(modified, modified))
 
@@ -233,12 +233,12 @@ def _download_verified(
     """Download the object to `staged`; return whether it has the committed bytes."""
     store, staging = site.store, descriptor_path(site.staging) / staged
     if store.url.startswith("file:"):
-        # A file system that can do so shares the blocks, and nothing is written.
+        # A file system with reflinks shares the blocks, so that nothing is written.
         try:
             store.download(entry.key, staging)
         except StoreError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _WRITE_ERRNOS:
-                # The store was only read: it is our own disk that would not take the bytes.
+                # The store was only read, so the error is one of our own disk.
                 raise error.__cause__ from error
             raise
         descriptor = confined.open_regular(staged, within=site.staging)
@@ -261,7 +261,7 @@ def _open_file(root: Path | Volumes, path: str) -> Generator[int]:
         with root.open_file(path) as file:
             yield file.descriptor
         return
-    # A pipe would be waited for.
+    # Opening a pipe would block.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     descriptor = os.open(root / path, flags)
     try:

@@ -53,7 +53,7 @@ class RestoreResult:
     unchanged: tuple[str, ...]
     restored: tuple[str, ...]
     moved_aside: tuple[str, ...]
-    """Names of checkpoints none of which was committed, else paths of single files."""
+    """Names of checkpoints without any committed file, else paths of single files."""
 
 
 def restore_directory(  # noqa: PLR0913 (all of them name one place)
@@ -95,7 +95,7 @@ def restore_directory(  # noqa: PLR0913 (all of them name one place)
         _apply_metadata(directory, path, direct[path])
     missing = {path: entry for path, entry in direct.items() if path not in right}
     download_files(store, missing, root=directory)
-    # Links last: what they lead to is right by now, or is not going to be.
+    # Links last: their targets have their final contents by now.
     wrong = _find_wrong_links(volumes, sorted(links), wanted)
     _move_aside(wrong, directory, aside_dir)
     lost = {path: wanted[path] for path in behind if _is_below_any(path, set(wrong))}
@@ -147,7 +147,7 @@ def _link_leader_files(directory: Path, name: str) -> None:
     for top in tops:
         parent, _, last = top.rpartition("/")
         target = os.path.relpath(f"rank-0/{top}", parent or ".")
-        # Where something else is already, the documented place has the checkpoint.
+        # If another entry has the name, the checkpoint is at its documented path only.
         with _open_or_create(directory, parent) as folder, suppress(FileExistsError):
             os.symlink(target, last, dir_fd=folder)
 
@@ -159,7 +159,7 @@ def _desired_files(manifests: Sequence[Manifest]) -> dict[str, ManifestEntry]:
         for entry in manifest.entries:
             wanted[join_checkpoint_path(manifest.name, entry.path)] = entry
     folders = {folder for path in wanted for folder in _ancestors(path)}
-    # A file that has become a folder since: only one of the two can be there.
+    # A file that has become a folder: only one of the two can exist.
     return {path: entry for path, entry in wanted.items() if path not in folders}
 
 

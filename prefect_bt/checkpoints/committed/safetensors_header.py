@@ -30,13 +30,13 @@ class Tensor:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class TensorTable:
-    """The tensors as they lie in the file, and what its writer noted."""
+    """Tensors in the order of the file, and its metadata."""
 
     tensors: tuple[Tensor, ...]
     metadata: dict[str, str]

@@ -34,13 +34,13 @@ _LARGE: Final = re.compile(r"([0-9a-f]{64})(?:-\d+)?\.(bytes|[0-9a-f]{64})")
 
 def small_object_key(origin: UploadOrigin, sha256: str) -> str:
     """Return the key of a small file's bytes."""
-    # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
-    # keep folders get slow with ten thousand names in one.
+    # A folder for each rank shows whose unfinished upload it is. Subfolders, because servers with
+    # folders get slow with ten thousand names in one.
     return f"{rank_objects_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
 
 
 class StoredObjects:
-    """Digest -> where these bytes lie already. Any thread of one uploader."""
+    """Digest -> key of the stored bytes. Safe to use from any thread of one uploader."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class StoredObjects:
         *,
         own_only: bool,
     ) -> None:
-        """Lists the job's objects: raises StoreError.
+        """List the job's objects. Raises StoreError.
 
-        `own_only`: count on no object that another rank stored, because its uploader may take it
-        away when it lets a checkpoint go.
+        `own_only`: ignore objects of other ranks, whose uploaders delete them with their
+        checkpoints.
         """
         self._origin, self._lock = origin, threading.Condition()
         self._known: dict[str, tuple[str, int]] = {}
@@ -66,8 +66,8 @@ class StoredObjects:
             for info in store.list(all_objects_prefix(origin))
             if not own_only or is_own_object(origin, info.key)
         }
-        # An object is there only when all its bytes were verified, so its name can be trusted:
-        # what an uploader that was killed had sent is not sent again.
+        # An object exists only when all its bytes were verified, so its name can be trusted: what a
+        # killed uploader had sent is not sent again.
         for info in found.values():
             self._add_listed(info, found)
         for manifest in manifests:
@@ -104,7 +104,7 @@ class StoredObjects:
 
     @contextmanager
     def single_flight(self, sha256: str) -> Generator[None]:
-        """Let no other thread of this process send the same bytes in the block."""
+        """Prevent other threads of this process from sending the same bytes during the block."""
         with self._lock:
             self._lock.wait_for(lambda: sha256 not in self._sending)
             self._sending.add(sha256)

@@ -50,7 +50,7 @@ class Tombstone:
 
 
 def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tombstone) -> str:
-    """Write it down; returns its key."""
+    """Write the withdrawal; return its key."""
     key = f"{tombstones_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
     store.create(key, _dump(tombstone))
     return key
@@ -101,7 +101,7 @@ def _is_below(key: str, folder: str) -> bool:
 def find_half_deleted(
     store: Store, project_id: str, job_id: str, *, present: Collection[str]
 ) -> set[str]:
-    """Return the `present` manifests of withdrawals of which others are deleted already.
+    """Return the `present` manifests of withdrawals whose deletion has begun.
 
     A withdrawal without a deletion may still be revoked because of a hold.
     """
@@ -136,7 +136,8 @@ class Generation:
         return cls(attempt=max(attempts, default=-1), epoch=epoch)
 
     def has_passed(self, store: Store, project_id: str, job_id: str) -> bool:
-        """Return whether the job was started again since; lists no attempts, which have no gaps."""
+        """Return whether the job was started again since. Attempts are not listed: they
+        have no gaps."""
         try:
             key = f"{attempt_prefix(project_id, job_id, self.attempt + 1)}/attempt.json"
             store.get_range(key, start=0, length=1)
@@ -151,8 +152,8 @@ class Generation:
 
 
 def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
-    """Return withdrawals, by key, of which nothing is carried out and after which the job was
-    started again. Raises StoreError."""
+    """Return withdrawals by key that deleted nothing before the job was started again.
+    StoreError."""
     begun = dict(iter_tombstones(store, project_id, job_id))
     if not begun:
         return {}
@@ -169,7 +170,7 @@ def discard_outdated(store: Store, project_id: str, job_id: str) -> None:
     """Delete outdated withdrawals: the job may resume from their checkpoints. StoreError."""
     for key, withdrawal in list_outdated(store, project_id, job_id).items():
         store.delete(key)
-        # Its prune may have begun to delete just now; it looks for the withdrawal after that.
+        # Its prune may have begun to delete: it then checks the withdrawal, as this does.
         if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
             replace_tombstone(store, key, withdrawal)
 

@@ -47,10 +47,11 @@ def acquire_holds(
     kind: str = JOB,
     name: str = "",
 ) -> tuple[tuple[str, ...], tuple[LoadedCheckpoint, ...]]:
-    """Hold `checkpoints`, all or nothing: the keys of the holds, and what is gone or going.
+    """Hold all `checkpoints` or none. Return the keys of the holds, and the checkpoints that
+    are gone.
 
-    Where something is, nothing is held. `name`: what the holder calls this hold, by default
-    itself; a second one of the same name replaces the first.
+    A checkpoint that is about to be deleted is gone too. If any is gone, nothing is held. `name`:
+    name of the hold, by default the holder; a second hold of this name replaces the first.
     """
     jobs = dict.fromkeys((one.project_id, one.job_id) for one in checkpoints)
     taken: list[str] = []
@@ -100,7 +101,7 @@ def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold
 
 
 def iter_orphaned_holds(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
-    """Yield the holds that count no more, with their keys, of all jobs of the store."""
+    """Yield the expired holds of all jobs of the store, with their keys."""
     for job in ledger.list_jobs():
         for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
             try:
@@ -123,8 +124,8 @@ def _is_active(ledger: Ledger, hold: Hold) -> bool:
 
 def _list_remaining_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
     """Return the keys of the job's manifests that are not about to be deleted."""
-    # First what is to go, then what is there: the other way round, a manifest that is deleted in
-    # between would be seen, and the withdrawal that took it would not.
+    # Withdrawals first, then manifests: in the other order, a manifest that is deleted in between
+    # would be seen, but not its withdrawal.
     going = find_tombstoned_manifests(store, project_id, job_id)
     try:
         store.get(deleting_key(project_id, job_id))

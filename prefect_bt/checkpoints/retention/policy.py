@@ -1,4 +1,4 @@
-"""Which committed checkpoints a job needs no more, by its policy. Pure: names in, names out."""
+"""Choose the committed checkpoints that a retention policy deletes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prefect_bt.ledger.records import RetentionPolicy
 
 
 def select_prunable(names: Collection[str], policy: RetentionPolicy) -> tuple[str, ...]:
-    """Return the sorted names that the policy lets go, of the committed checkpoints `names`.
+    """Return the sorted names, out of the committed `names`, that the policy deletes.
 
     A name without a step is in no series and stays.
     """

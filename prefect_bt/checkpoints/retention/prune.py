@@ -57,9 +57,9 @@ class PruneResult:
     """Keys of the objects that are gone."""
     freed_bytes: int = 0
     aborted_uploads: int = 0
-    """Unfinished uploads given up."""
+    """Unfinished uploads that were aborted."""
     unreadable_manifests: tuple[str, ...] = ()
-    """Manifests that do not parse. Nobody knows what they name, so no object was deleted."""
+    """Manifests that do not parse. Their objects are unknown, so no object was deleted."""
 
 
 class Inventory:
@@ -190,7 +190,7 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     manifest names is deleted too; the caller prevents a restart of the job meanwhile. Raises
     StoreError; a second call continues.
     """
-    # Read first: what is taken over below must not count as announced after a later start.
+    # Read first: a withdrawal that is taken over below must not count as newer than a restart.
     now = Generation.read(store, project_id, job_id)
     discard_outdated(store, project_id, job_id)
     inventory = Inventory(store, project_id, job_id)
@@ -222,9 +222,9 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
 def delete_unreferenced(
     store: Store, project_id: str, job_id: str, *, fence: Fence = _no_fence
 ) -> PruneResult:
-    """Delete what no manifest of the job names, and give up unfinished uploads.
+    """Delete objects that no manifest of the job names, and abort unfinished uploads.
 
-    Only for a job that is over: what is being uploaded has no manifest yet.
+    Only for a job that has ended: the objects of a running upload have no manifest yet.
     """
     inventory = Inventory(store, project_id, job_id)
     unnamed = inventory.unreferenced_objects()
@@ -260,7 +260,8 @@ class _PruneRun:
         self._place = (inventory.project_id, inventory.job_id)
 
     def create_tombstones(self, names: Collection[str], *, rank: int | None = None) -> None:
-        """Write down what goes, and take over what was begun before (where it is of this rank)."""
+        """Write the withdrawals, and take over those of former prunes (of this rank, if it
+        is given)."""
         refs = {ref.key: ref for ref in self._inventory.manifests}
         for withdrawal in self._begun.values():
             left = [refs[key] for key in withdrawal.manifests if key in refs]
@@ -299,8 +300,8 @@ class _PruneRun:
                 self._store.delete(key)
                 if withdrawal.name not in gone:
                     gone.add(withdrawal.name)
-                    # An attempt that began in this moment may have dropped it; half of a
-                    # checkpoint must not look like a whole one.
+                    # An attempt that began in this moment may have dropped it; half of a checkpoint
+                    # must not look complete.
                     replace_tombstone(self._store, own, withdrawal)
         return tuple(sorted(gone))
 
@@ -314,13 +315,14 @@ class _PruneRun:
         return True
 
     def deletable_tombstones(self, after: Inventory) -> dict[str, Tombstone]:
-        """Return the withdrawals whose objects may go: own ones, and those without manifests."""
+        """Return the withdrawals whose objects may be deleted: own ones, and those without
+        manifests."""
         there = {ref.key for ref in after.manifests}
         empty = {key: one for key, one in self._begun.items() if there.isdisjoint(one.manifests)}
         return self._own | empty
 
     def remove_tombstones(self, after: Inventory, *, owns: Callable[[str], bool] = bool) -> None:
-        """Remove the withdrawals of which nothing is left to be deleted. `owns`: has been."""
+        """Remove withdrawals without objects left to delete. `owns`: objects that were deleted."""
         if after.unreadable_manifests:
             return
         there = {ref.key for ref in after.manifests}
@@ -365,7 +367,7 @@ def _find_protected(store: Store, inventory: Inventory, names: Collection[str]) 
     try:
         best = find_newest(store, inventory.project_id, inventory.job_id)
     except CheckpointError:
-        # A manifest that does not parse may be the newest one's.
+        # The manifest that does not parse may be that of the newest checkpoint.
         return set(names)
     return {best.checkpoint_id}.intersection(names) if best else set(names)
 

@@ -1,4 +1,4 @@
-"""Bring one settled checkpoint into the store: whole? -> hash and send -> still so? -> manifest."""
+"""Commit one settled checkpoint: complete? -> hash and send -> unchanged? -> manifest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STILL_WRITING: Final = Uncommitted("it is still being written", is_changing=True
 
 
 class CheckpointCommitter:
-    """For one rank, in one thread. Every verb raises StoreError and CheckpointError."""
+    """Commits checkpoints of one rank, in one thread. Methods raise StoreError, CheckpointError."""
 
     def __init__(  # noqa: PLR0913 (all of them are one uploader's)
         self,
@@ -68,30 +68,31 @@ class CheckpointCommitter:
         """
         self._fence = fence
         self._store, self._volumes, self._origin = store, volumes, origin
-        self._still, self._progress, self._retention = is_unchanged, progress, retention
+        self._is_unchanged, self._progress, self._retention = is_unchanged, progress, retention
         place = GangPosition(origin.rank, origin.group_size)
-        self._judge = Validator(volumes, position=place, on_work=progress.add_work)
-        self._digests, self._lanes = DigestCache(), UploadPools()
+        self._validator = Validator(volumes, position=place, on_work=progress.add_work)
+        self._digests, self._pools = DigestCache(), UploadPools()
         self._committed: CommitIndex | None = None
-        self._most: dict[str, int] = {}
-        """Name -> the most bytes of it that were ever safe."""
+        self._stored_bytes: dict[str, int] = {}
+        """Name -> largest number of its bytes that were stored at one time."""
 
     @property
     def progress_counter(self) -> int:
         """Return a counter that grows with new bytes in the store, but not with repeated ones."""
-        return (self._committed.count if self._committed else 0) + sum(self._most.values())
+        return (self._committed.count if self._committed else 0) + sum(self._stored_bytes.values())
 
     def completion_probe(self, checkpoint: LocalCheckpoint) -> CompletionProbe:
-        """Return the evidence of the writer's end in the checkpoint's files."""
+        """Return the evidence in the checkpoint's files that the writer has finished."""
         examples = self._committed.find_references(checkpoint.name) if self._committed else []
-        return _ValidatorProbe(self._judge, checkpoint, examples)
+        return _ValidatorProbe(self._validator, checkpoint, examples)
 
     def commit(
         self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None
     ) -> Manifest | Uncommitted | None:
-        """Commit it; returns the new manifest, None when the store needs none, or why not.
+        """Return the new manifest, None if the store has this content, or why it is not
+        committed.
 
-        `previous` is what this uploader took under that name before.
+        `previous`: the files that this uploader committed before under that name.
         """
         if self._committed is None:
             self._committed = self._open_index()
@@ -104,16 +105,18 @@ class CheckpointCommitter:
         if fault:
             return fault
         self._progress.begin(checkpoint.name, checkpoint.size)
-        shop, finished = self._transfer_context(committed), False
+        context, finished = self._transfer_context(committed), False
         try:
-            entries = upload_checkpoint(shop, checkpoint)
+            entries = upload_checkpoint(context, checkpoint)
             kind = self._read_metadata(checkpoint) if entries is not None else None
-            if entries is None or kind is None or not self._still(checkpoint):
+            if entries is None or kind is None or not self._is_unchanged(checkpoint):
                 return STILL_WRITING
             manifest = self._write_manifest(committed, checkpoint, entries, kind)
             finished = True
         finally:
-            self._most[checkpoint.name] = max(self._most.get(checkpoint.name, 0), shop.meter.total)
+            self._stored_bytes[checkpoint.name] = max(
+                self._stored_bytes.get(checkpoint.name, 0), context.meter.total
+            )
             if not finished:
                 self._progress.discard_current()
         if manifest is None:
@@ -126,7 +129,7 @@ class CheckpointCommitter:
     def retain(self, paths: Mapping[str, object]) -> None:
         """Forget the facts of files that are gone."""
         self._digests.retain(paths)
-        self._judge.retain(paths)
+        self._validator.retain(paths)
 
     def abort_unfinished_uploads(self) -> None:
         """Remove the parts of uploads that will not be finished."""
@@ -134,27 +137,27 @@ class CheckpointCommitter:
 
     def raise_priority(self) -> None:
         """Raise the priority, because the job's end waits for the final flush."""
-        self._lanes.close()
-        self._lanes = UploadPools(urgent=True)
+        self._pools.close()
+        self._pools = UploadPools(urgent=True)
 
     def close(self) -> None:
-        self._lanes.close()
+        self._pools.close()
 
     def _open_index(self) -> CommitIndex:
-        lets_go = not self._retention.keeps_all
+        prunes = not self._retention.keeps_all
         self._fence()
-        # Nobody goes on with those: an object's key tells the attempt.
+        # No later attempt continues those: the attempt is in an object's key.
         self._abort_uploads(range(self._origin.attempt))
-        if lets_go:
-            # What a kill left half let go.
+        if prunes:
+            # Finish the prune that a kill interrupted.
             prune_rank(self._store, self._origin, (), fence=self._fence)
         else:
             discard_outdated(self._store, self._origin.project_id, self._origin.job_id)
-        # Read last: no object that went just now is counted on.
-        return CommitIndex(self._store, self._origin, own_objects_only=lets_go)
+        # Read last, so that objects deleted just now are not reused.
+        return CommitIndex(self._store, self._origin, own_objects_only=prunes)
 
     def _abort_uploads(self, attempts: Iterable[int]) -> None:
-        # Tidying: no reason to keep a job from its end.
+        # A failed clean-up must not delay the end of the job.
         with contextlib.suppress(StoreError):
             for attempt in attempts:
                 prefix = rank_objects_prefix(self._origin, attempt)
@@ -166,7 +169,7 @@ class CheckpointCommitter:
             store=self._store,
             origin=self._origin,
             folders=RecentFolders(self._volumes),
-            pools=self._lanes,
+            pools=self._pools,
             digests=self._digests,
             index=committed,
             on_progress=self._progress.update_transfer,
@@ -174,7 +177,7 @@ class CheckpointCommitter:
 
     def _validate(self, found: LocalCheckpoint, committed: CommitIndex) -> Uncommitted | None:
         try:
-            fault = self._judge.validate(found, committed.find_references(found.name))
+            fault = self._validator.validate(found, committed.find_references(found.name))
         except (FileNotFoundError, NotADirectoryError):
             return STILL_WRITING
         except OSError as error:
@@ -185,7 +188,7 @@ class CheckpointCommitter:
 
     def _read_metadata(self, found: LocalCheckpoint) -> CheckpointMetadata | None:
         try:
-            return self._judge.read_metadata(found)
+            return self._validator.read_metadata(found)
         except OSError:
             return None
 
@@ -222,7 +225,8 @@ class CheckpointCommitter:
         )
 
     def _apply_retention(self, committed: CommitIndex) -> None:
-        """Let go what the retention policy lets go; another time, if the store has trouble."""
+        """Delete what the retention policy deletes; again after the next commit, if the
+        store fails."""
         names = select_prunable(committed.names, self._retention)
         if not names:
             return
@@ -230,7 +234,7 @@ class CheckpointCommitter:
             self._fence()
             pruned = prune_rank(self._store, self._origin, names, fence=self._fence)
         except StoreError:
-            # Nobody knows what is gone: the next checkpoint reads it from the store.
+            # It is unknown what was deleted: the next checkpoint lists the store.
             self._committed = None
             return
         committed.discard(names=pruned.pruned, keys=pruned.deleted_keys)
@@ -239,7 +243,7 @@ class CheckpointCommitter:
 
 @dataclass(frozen=True)
 class _ValidatorProbe:
-    """Files that cannot be read now prove nothing, and leave no doubt."""
+    """Evidence in the files. Files that cannot be read give none, neither for nor against."""
 
     validator: Validator
     checkpoint: LocalCheckpoint

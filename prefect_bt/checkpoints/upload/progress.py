@@ -15,7 +15,7 @@ _REPORT_INTERVAL: Final = 1.0
 
 
 class UploadProgress:
-    """Holds the status and hands it on: at every change, and about every second of work."""
+    """Holds the status, and reports it at every change and about every second of work."""
 
     def __init__(self, report: Callable[[UploadStatus], None]) -> None:
         self._report = report
@@ -86,7 +86,7 @@ class UploadProgress:
 
 
 def _summarize(messages: list[str]) -> str:
-    """Return one error for all: a store that is down is down for every checkpoint."""
+    """Return one error for all checkpoints, because a failed store fails for each of them."""
     more = f" (and {len(messages) - 1} more like it)" if len(messages) > 1 else ""
     return f"{messages[0]}{more}" if messages else ""
 

@@ -32,11 +32,11 @@ from prefect_bt.object_store.protocols import Store
 _CHUNK: Final = 1024 * 1024
 _REPORT_INTERVAL: Final = 0.5
 _SMALL: Final = 8 * 1024 * 1024
-"""A file up to this size travels whole, through memory, once read."""
+"""Files up to this size are read once and sent whole from memory."""
 _SMALL_FILES_MEMORY: Final = 32 * 1024 * 1024
 _SMALL_FILE_THREADS: Final = 32
 _HUGE: Final = 64 * 1024 * 1024
-"""More than this is seconds of work, which the training's steps would feel."""
+"""Files above this size take seconds of CPU time, which slows down the training."""
 _SAMPLES, _SAMPLE = 64, 4096
 _REPLACED_ERRORS: Final = (FileNotFoundError, NotADirectoryError, NotRegularFile, OutsideVolumes)
 
@@ -46,13 +46,13 @@ class _Resized(Exception):
 
 
 class UploadPools:
-    """Threads that files travel on: many for small ones, few for large, which go in parts anyway.
+    """Threads of uploads: many for small files, few for large ones, which are sent in parts.
 
-    Small files take memory: all of them together at most `_SMALL_FILES_MEMORY`.
+    All small files in memory have at most `_SMALL_FILES_MEMORY` bytes.
     """
 
     def __init__(self, *, urgent: bool = False) -> None:
-        """In no `urgent`, huge files get a core only when no other thread wants it."""
+        """Unless `urgent`, threads of huge files run only on idle cores."""
         self._small = ThreadPoolExecutor(_SMALL_FILE_THREADS, "small")
         if urgent:
             self._huge = self._large = ThreadPoolExecutor(2, "large")
@@ -203,29 +203,29 @@ def upload_checkpoint(
 
 
 def _upload_file(
-    shop: TransferContext, name: str, path: str, fact: FileStat
+    context: TransferContext, name: str, path: str, fact: FileStat
 ) -> ManifestEntry | None:
     relative = join_checkpoint_path(name, path)
     try:
-        with shop.meter.track_file(relative):
-            sent = _ensure_stored(shop, relative, fact)
+        with context.meter.track_file(relative):
+            sent = _ensure_stored(context, relative, fact)
     except OSError as error:
-        # By a folder, a link or a pipe: what it is now is for the next look to say.
+        # Replaced by a folder, a link or a pipe: the next scan shows what it is.
         if isinstance(error, _REPLACED_ERRORS) or error.errno == errno.ELOOP:
             return None
         raise CheckpointError(
             f"{relative} cannot be read: {error.strerror}.",
-            rank=shop.origin.rank,
+            rank=context.origin.rank,
             path=relative,
             cause=str(error),
         ) from error
     if sent is None:
         return None
     sha256, key = sent
-    shop.add_transferred(relative, fact, fact.size)
+    context.add_transferred(relative, fact, fact.size)
     return ManifestEntry(
         path=path,
-        logical=entry_logical_path(shop.origin, name, path),
+        logical=entry_logical_path(context.origin, name, path),
         key=key,
         size=fact.size,
         sha256=sha256,
@@ -234,85 +234,89 @@ def _upload_file(
     )
 
 
-def _ensure_stored(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
+def _ensure_stored(
+    context: TransferContext, relative: str, fact: FileStat
+) -> tuple[str, str] | None:
     """Return digest and key of the file's bytes in the store; None if the file changed."""
-    known = shop.digests.get(relative, fact)
-    if key := known and shop.index.stored.find_key(known, fact.size):
+    known = context.digests.get(relative, fact)
+    if key := known and context.index.stored.find_key(known, fact.size):
         return known, key
     if fact.size <= _SMALL:
-        return _upload_small(shop, relative, fact)
-    with shop.folders.open(relative) as source:
-        return _upload_large(shop, relative, source, fact)
+        return _upload_small(context, relative, fact)
+    with context.folders.open(relative) as source:
+        return _upload_large(context, relative, source, fact)
 
 
 def _upload_large(
-    shop: TransferContext, relative: str, source: OpenFile, fact: FileStat
+    context: TransferContext, relative: str, source: OpenFile, fact: FileStat
 ) -> tuple[str, str] | None:
-    """Read once, hashed on the way; twice only where the store may have the same bytes."""
-    stock = shop.index.stored
+    """Read and hash the file while it is sent; hash it first if the store may have its bytes."""
+    stored = context.index.stored
     mark = read_fingerprint(source, fact)
     if not mark:
         return None
-    sha256 = shop.digests.get(relative, fact)
-    if not sha256 and stock.has_fingerprint(mark):
-        sha256 = read_digest(source, fact, shop.meter.add_work)
+    sha256 = context.digests.get(relative, fact)
+    if not sha256 and stored.has_fingerprint(mark):
+        sha256 = read_digest(source, fact, context.meter.add_work)
         if not sha256:
             return None
-        shop.digests.put(relative, fact, sha256)
-    key = sha256 and stock.find_key(sha256, fact.size)
+        context.digests.put(relative, fact, sha256)
+    key = sha256 and stored.find_key(sha256, fact.size)
     if key:
         return sha256, key
 
     def tick(size: int) -> None:
-        shop.add_transferred(relative, fact, size)
+        context.add_transferred(relative, fact, size)
         if source.fstat().st_size != fact.size:
             raise _Resized  # a file of holes can grow faster than it is sent
 
     try:
-        with stock.reserve_key(mark) as key, _with_path_in_errors(shop, relative, key):
-            sha256 = shop.store.upload_verified(key, source.path, sha256=sha256, on_bytes=tick)
+        with stored.reserve_key(mark) as key, _with_path_in_errors(context, relative, key):
+            sha256 = context.store.upload_verified(key, source.path, sha256=sha256, on_bytes=tick)
     except _Resized:
         return None
     if not _matches(fact, source.stat_by_name()):
         with contextlib.suppress(StoreError):
-            shop.store.delete(key)  # nobody will ever name it
+            context.store.delete(key)  # no manifest will name it
         return None
-    # Only for an uploader after this one, if no manifest tells it: no reason to send all again.
+    # Used only by a later uploader if no manifest has the digest, so an error is ignored.
     with contextlib.suppress(StoreError):
-        shop.store.put(digest_marker_key(key, sha256), b"")
-    shop.digests.put(relative, fact, sha256)
-    stock.add(sha256, key=key, size=fact.size)
+        context.store.put(digest_marker_key(key, sha256), b"")
+    context.digests.put(relative, fact, sha256)
+    stored.add(sha256, key=key, size=fact.size)
     return sha256, key
 
 
-def _upload_small(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
-    stock = shop.index.stored
-    with shop.pools.reserve_memory(fact.size):
-        with shop.folders.open(relative) as source:
+def _upload_small(
+    context: TransferContext, relative: str, fact: FileStat
+) -> tuple[str, str] | None:
+    stored = context.index.stored
+    with context.pools.reserve_memory(fact.size):
+        with context.folders.open(relative) as source:
             data = read_unchanged(source, fact)
         if data is None:
             return None
         sha256 = hashlib.sha256(data).hexdigest()
-        shop.digests.put(relative, fact, sha256)
-        # A store takes back what did not arrive as it was: no two may send the same object.
-        with stock.single_flight(sha256):
-            key = stock.find_key(sha256, fact.size)
+        context.digests.put(relative, fact, sha256)
+        # A store deletes an object that arrived damaged: no two threads may send the same one.
+        with stored.single_flight(sha256):
+            key = stored.find_key(sha256, fact.size)
             if not key:
-                key = small_object_key(shop.origin, sha256)
-                with _with_path_in_errors(shop, relative, key):
-                    shop.store.put(key, data)
-                stock.add(sha256, key=key, size=fact.size)
+                key = small_object_key(context.origin, sha256)
+                with _with_path_in_errors(context, relative, key):
+                    context.store.put(key, data)
+                stored.add(sha256, key=key, size=fact.size)
     return sha256, key
 
 
 @contextmanager
-def _with_path_in_errors(shop: TransferContext, relative: str, key: str) -> Generator[None]:
+def _with_path_in_errors(context: TransferContext, relative: str, key: str) -> Generator[None]:
     """Add the file to errors of the store."""
     try:
         yield
     except StoreError as error:
-        # The digest may be what is wrong: read again at the next try.
-        shop.digests.put(relative, FileStat(-1, 0), "")
+        # The digest may be wrong: read the file again at the next attempt.
+        context.digests.put(relative, FileStat(-1, 0), "")
         raise StoreError(
             f"{relative} cannot be stored: {error.message}",
             url=error.url,

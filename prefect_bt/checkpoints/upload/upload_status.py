@@ -100,7 +100,7 @@ class RankUpload:
 
 
 class UploadStatusReader:
-    """The uploads of one attempt as last announced; reads again only what was replaced."""
+    """The newest statuses of one attempt's uploaders; reads only those that were replaced."""
 
     def __init__(self, store: Store, project_id: str, job_id: str, attempt: int) -> None:
         self._store, self._prefix = store, uploads_prefix(project_id, job_id, attempt)
@@ -119,7 +119,7 @@ class UploadStatusReader:
         return sorted(self._known.values(), key=lambda one: one.rank)
 
     def _read(self, key: str, modified: float) -> Iterator[tuple[str, RankUpload]]:
-        # A record of another release, or one that went away, is nothing to stumble over.
+        # A record of another release, or one deleted meanwhile, is left out.
         with suppress(StoreError, ValueError, TypeError, KeyError):
             rank = int(key.rpartition("/rank-")[2].removesuffix(".json"))
             status = codec.loads(UploadStatus, self._store.get(key))

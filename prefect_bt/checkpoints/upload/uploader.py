@@ -36,9 +36,10 @@ _MAX_WAIT: Final = 30.0
 _STOP_POLL_INTERVAL: Final = 0.25
 """Interval of checks for a stop request."""
 _MAX_FLUSH_ROUNDS: Final = 10
-"""Interval at which the final flush rescans files that change or cannot be read."""
+"""Scans of the final flush while files change or cannot be read."""
 _MAX_FAILURES_IN_A_ROW: Final = 3
-"""Checkpoints in a row that the store refuses before the others are spared the waiting."""
+"""Failures of the store in a row, without a byte sent, after which no further checkpoint is tried.
+"""
 
 _Uncommitted = dict[str, Uncommitted]
 _Failures = dict[str, StoreError | CheckpointError]
@@ -79,11 +80,11 @@ class Uploader:
         self._root, self._origin, self._options = directory, origin, options
         volumes = Volumes(directory, options.mounts)
         self._progress = UploadProgress(report)
-        self._settling = StabilityTracker(options.settle)
+        self._stability = StabilityTracker(options.settle)
         self._directory = DirectoryWatcher(
             volumes, poll_interval=options.scan, use_inotify=options.use_inotify
         )
-        self._taker = CheckpointCommitter(
+        self._committer = CheckpointCommitter(
             store,
             volumes=volumes,
             origin=origin,
@@ -93,12 +94,12 @@ class Uploader:
             fence=options.fence,
         )
         self._done: dict[str, LocalCheckpoint] = {}
-        """What needs no look before it changes: committed, or judged not to be whole."""
+        """Checkpoints to ignore until they change: committed, or incomplete."""
         self._waiting: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
-        """When the next version may be taken where only logs and the like have changed."""
+        """Name -> time from which a version may be committed in which only logs changed."""
         self._retries = RetrySchedule(options.scan)
-        self._looked_aside, self._looked_at = False, 0.0
+        self._has_committed, self._scanned_at = False, 0.0
 
     def run(self, stop: threading.Event) -> UploadStatus:
         """Commit until `stop` is set, then flush every complete checkpoint, settled or not.
@@ -111,13 +112,13 @@ class Uploader:
             while not stop.is_set():
                 if not self._scan_once():
                     stop.wait(self._options.scan)
-                elif not self._looked_aside:
+                elif not self._has_committed:
                     self._wait_for_change(stop)
             return self._flush()
         except Superseded as error:
             return self._progress.update(flushed=True, waiting=(), error=str(error))
         finally:
-            self._taker.close()
+            self._committer.close()
             self._directory.close()
 
     def _scan_once(self) -> bool:
@@ -128,20 +129,20 @@ class Uploader:
             self._report_problems({".": self._unreadable(error)})
             return False
         now, spent = time.monotonic(), time.thread_time()
-        self._looked_at = now
-        self._settling.observe(found, now=now)
+        self._scanned_at = now
+        self._stability.observe(found, now=now)
         self._directory.throttle(time.thread_time() - spent)
         self._forget_removed(found)
         quiet: dict[str, LocalCheckpoint] = {}
         for name, one in found.items():
             if self._may_commit(one, now=now):
-                taken = self._settling.find_stable(
-                    name, now=now, probe=self._taker.completion_probe(one)
+                taken = self._stability.find_stable(
+                    name, now=now, probe=self._committer.completion_probe(one)
                 )
                 if taken is not None and not self._is_handled(taken, part=taken is not one):
                     quiet[name] = taken
-        # Taking looks for itself, so what happened meanwhile will not be told again.
-        self._looked_aside = bool(quiet)
+        # A commit scans, too, and takes the notifications: scan again without waiting for one.
+        self._has_committed = bool(quiet)
         self._commit_all(quiet)
         self._report_problems(self._retries.errors)
         return True
@@ -163,7 +164,7 @@ class Uploader:
             for gone in memory.keys() - found.keys():
                 del memory[gone]
         for gone in self._done.keys() - found.keys():
-            # Without files: what comes back under the name is not what was seen, and is read.
+            # Without files: a new folder of this name is another checkpoint.
             self._done[gone] = LocalCheckpoint(gone)
 
     def _report_problems(self, failures: _Failures) -> None:
@@ -173,10 +174,10 @@ class Uploader:
 
     def _wait_for_change(self, ending: threading.Event) -> None:
         """Wait for a change, a due checkpoint or the end."""
-        # Not from now: what came due while many files were looked into would be passed over.
-        began = self._looked_at
+        # Since the scan, not since now: what became due while files were read must not wait.
+        began = self._scanned_at
         due = began + min(
-            self._settling.seconds_until_due(now=began),
+            self._stability.seconds_until_due(now=began),
             self._retries.seconds_until_due(now=began),
             self._next_recommit(began),
             _MAX_WAIT,
@@ -191,13 +192,16 @@ class Uploader:
         return min((at - now for at in self._not_before.values() if at > now), default=_MAX_WAIT)
 
     def _flush(self) -> UploadStatus:
-        self._taker.raise_priority()
+        self._committer.raise_priority()
         deadline, moved, pause, rounds = 0.0, -1, 0.1, 0
         while True:
             left, failures = self._flush_once()
             now, rounds = time.monotonic(), rounds + 1
-            if self._taker.progress_counter > moved:
-                deadline, moved = now + self._options.stall_timeout, self._taker.progress_counter
+            if self._committer.progress_counter > moved:
+                deadline, moved = (
+                    now + self._options.stall_timeout,
+                    self._committer.progress_counter,
+                )
             again = rounds < _MAX_FLUSH_ROUNDS and (
                 bool(failures) or any(one.is_changing for one in left.values())
             )
@@ -208,7 +212,7 @@ class Uploader:
             self._report_problems(failures)
             time.sleep(pause)
             pause = min(pause * 2, 5.0)
-        self._taker.abort_unfinished_uploads()
+        self._committer.abort_unfinished_uploads()
         errors = [
             f"Rank {self._origin.rank}, checkpoint {name}: {error}"
             for name, error in failures.items()
@@ -236,20 +240,22 @@ class Uploader:
         left: _Uncommitted = {}
         failures: _Failures = {}
         if checkpoints and self._directory.has_removed_files():
-            self._taker.retain(self._directory.files)
+            self._committer.retain(self._directory.files)
         refused, spared = 0, None
         for name, found in sorted(checkpoints.items(), key=self._commit_order):
             if spared is not None:
                 failures[name] = spared
                 self._retries.record_failure(name, spared, now=time.monotonic(), counted=False)
                 continue
-            before = self._taker.progress_counter
+            before = self._committer.progress_counter
             self._progress.add_work()
             why, error = self._try_commit(found)
             if error is not None:
                 failures[name] = error
                 self._retries.record_failure(name, error, now=time.monotonic())
-                is_stuck = isinstance(error, StoreError) and self._taker.progress_counter == before
+                is_stuck = (
+                    isinstance(error, StoreError) and self._committer.progress_counter == before
+                )
                 refused = refused + 1 if is_stuck else 0
                 spared = error if refused >= _MAX_FAILURES_IN_A_ROW else None
                 continue
@@ -259,7 +265,7 @@ class Uploader:
             if why is not None:
                 left[name], self._waiting[name] = why, why.reason
             if why is not None and why.is_changing:
-                self._settling.reset(name)
+                self._stability.reset(name)
             else:
                 self._done[name] = found
         return left, failures
@@ -292,7 +298,7 @@ class Uploader:
     def _commit(self, found: LocalCheckpoint) -> Uncommitted | None:
         if not self._directory.is_unchanged(found):
             return STILL_WRITING
-        result = self._taker.commit(found, previous=self._done.get(found.name))
+        result = self._committer.commit(found, previous=self._done.get(found.name))
         if isinstance(result, Uncommitted):
             return result
         if result is not None:

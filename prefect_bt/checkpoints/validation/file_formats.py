@@ -1,4 +1,4 @@
-"""What one file proves about itself: cut off or not, and which files it names.
+"""Inspect one file: whether it is truncated, and which files it names.
 
 No I/O but through the reader that is handed in; whatever lies in a file, nothing is raised for it.
 Sources of the formats: safetensors' header (length, JSON, offsets), zip APPNOTE 4.3.16 (end of

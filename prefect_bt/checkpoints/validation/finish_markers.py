@@ -46,12 +46,12 @@ _ACCELERATE_FILE: Final = re.compile(r"(?:optimizer|scheduler|sampler)(?:_\d+)?\
 _ACCELERATE_FOLDER: Final = re.compile(r"pytorch_model(?:_fsdp)?(?:_\d+)?/.*", re.DOTALL)
 _RANDOM_STATES_FILE: Final = re.compile(r"random_states_\d+\.pkl")
 _MIN_SIZE_RATIO: Final = 0.9
-"""Bytes of a sibling that are as good as all: no two states pickle to the same length."""
+"""Share of a sibling's bytes that counts as all: pickled states differ in length."""
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """A file that names the newest checkpoint: its text, and what is known of the file."""
+    """A file that names the newest checkpoint: its text and its state."""
 
     text: str
     stat: FileStat
@@ -67,7 +67,7 @@ class ReferenceCheckpoint:
 
 @dataclass(frozen=True)
 class CompletionContext:
-    """What is known beside the files: trackers by path in the checkpoint or `../`, and more."""
+    """Facts beside the files: trackers by path in the checkpoint or `../`, and more."""
 
     references: Sequence[ReferenceCheckpoint] = ()
     trackers: Mapping[str, Tracker] = field(default_factory=dict[str, Tracker])
@@ -75,7 +75,8 @@ class CompletionContext:
 
 
 def is_finished(checkpoint: LocalCheckpoint, context: CompletionContext) -> bool:
-    """Return whether the files of a checkpoint without an error prove the writer's end."""
+    """Return whether the files of a checkpoint without an error prove that the writer has
+    finished."""
     if checkpoint.temporary_files:
         return False
     core = {path: fact for path, fact in checkpoint.files.items() if not is_log(path)}
@@ -150,7 +151,7 @@ def _trainer_finished(
     state = core.get(_STATE)
     if state is None or not has_payload(core) or not _is_newest(state, core.values()):
         return False
-    # Rank 0 does not wait for the others' random states: only their other files count them.
+    # Rank 0 does not wait for other ranks' random states: their number must match other files.
     ranks = find_rng_ranks(core)
     if not ranks:
         return around.position.is_leader
@@ -166,7 +167,7 @@ def _tracker_finished(
     own = around.trackers.get(LATEST_FILE)
     if own is not None:
         inside = {path for path in core if path.startswith(f"{own.text}/")}
-        # Trainer and accelerate go on after it; then there is more, or there will be.
+        # Trainer and accelerate write more files after this one.
         is_all = core.keys() - inside <= {LATEST_FILE, "zero_to_fp32.py"}
         theirs = any(map(_ACCELERATE_FOLDER.fullmatch, inside))
         return bool(inside) and is_all and not theirs and _is_newest(own.stat, core.values())
@@ -188,9 +189,9 @@ def _is_named_by(path: str, tracker: Tracker, name: str) -> bool:
 def _distcp_finished(
     found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
 ) -> bool:
-    """Return whether one distributed checkpoint is all there is: beside others, more may follow."""
+    """Return whether the folder has one distributed checkpoint only: else more files may follow."""
     metadata = core.get(".metadata")
-    # Lightning's folder, named like a file, goes on with meta.pt.
+    # Lightning's folder, named like a file, gets a meta.pt later.
     goes_on = not around.position.is_single_node or found.name.endswith(".ckpt")
     if metadata is None or goes_on or not _is_newest(metadata, core.values()):
         return False
@@ -202,7 +203,7 @@ def _accelerate_unfinished(found: LocalCheckpoint, around: CompletionContext) ->
     if has_last or found.name == ROOT:
         return ""
     for path in found.files:
-        # Wronged for a time: save_fsdp_model by hand, or an optimizer.bin of one's own.
+        # False positive: save_fsdp_model by hand, or the user's own optimizer.bin.
         if _ACCELERATE_FILE.fullmatch(path) or _ACCELERATE_FOLDER.fullmatch(path):
             return f"{path} is there, but no random states"
     return ""

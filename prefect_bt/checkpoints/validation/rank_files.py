@@ -27,7 +27,7 @@ _RNG_STATE_FILE: Final = re.compile(r"rng_state_(\d+)\.pth")
 
 @dataclass(frozen=True)
 class GangPosition:
-    """Whose directory it is: the node's rank in a group of `group_size` nodes."""
+    """Rank of the directory's node, in a group of `group_size` nodes."""
 
     rank: int = 0
     group_size: int = 1
@@ -83,7 +83,7 @@ def _validate_distcp(paths: Collection[str], place: GangPosition) -> str:
         if path.endswith(".metadata") and (match := _METADATA.fullmatch(path)):
             own.setdefault(match[1], set()).add(int(match[2]))
     for folder, ranks in find_distcp_ranks(paths).items():
-        # Where processes save without talking to one another (torchft), each has its own.
+        # Where processes save independently (torchft), each has metadata of its own.
         has_all = f"{folder}.metadata" in paths or ranks <= own.get(folder, set())
         if not has_all and (place.is_single_node or 0 in ranks):
             return f"{folder}.metadata is missing, which is written after the .distcp files"
@@ -91,7 +91,7 @@ def _validate_distcp(paths: Collection[str], place: GangPosition) -> str:
 
 
 def _validate_world_size(paths: Collection[str], place: GangPosition) -> str:
-    # Wronged if applied to one of several nodes: its directory has its own ranks only.
+    # A directory of one of several nodes has only its own ranks.
     if not place.is_single_node:
         return ""
     seen: dict[tuple[str, str], set[int]] = {}
@@ -130,7 +130,7 @@ def _validate_zero_pairs(
 ) -> str:
     """Check for both states: the model's come first; in stage 3 each process writes both."""
     optim, model = kinds.get("optim", {}), kinds.get("model", {})
-    # Without an optimizer an engine saves nothing in stage 3, so no one is wronged.
+    # Without an optimizer, an engine saves nothing in stage 3.
     for part, ranks in model.items():
         if missing := ranks - optim.get(part, set()):
             return f"{folder} has no optimizer states of data rank {min(missing)} ({part})"
@@ -159,11 +159,11 @@ def _validate_rng_states(paths: Collection[str], place: GangPosition) -> str:
     ranks = find_rng_ranks(paths)
     if not ranks:
         return ""
-    # Wronged if applied to one of several nodes: with cyclic placement it has 1, 3, 5.
+    # A directory of one of several nodes has its own ranks: with cyclic placement 1, 3, 5.
     missing = set(range(max(ranks) + 1)) - ranks if place.is_single_node else {0} - ranks
     if missing and place.is_leader:
         return f"rng_state_{min(missing)}.pth is missing"
-    # Rank 0 ends with trainer_state.json and waits for no one; another loop may save one rank's.
+    # Rank 0 writes trainer_state.json without waiting; other loops may save one rank's state.
     if "trainer_state.json" not in paths:
         return ""
     if wrote := set[int]().union(*find_distcp_ranks(paths).values()) - ranks:

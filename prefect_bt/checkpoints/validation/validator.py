@@ -1,4 +1,4 @@
-"""Ask a checkpoint on disk whether it is whole, reading every unchanged file at most once."""
+"""Check whether a checkpoint on disk is complete, reading each unchanged file at most once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEMPORARY_NAME: Final = "its name is temporary: its writer did not finish"
 
 @dataclass(frozen=True)
 class _Validation:
-    """What is known of a checkpoint for as long as it is the same object."""
+    """Facts about a checkpoint, valid for the same object only."""
 
     checkpoint: LocalCheckpoint
     reports: Mapping[str, FileReport]
@@ -48,7 +48,7 @@ class _Validation:
 
 
 class Validator:
-    """For one checkpoint directory, in one thread."""
+    """Validator of one checkpoint directory, in one thread."""
 
     def __init__(
         self,
@@ -83,9 +83,10 @@ class Validator:
         return _escape_unprintable(fault)
 
     def is_finished(self, checkpoint: LocalCheckpoint, references: Sequence[Manifest]) -> bool:
-        """Whether the files prove that their writer is done. OSError when one cannot be read.
+        """Return whether the files prove that their writer has finished; False if they do
+        not show it.
 
-        False means nothing but that they do not tell.
+        OSError for a file that cannot be read.
         """
         if self.validate(checkpoint, references):
             return False

@@ -57,7 +57,7 @@ class Inotify:
         self._fd = self._libc.inotify_init1(_FLAGS)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        # One folder may be reached on several ways, through links.
+        # Links can lead to one folder by several paths.
         self._folders: dict[int, set[str]] = {}
 
     def add_watch(self, folder: str, descriptor: int) -> None:

@@ -19,7 +19,7 @@ from prefect_bt.checkpoints.volume_links import OpenFolder, OutsideVolumes, Reso
 
 MAX_FILES: Final = 1_000_000
 MAX_FOLDERS: Final = 200_000
-"""A folder counts as often as links lead to it: a hundred links can make 10^12 out of twelve."""
+"""A folder counts once for each link to it: a hundred links can make 10^12 out of twelve."""
 MAX_DEPTH: Final = 400
 MAX_PATH_BYTES: Final = 3000
 """Longest path of a folder, in bytes: files in it must have a path on the downloading machine."""

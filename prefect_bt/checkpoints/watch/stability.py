@@ -17,13 +17,13 @@ from typing import Final, Protocol
 from prefect_bt.checkpoints.layout import LocalCheckpoint, get_series
 
 _MAX_PAUSE: Final = 30.0
-"""A pause longer than this lies between two checkpoints under one name, not inside one."""
+"""A longer pause is one between two checkpoints of one name, not inside one."""
 _FINISHED_WAIT: Final = 0.5
 _UNFINISHED_WAIT: Final = 20.0
-"""How long a beginning that a finished writer might also leave is waited for."""
+"""Seconds without a change after which an unfinished sign is ignored."""
 _STARVATION_LIMIT: Final = 120.0
-"""After so long without a rest of the length hoped for, an ordinary one has to do: else a writer
-that saves every half minute under one name is never taken."""
+"""Seconds after which the ordinary quiet time suffices: else a writer that saves every half minute
+under one name would never be committed."""
 _STATE: Final = re.compile(
     r".*\.(?:pth?|bin|safetensors|ckpt|pkl|pickle|np[yz]|h5|hdf5|keras|weights|msgpack|gguf|onnx"
     r"|distcp|zip|tar|joblib)",
@@ -38,7 +38,7 @@ class CompletionProbe(Protocol):
     """Evidence in a checkpoint's files, which is read only after a quiet time."""
 
     def is_finished(self) -> bool:
-        """Return whether the files prove the writer's end."""
+        """Return whether the files prove that the writer has finished."""
         ...
 
     def has_unfinished_sign(self) -> bool:
@@ -51,9 +51,9 @@ class _Observation:
     checkpoint: LocalCheckpoint
     stable_since: float
     core_stable_since: float
-    """The same without the files that look like logs."""
+    """The same as `stable_since`, without files that look like logs."""
     pending_since: float
-    """The first change after the last commit; infinite without a change."""
+    """Time of the first change after the last commit; infinite without one."""
     last_changes: frozenset[str] = frozenset()
     """Changed paths between the last two commits, or since the last."""
 
@@ -70,12 +70,13 @@ class StabilityTracker:
         self._settle, self._quick = settle, min(settle, _FINISHED_WAIT)
         self._seen: dict[str, _Observation] = {}
         self._pauses: dict[str, float] = {}
-        """Stem -> the longest pause inside one of its checkpoints."""
+        """Series -> the longest pause inside one of its checkpoints."""
 
     def observe(self, found: Mapping[str, LocalCheckpoint], *, now: float) -> None:
-        """Take note, `now` in seconds of a monotonic clock. What is gone is forgotten.
+        """Record the checkpoints at `now`, in seconds of a monotonic clock; forget deleted
+        ones.
 
-        A temporary file in a checkpoint counts as change.
+        A temporary file in a checkpoint counts as a change.
         """
         self._seen = {name: self._observe_one(one, now) for name, one in found.items()}
 
@@ -122,7 +123,7 @@ class StabilityTracker:
         return min(dues, default=float("inf")) - now
 
     def reset(self, name: str) -> None:
-        """Start over for a checkpoint that changed while it was read."""
+        """Forget a checkpoint that changed while it was read."""
         self._seen.pop(name, None)
 
     def _wait_times(self, seen: _Observation, now: float) -> tuple[float, ...]:
@@ -161,7 +162,7 @@ class StabilityTracker:
 
 
 def _is_rewrite(seen: _Observation, found: LocalCheckpoint, changed: list[str]) -> bool:
-    """Return whether a writer writes the same files once more, after a rest and not a pause.
+    """Return whether a writer writes the same files again, after the end and not after a pause.
 
     A file that only grows may be the same one, committed too early.
     """

@@ -1,4 +1,4 @@
-"""The present files of the checkpoint directory, at the cost of the changes.
+"""Keep the list of a checkpoint directory's files up to date, at the cost of the changes only.
 
 The kernel's notifications (`inotify`) tell the changed paths, which are read; now and then all
 files are read, because a notification may be lost. Without notifications, every scan reads all
@@ -21,16 +21,16 @@ from prefect_bt.checkpoints.watch.scanner import PathStat, scan, scan_subtree, s
 
 _FULL_SCAN_INTERVAL: Final = 30.0
 _CPU_SHARE: Final = 150
-"""Looking takes at most one part in so many of the time, in the long run."""
+"""Scans take at most one part in this many of the time."""
 _CPU_BURST: Final = 1.0
-"""CPU seconds that may be spent at once: ten thousand new files are no reason to be late."""
+"""CPU seconds of scans without a delay: ten thousand new files are scanned at once."""
 _MAX_PAUSE: Final = 60.0
 _COALESCE: Final = 0.2
-"""Seconds between two reads of events: a writer causes thousands of them a second."""
+"""Seconds between two reads of events: a writer causes thousands in a second."""
 
 
 class DirectoryWatcher:
-    """The files under one checkpoint directory. For one thread."""
+    """The files of one checkpoint directory. For one thread."""
 
     def __init__(
         self, volumes: Volumes, *, poll_interval: float = 1.0, use_inotify: bool = True

@@ -1,4 +1,4 @@
-"""Check that a container has mounted the very folders that were opened for it.
+"""Check that a container has mounted exactly the folders that were opened for it.
 
 An Engine takes the source of a mount by its path, so a process that replaced a folder of that path
 in between would have another one mounted. The container's first process waits for orders meanwhile:
@@ -32,7 +32,7 @@ def find_wrong_mount(pid: int, binds: Sequence[Bind]) -> Bind | None:
             found = next((bind for bind in binds if not _is_expected(root, bind)), None)
         finally:
             os.close(root)
-        if found is not None:  # or the mounts came apart, as they do when the process ends
+        if found is not None:  # or the mounts are gone, because the process ends
             with suppress(PermissionError):
                 os.close(_open_root(pid))
     except FileNotFoundError:

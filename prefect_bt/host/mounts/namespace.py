@@ -204,7 +204,7 @@ def _copy_owner(host: str, private: Path) -> None:
     with suppress(OSError):  # an owner that the user namespace does not know
         os.chown(private, facts.st_uid, facts.st_gid)
     mode = stat.S_IMODE(facts.st_mode)
-    # Whoever is not the owner any more needs the owner's rights to make the targets in it.
+    # A process that is not the owner needs the owner's rights to create the targets.
     private.chmod(mode | stat.S_IRWXU)
 
 

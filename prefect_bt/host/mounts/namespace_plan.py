@@ -18,7 +18,7 @@ FORBIDDEN_ROOTS: Final = ("/proc", "/sys", "/dev")
 
 
 class ViewError(Exception):
-    """A target that no view can offer: the definition's fault, not the kernel's."""
+    """Error: a target that no view can have, because of the definition."""
 
 
 class VolumeFolderError(ViewError):

@@ -88,7 +88,7 @@ def _ensure_folder(folder: Path, state_dir: Path, *, create: bool) -> Identity:
 
 
 class FolderSettings(Protocol):
-    """Settings that say where things are kept."""
+    """Settings with the folders of stored data."""
 
     @property
     def store(self) -> str: ...

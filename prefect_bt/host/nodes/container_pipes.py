@@ -41,7 +41,7 @@ _UNREADABLE: Final = (
 """Arguments of `find` for files and folders that the agent of a pod cannot read. Only these are
 changed: a change counts as a write, and what was written is uploaded again."""
 FOREIGN_PROCESSES: Final = 2
-"""Processes in a container that are not the commands': the first one and its listener."""
+"""Processes in a container that belong to no command: the first process and its listener."""
 _ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
 
 INIT_SCRIPT: Final = f"""
@@ -203,7 +203,7 @@ def kill_container(pipes: Pipes) -> None:
     """Kill the processes in the container, and ask its first process to exit."""
     signal_all(pipes, signal.SIGKILL)
     with suppress(BlockingIOError):
-        # The writer of the line before may have been killed in the middle of it.
+        # The writer of the previous line may have been killed before its end.
         os.write(pipes.orders, b"\n" + format_order("end"))
 
 

@@ -68,7 +68,7 @@ def write_stop_request(path: Path, request: NodeStopRequest) -> None:
 
 
 class StatusFile:
-    """The only writer of a node's status.json. A full disk only delays an update."""
+    """Writer of a node's status.json, the only one. A full disk only delays an update."""
 
     def __init__(self, path: Path, status: NodeStatus) -> None:
         self.path, self.status = path, status

@@ -47,7 +47,8 @@ _NODE_MODULES: Final = {"prefect_bt.node_agent", "prefect_bt.node"}
 
 @dataclass(frozen=True)
 class HostHandle:
-    """Frozen and without a process in it: two handles of one node are equal and as good."""
+    """Handle of one node. It holds no process: handles of one node are equal and
+    interchangeable."""
 
     substrate: ClassVar[str] = SUBSTRATE_NAME
 
@@ -68,7 +69,7 @@ class HostHandle:
         status = self._read_status()
         if status.is_over or self._is_alive():
             return status
-        # Its last word may have come between the two looks.
+        # The final status may have been written between the two reads.
         status = self._read_status()
         return status if status.is_over else self._mark_lost(status)
 
@@ -146,7 +147,7 @@ class HostHandle:
         """Remove the node; checkpoints go with a rank's last attempt, if all are in the store."""
         if self.folder.path.exists():
             self._kill_all()
-            # The node's own folder last: as long as it is there, somebody finds the node.
+            # The node's own folder last: while it exists, a later removal finds the node.
             if not self._must_keep(self._read_status()) and self._rank_folder.is_dir():
                 delete_tree(self._rank_folder, self._error)
             delete_tree(self.folder.path, self._error)
@@ -311,7 +312,7 @@ def _remove_mount_points(root: Path) -> None:
     """Remove the empty folders of a view, several at once: each may wait for the disk's journal."""
 
     def drop(path: str) -> None:
-        with suppress(OSError):  # whatever else it is, remove_tree sees to it
+        with suppress(OSError):  # remove_tree deletes any other entry
             os.rmdir(path)  # noqa: PTH106 (one a mount point, of thousands)
 
     with suppress(OSError), ThreadPoolExecutor(8) as threads, os.scandir(root) as found:

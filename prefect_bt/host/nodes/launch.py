@@ -1,4 +1,4 @@
-"""Starting a node's guard and agent on this machine, whatever its commands then run in.
+"""Start a node's guard and agent on this machine, with commands in a process or a container.
 
 What is launched is written down first (node.json, under a lock that the node inherits), so that any
 process can find, observe and end it, whatever was killed in between.
@@ -163,7 +163,7 @@ class NodeLauncher:
 
 
 class LaunchedProcess:
-    """A node's first process; without its secrets it ends."""
+    """First process of a node. It exits if it gets no secrets."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -177,7 +177,7 @@ class LaunchedProcess:
             self.close()
 
     def close(self) -> None:
-        """Nothing more will come. Idempotent."""
+        """Close the pipe of the secrets. Idempotent."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -38,10 +38,10 @@ from prefect_bt.node_agent.commands.container_reports import ReportReader
 from prefect_bt.node_agent.commands.runner import ExitStatus, enlarge_pipe
 
 READY_TIMEOUT: Final = 60.0
-"""For an image's shell to begin; a busy disk has to load it."""
+"""Seconds for an image's shell to start, which a busy disk has to load."""
 EXIT_TIMEOUT: Final = 5.0
 CHOWN_TIMEOUT: Final = 60.0
-"""For files of a plain user's job to become that user's."""
+"""Seconds to change the owner of files of a plain user's job."""
 KILL_TIMEOUT: Final = 10.0
 KILLED_STATUS: Final = ExitStatus(128 + signal.SIGKILL, signal.SIGKILL)
 """Exit of a command whose container is gone: the kernel kills its processes."""
@@ -79,7 +79,10 @@ class ContainerRunner:
         return self._reports.broken
 
     def wait_until_ready(self, variables: Mapping[str, str]) -> None:
-        """Wait for its first process, then send the variables. Raises NotStarted, Broken."""
+        """Wait for its first process, then send the variables.
+
+        Raises ContainerStartError, ContainerProtocolError.
+        """
         if self._wait_for_reply(self.ready_timeout) != READY:
             if not self._look():
                 return
@@ -106,7 +109,10 @@ class ContainerRunner:
         self._kills_before = self._count_oom_kills()
 
     def prepare_workdir(self, verb: str, place: str) -> None:
-        """Copy or link (`verb`) `place` to where commands start. Raises NotStarted, Broken."""
+        """Copy or link (`verb`) `place` to where commands start.
+
+        Raises ContainerStartError, ContainerProtocolError.
+        """
         self._send_request(format_order(verb, place))
         answer = self._wait_for_reply(None)
         if answer not in {"0", ""} and not self.gone:
@@ -134,7 +140,7 @@ class ContainerRunner:
 
     def list_processes(self) -> list[processes.ProcessStat]:
         self._update_liveness()
-        if self.gone:  # its pid is perhaps another's
+        if self.gone:  # its pid may belong to another process
             return []
         return processes.list_descendants(self.record.pid, exclude=self._own)
 
@@ -150,7 +156,7 @@ class ContainerRunner:
                     os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.02)
             self._read_reports()
-        if left:  # they fork faster than they are killed: all of it, at once
+        if left:  # they fork faster than they are killed
             self._kill_first_process()
         self._wait_for_exit_code()
 
@@ -171,12 +177,12 @@ class ContainerRunner:
         self._closed = True
         if written and os.geteuid() and not self.gone:
             self._send_request(self._handover_order(written))
-            self._look = lambda: True  # a stop has been answered by now: only the time limit counts
+            self._look = lambda: True  # a stop was handled before: only the time limit applies
             with suppress(ContainerProtocolError):
                 self._wait_for_reply(CHOWN_TIMEOUT)
         self._send(format_order("end"))
         self._wait_for_exit()
-        if not self.gone:  # something in it has taken the order
+        if not self.gone:  # another process in it read the order
             self._kill_first_process()
 
     def _handover_order(self, written: Sequence[str]) -> bytes:
@@ -216,7 +222,10 @@ class ContainerRunner:
             self.poll()
 
     def _wait_for_reply(self, seconds: float | None) -> str:
-        """Return the next report; "" after the time limit or the end of the wait. Raises Broken."""
+        """Return the next report; "" after the time limit, or if the wait was ended.
+
+        Raises ContainerProtocolError.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         word = self._reports.next_report()
         while word is None and not self.gone and self._look():

@@ -1,4 +1,4 @@
-"""Running the start commands: one loop that reads their output, reaps, supervises and stops.
+"""Run the start commands: one loop that reads their output, reaps, supervises and stops.
 
 Commands share one pipe for both streams (node_agent.commands.runner), so that what a background
 process of the first command prints while the second runs is logged too. The agent never waits for
@@ -28,12 +28,12 @@ POLL_INTERVAL: Final = 0.1
 READ_BYTES: Final = 256 * 1024
 MAX_READS_PER_POLL: Final = 8
 MAX_READ_SECONDS: Final = 0.1
-"""Longest time that a turn reads, in seconds. Lines of one byte each take a hundred times as long
-as others, and a stop is looked for once a turn."""
+"""Longest time that one poll reads, in seconds. Lines of one byte take a hundred times as long as
+others, and each poll checks once for a stop."""
 COALESCE_SECONDS: Final = 0.01
-"""Seconds in which output gathers in the pipe. A look at every write would cost a core."""
+"""Seconds in which output gathers in the pipe. A wake-up for every write would use a whole core."""
 COALESCE_DIVISOR: Final = 8
-"""A pipe that is filled faster than to an eighth of it in that time is read at once."""
+"""A pipe that fills to an eighth within that time is read at once."""
 BACKGROUND_GRACE: Final = 5.0
 """Seconds that background processes have to leave once the last command has ended."""
 
@@ -47,7 +47,7 @@ class CommandsResult(NamedTuple):
 
 
 class CommandContext(NamedTuple):
-    """What the loop talks to."""
+    """Objects that the loop uses."""
 
     log: LogFile
     output: OutputLog
@@ -58,7 +58,7 @@ class CommandContext(NamedTuple):
 
 
 class CommandLoop:
-    """The node's start commands and everything they leave behind."""
+    """Runs the node's start commands, and ends the processes that they leave behind."""
 
     def __init__(self, context: CommandContext, runner: Runner) -> None:
         self._around, self._runner = context, runner
@@ -89,7 +89,7 @@ class CommandLoop:
         return end
 
     def run_once(self) -> None:
-        """Wait for something to happen, at most a tick, and see to it."""
+        """Wait for an event, at most POLL_INTERVAL, and handle it."""
         around = self._around
         if self._gathering:
             self._wakeup_poll.poll(COALESCE_SECONDS * 1000)

@@ -1,4 +1,4 @@
-"""What start commands run in: a shell of this machine, or one in a container."""
+"""Runners of start commands: a shell of this machine, or one in a container."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ProcessLister = Callable[[], list[processes.ProcessStat]]
 
 
 class ExitStatus(NamedTuple):
-    """A command's exit code as a shell gives it, and the signal that ended it, if one did."""
+    """A command's exit code as a shell gives it, and the signal that ended it, if any."""
 
     code: int
     signal: int | None = None
 
 
 class Runner(Protocol):
-    """Runs one command at a time; what they print can be read from `output`."""
+    """Runs one command at a time. `output` is a descriptor from which their output is read."""
 
     output: int
-    """A descriptor that does not block."""
+    """Descriptor that does not block."""
     pipe_capacity: int
-    """How much waits there at most."""
+    """Capacity of the output's pipe, in bytes."""
     exit_status: ExitStatus | None
-    """How the last command did; None while it runs."""
+    """Exit status of the last command; None while it runs."""
 
     def start(self, command: str) -> None:
-        """Raises OSError."""
+        """Start a command. Raises OSError."""
         ...
 
     def poll(self) -> None:
-        """Called many times a second."""
+        """Update `exit_status`; called many times a second."""
         ...
 
     def on_child_exit(self, pid: int, status: int) -> None:
@@ -65,7 +65,7 @@ class Runner(Protocol):
 
 
 class ShellRunner:
-    """`/bin/sh -c` on this machine, in our working directory and view."""
+    """Runs `/bin/sh -c` on this machine, in our working directory and view."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ShellRunner:
         self._running = spawn(("/bin/sh", "-c", command), self._environment, stdio)
 
     def poll(self) -> None:
-        """Its end comes by note_end."""
+        """Do nothing: `on_child_exit` sets the exit status."""
 
     def on_child_exit(self, pid: int, status: int) -> None:
         if pid == self._running:

@@ -1,4 +1,4 @@
-"""Starting a child in a session of its own, without the cost of importing subprocess."""
+"""Start a child in a session of its own, without the cost of importing subprocess."""
 
 from __future__ import annotations
 

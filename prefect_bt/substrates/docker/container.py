@@ -18,7 +18,7 @@ LABEL_JOB: Final = "prefect-bt/job-id"
 LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_RANK: Final = "prefect-bt/rank"
 LABEL_MARK: Final = "prefect-bt/mark"
-"""Which launch it was (host.state_folder), by which a state folder knows its own."""
+"""Label with the mark of a launch, by which a state folder finds its own containers."""
 LEADER_PORT: Final = 29500
 """PyTorch's default port: every node has its own network, so no other process uses it."""
 ULIMITS: Final = (("memlock", -1), ("stack", 64 * 1024**2), ("nofile", 1024**2))
@@ -37,7 +37,7 @@ before it kills the host's services."""
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Everything that one container is made of."""
+    """Arguments of one container."""
 
     plan: NodePlan
     mark: str
@@ -46,7 +46,7 @@ class ContainerSpec:
     control: Path
     gpus: Sequence[str] = ()
     network: str = ""
-    """Of the gang; empty for a node alone, which has the Engine's own bridge."""
+    """Network of the gang; empty for a single node, which uses the Engine's bridge."""
     enforce_limits: bool = False
     """Whether the container is held to what the plan gives the node."""
     privileges: Privileges = field(default_factory=Privileges)

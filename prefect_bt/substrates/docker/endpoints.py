@@ -1,4 +1,4 @@
-"""Which Docker Engines have run nodes of a state folder, so that what is left there can be found.
+"""Record which Docker Engines have run nodes of a state folder, so that gc finds the rest there.
 
 <state dir>/engines/<quoted DOCKER_HOST, or "default">
 """

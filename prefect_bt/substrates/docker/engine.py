@@ -22,7 +22,7 @@ T = TypeVar("T")
 SUBSTRATE_NAME: Final = "docker"
 DEFAULT_DOCKER_HOST: Final = "unix:///var/run/docker.sock"
 REQUEST_TIMEOUT: Final = 60.0
-"""What a call may take; a disk that is busy makes containers slowly."""
+"""Seconds that a call may take; a busy disk creates containers slowly."""
 
 _LOCAL_HOSTS: Final = {"", "localhost", "127.0.0.1", "::1"}
 _START_HINT: Final = "Start it (`systemctl start docker`), or set DOCKER_HOST to its socket."
@@ -57,8 +57,8 @@ MESSAGE_PATTERNS: Final[tuple[tuple[str, Cause, str], ...]] = (
     ("minimum memory limit", Cause.CONFIGURATION, "Ask for more memory in compute.memory."),
     ("is already in use by container", Cause.LAUNCH_FAILED, "Remove that container."),
 )
-"""What the Engine's sentence holds, in lower case; the first that fits. The one place where text
-decides: it passes on what its runtime says as text alone (Engine 20.10.24, November 2026)."""
+"""Patterns in the Engine's messages, in lower case; the first match wins. The only decision by
+text: the Engine passes on its runtime's errors as text alone (Engine 20.10.24, November 2026)."""
 
 
 class DockerEngine:
@@ -86,7 +86,7 @@ class DockerEngine:
         """Connect in the background: importing the SDK takes as long as creating a container."""
 
         def connect() -> None:
-            with suppress(SubstrateError):  # whoever asks first is told
+            with suppress(SubstrateError):  # the first caller gets the error
                 _ = self.client
 
         threading.Thread(target=connect, name="docker-connect", daemon=True).start()

@@ -22,12 +22,12 @@ from prefect_bt.substrates.docker.engine import SUBSTRATE_NAME, DockerEngine
 CONTAINER_EXIT_TIMEOUT: Final = 90.0
 """Longest wait for a container to end, in seconds: more than an agent takes (container_runner)."""
 CREATE_GRACE: Final = 2.0
-"""Seconds; the Engine goes on with what a client asked of it that is gone."""
+"""Seconds in which the Engine may finish a request whose client is gone."""
 
 
 @dataclass(frozen=True)
 class DockerNodeHandle(HostHandle):
-    """Two handles of one node are equal and as good."""
+    """Handle of a node. Two handles of one node are equal and interchangeable."""
 
     substrate: ClassVar[str] = SUBSTRATE_NAME
     engine: DockerEngine
@@ -53,7 +53,8 @@ class DockerNodeHandle(HostHandle):
         return record.process if record else None
 
     def kill_unresponsive(self) -> None:
-        """Remove the container, which may be the cause, then give up as the protocol requires."""
+        """Remove the container, which may be the cause, then kill the node as the protocol
+        requires."""
         if self.folder.stop_request.exists() and not self._read_status().is_over:
             with suppress(SubstrateError):
                 self._apply_to_container(_force_remove)
@@ -66,7 +67,7 @@ class DockerNodeHandle(HostHandle):
         def kill(client: Any, one: str) -> None:
             client.kill(one, "SIGKILL")
 
-        with suppress(SubstrateError):  # it does not run any more
+        with suppress(SubstrateError):  # it no longer runs
             return self._apply_to_container(kill)
         return False
 
@@ -110,7 +111,7 @@ class DockerNodeHandle(HostHandle):
 
     def _remove_container(self, create_grace: float) -> None:
         if self._read_mark() and not self.folder.container_record.exists():
-            # Its launch did not come to an end.
+            # Its launch did not finish.
             deadline = time.monotonic() + create_grace
             while not self._apply_to_container(_force_remove) and time.monotonic() < deadline:
                 time.sleep(0.1)

@@ -114,7 +114,7 @@ class DockerContainerSubstrate:
         on_progress: ProgressCallback | None = None,
         cancelled: Event | None = None,
     ) -> PreparedImage:
-        """Pull it, unless it is here. ImageError, SecretError."""
+        """Pull the image, unless the Engine has it. ImageError, SecretError."""
         pulled = pull_image(
             self.engine.client,
             image.reference,
@@ -140,7 +140,7 @@ class DockerContainerSubstrate:
         except BaseException as error:
             if isinstance(error, FileExistsError):
                 raise _already_launched_error(node) from error
-            with suppress(SubstrateError):  # the one that is being raised says more
+            with suppress(SubstrateError):  # the first error is more precise
                 handle.remove(create_grace=0 if isinstance(error, Exception) else CREATE_GRACE)
             if isinstance(error, (OSError, ValueError, NotEnoughGpus, ViewError)):
                 raise _launch_error(node, error) from error
@@ -158,7 +158,7 @@ class DockerContainerSubstrate:
         lock = self.launcher.create_node_folder(node, contained=True)
         try:
             create_pipes(handle.folder)
-            # Both begin at once: the container takes as long as our own processes.
+            # The container takes as long to start as our own processes, so both start at once.
             started = self.launcher.start(handle.folder, (lock, *gpus.values()))
             try:
                 self._start_container(node, handle, list(gpus))
@@ -198,7 +198,7 @@ class DockerContainerSubstrate:
     def _start_container(
         self, node: NodePlan, handle: DockerNodeHandle, gpus: Sequence[str]
     ) -> None:
-        """Create and start it, and write down which it is."""
+        """Create and start the container, and record its identity."""
         record = codec.loads(NodeRecord, handle.folder.record.read_bytes())
         paths = ensure_volumes(node, state_dir=self.state_dir, node=handle.folder)
         image = self._inspect_image(node)
@@ -254,7 +254,7 @@ class DockerContainerSubstrate:
         except SubstrateError as error:
             if "rlimit" not in str(error) or not self._raises_limits:
                 raise
-            self._raises_limits = False  # an Engine without that right: its own limits have to do
+            self._raises_limits = False  # an Engine that may not raise limits: its own apply
             record_engine(self.state_dir, self._host, raises_limits=False)
             self.engine.call(
                 lambda client: client.remove_container(made, force=True), action="made"
@@ -308,7 +308,7 @@ def create_substrate(
     enforce_limits: bool = False,
     privileges: Privileges | None = None,
 ) -> DockerContainerSubstrate:
-    """For the table of substrates; see DockerSubstrate."""
+    """Return the substrate, for the table of substrates."""
     told = {"DOCKER_HOST": docker_host} if docker_host else {}
     return DockerContainerSubstrate(
         state_dir,

@@ -1,6 +1,6 @@
-"""Nodes as processes of this machine, with no server between: state is folders, locks and marks.
+"""Run nodes as processes of this machine, without a server: state is in folders, locks and marks.
 
-The folders are drawn in prefect_bt.host.state_folder, the processes in prefect_bt.node_agent.
+prefect_bt.host.state_folder lists the folders, prefect_bt.node_agent the processes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LEADER_ADDRESS: Final = LOOPBACK
 
 
 class LocalProcessSubstrate:
-    """Runs nodes beside us. `state_dir` is on a local disk (Settings.state_dir).
+    """Runs nodes as processes of this machine.
 
-    `orphan_deadline`: seconds a node goes on while nobody holds its job (host.job_lock); None
-    for ever, and of no matter to whoever only looks at nodes. `map_paths` refuses private views.
-    `uploader` replaces the uploader's argv, for tests.
+    `state_dir` is on a local disk (Settings.state_dir). `orphan_deadline`: seconds for which a node
+    continues while no process owns its job (host.job_lock); None: no limit. Only launches use it.
+    `map_paths`: use no private views. `uploader`: command line of the uploader, for tests.
     """
 
     def __init__(
