@@ -41,7 +41,6 @@ class SyncStatus:
     status: str | None = None
     error: str = ""
     uploads: tuple[UploadStatus, ...] = ()
-    """Return the sync status of an attempt that is not over."""
 
     def checkpoint_status(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
         """Return the checkpoint's own status, SYNCING, COMPLETE or None, and its error."""
@@ -65,14 +64,14 @@ def read_sync_status(
     for begun in reversed(ledger.list_attempts(record.id)):
         outcome = outcomes.get(begun.attempt)
         if outcome is not None and _has_node_reports(outcome):
-            said: _UploadsByRank = {}
+            uploads: _UploadsByRank = {}
         else:
-            said = _read_uploads(ledger, record, begun.attempt)
+            uploads = _read_uploads(ledger, record, begun.attempt)
         if outcome is None and not state.terminal:
-            if said or state is JobState.RUNNING:
-                return _running_status(said)
-        elif said or (outcome and any(node.started_at is not None for node in outcome.nodes)):
-            return _ended_status(outcome.nodes if outcome else (), said)
+            if uploads or state is JobState.RUNNING:
+                return _running_status(uploads)
+        elif uploads or (outcome and any(node.started_at is not None for node in outcome.nodes)):
+            return _ended_status(outcome.nodes if outcome else (), uploads)
     return SyncStatus()
 
 

@@ -301,14 +301,14 @@ def _belongs_to_users(pid: int, users: Collection[int]) -> bool:
 
 def _shares_pid_namespace(pid: int) -> bool:
     """Return whether it is in our pid namespace; False where that cannot be read."""
-    theirs = _file_identity(f"{_PROC}/{pid}/ns/pid")
-    return theirs is not None and theirs == _file_identity(f"{_PROC}/self/ns/pid")
+    namespace = _file_identity(f"{_PROC}/{pid}/ns/pid")
+    return namespace is not None and namespace == _file_identity(f"{_PROC}/self/ns/pid")
 
 
 def _is_in_our_pid_namespace(pid: int) -> bool:
     """Return whether it is in our pid namespace; True too if it is gone, or without namespaces."""
-    theirs = _file_identity(f"{_PROC}/{pid}/ns/pid")
-    return theirs is None or theirs == _file_identity(f"{_PROC}/self/ns/pid")
+    namespace = _file_identity(f"{_PROC}/{pid}/ns/pid")
+    return namespace is None or namespace == _file_identity(f"{_PROC}/self/ns/pid")
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:

@@ -347,8 +347,8 @@ class Agent:
         uploader.flush()
         while not uploader.is_finished:
             commands.run_once()
-        said = uploader.read_status()
-        uncommitted = said.uncommitted if said is not None else ()
+        report = uploader.read_status()
+        uncommitted = report.uncommitted if report is not None else ()
         self.status.update(upload_error=uploader.failure_reason(), uncommitted=uncommitted)
         self._log_flush_result(uploader)
 
@@ -368,14 +368,14 @@ class Agent:
         return StopReason.CONTAINER_GONE
 
     def _log_flush_result(self, uploader: UploaderProcess) -> None:
-        said, error = uploader.read_status(), uploader.failure_reason()
+        report, error = uploader.read_status(), uploader.failure_reason()
         if error:
             self.log.write_platform(f"checkpoints could not all be uploaded: {error}")
-        elif said is not None:
-            names = ", ".join(said.committed) or "none"
+        elif report is not None:
+            names = ", ".join(report.committed) or "none"
             self.log.write_platform(f"checkpoints synced; committed by this node: {names}")
-        for sentence in said.uncommitted if said is not None else ():
-            self.log.write_platform(f"checkpoint not committed: {sentence}")
+        for reason in report.uncommitted if report is not None else ():
+            self.log.write_platform(f"checkpoint not committed: {reason}")
 
     def _finish(self, end: CommandsResult) -> None:
         if self.container is not None:

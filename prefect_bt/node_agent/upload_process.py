@@ -51,23 +51,23 @@ def main(arguments: list[str] | None = None) -> int:
         store, origin = open_store(plan.store), _upload_origin(plan)
         ending = threading.Event()
         threading.Thread(target=_wait_for_eof, args=(ending,), daemon=True).start()
-        announcer = StatusPublisher(store, origin)
+        publisher = StatusPublisher(store, origin)
         job = job_prefix(plan.project_id, plan.job_id)
         epochs = Epochs(store, plan.job_id, job, clock=time.time)
 
-        def tell(status: UploadStatus) -> None:
+        def report_and_publish(status: UploadStatus) -> None:
             report(status)
-            announcer.publish(status)
+            publisher.publish(status)
 
         uploader = Uploader(
             store,
             directory=given.directory,
             origin=origin,
             options=replace(_upload_options(plan, given), fence=epochs.fence(plan.epoch)),
-            report=tell,
+            report=report_and_publish,
         )
         status = uploader.run(ending)
-        announcer.close()
+        publisher.close()
     except Exception as error:  # outermost handler: a status must exist
         what = (
             str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"

@@ -98,9 +98,9 @@ class UploaderProcess:
         """Handle the end of the process `pid` with this wait status."""
         self.pid, self._killed_at = None, None
         self._close_stdin()
-        said = self.read_status()
+        report = self.read_status()
         code, number = decode_wait_status(status)
-        if self._flushing and said is not None and (code == 0 or said.error):
+        if self._flushing and report is not None and (code == 0 or report.error):
             self._over = True
             return
         self._last_death = f"signal {number}" if number else f"exit code {code}"
@@ -112,9 +112,9 @@ class UploaderProcess:
 
     def failure_reason(self) -> str:
         """Return why not everything was uploaded; "" if it was."""
-        said = self.read_status()
-        if said is not None and said.error:
-            return said.error
+        status = self.read_status()
+        if status is not None and status.error:
+            return status.error
         undead = self._over and self._killed_at is not None
         if undead or len(self._stuck) >= MAX_STALLS:
             killed = "killed, but did not end" if undead else f"killed {len(self._stuck)} times"
@@ -166,12 +166,12 @@ class UploaderProcess:
         if now - self._looked_at < min(POLL_INTERVAL, self._job.stall_timeout / 4):
             return
         self._looked_at = now
-        said = self.read_status()
-        seen = said and replace(said, updated_at=0.0, rate=0.0)
+        status = self.read_status()
+        seen = status and replace(status, updated_at=0.0, rate=0.0)
         if seen != self._last_seen:
             self._last_seen, self._moved_at = seen, now
         elif now - self._moved_at >= self._job.stall_timeout:
-            self._kill(pid, said)
+            self._kill(pid, status)
 
     def _kill(self, pid: int, reason: UploadStatus | None) -> None:
         doing = (reason.file or reason.current) if reason is not None else ""

@@ -1,8 +1,8 @@
 """The committed checkpoints of a job: read from manifests, never from bare objects.
 
-A checkpoint of a gang is the parts that its ranks committed under one name. How many ranks write is
-the script's affair (often rank 0 alone), so a part counts as missing only where an earlier sibling
-(`checkpoint-10` before `checkpoint-20`) has one of that rank.
+A checkpoint of a gang is the parts that its ranks committed under one name. The script
+decides how many ranks write (often rank 0 alone), so a part counts as missing only if an earlier
+sibling (`checkpoint-10` before `checkpoint-20`) has one of that rank.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
 def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCheckpoint:
     parts = sorted(parts, key=lambda part: part.rank)
     first = parts[0]
-    told = next((part for part in parts if part.type), first)
+    typed = next((part for part in parts if part.type), first)
     steps = [part.step for part in parts if part.step is not None]
     return CommittedCheckpoint(
         id=short_id(first.job_id, first.name),
@@ -151,9 +151,9 @@ def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCh
         project_id=first.project_id,
         job_id=first.job_id,
         created_at=max(part.committed_at for part in parts),
-        type=told.type,
-        base_model=told.base_model,
-        lora_adapter_config=told.lora_adapter_config,
+        type=typed.type,
+        base_model=typed.base_model,
+        lora_adapter_config=typed.lora_adapter_config,
         size=sum(part.size for part in parts),
         step=max(steps) if steps else None,
         attempt=max(part.attempt for part in parts),

@@ -86,11 +86,11 @@ def _parse(data: bytes) -> TensorTable:
     if not isinstance(header, dict):
         raise TypeError("expected a JSON object")
     named = cast("dict[str, Any]", header)
-    noted: Any = named.pop("__metadata__", None)
+    metadata: Any = named.pop("__metadata__", None)
     placed = sorted(
-        (_parse_tensor(name, told) for name, told in named.items()), key=lambda one: one[0]
+        (_parse_tensor(name, fields) for name, fields in named.items()), key=lambda one: one[0]
     )
-    return TensorTable(tuple(tensor for _, tensor in placed), _parse_metadata(noted))
+    return TensorTable(tuple(tensor for _, tensor in placed), _parse_metadata(metadata))
 
 
 def _parse_tensor(name: str, fields: Any) -> tuple[tuple[int, int], Tensor]:

@@ -19,7 +19,7 @@ class UploadProgress:
 
     def __init__(self, report: Callable[[UploadStatus], None]) -> None:
         self._report = report
-        self._told = float("-inf")
+        self._reported_at = float("-inf")
         self._began = 0.0
         self.status = UploadStatus(updated_at=time.time())
         self._before = self.status
@@ -29,7 +29,7 @@ class UploadProgress:
         """Set fields of the status and report it."""
         shown = {field: _escape_surrogates(value) for field, value in values.items()}
         self.status = replace(self.status, updated_at=time.time(), work=self._work, **shown)
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         self._report(self.status)
         return self.status
 
@@ -53,7 +53,7 @@ class UploadProgress:
     def add_work(self, amount: int = 1) -> None:
         """Count work that may not show in the number of transferred bytes."""
         self._work += amount
-        if time.monotonic() - self._told >= _REPORT_INTERVAL:
+        if time.monotonic() - self._reported_at >= _REPORT_INTERVAL:
             self.update()
 
     def discard_current(self) -> None:
@@ -75,14 +75,15 @@ class UploadProgress:
 
     def update_problems(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
         """Set what is not committed and why, and the store's error; report a change."""
-        news = {
+        changed = {
             "waiting": format_uncommitted(waiting),
             "trouble": _summarize(sorted(set(failures.values()))),
         }
         if any(
-            getattr(self.status, name) != _escape_surrogates(value) for name, value in news.items()
+            getattr(self.status, name) != _escape_surrogates(value)
+            for name, value in changed.items()
         ):
-            self.update(**news)
+            self.update(**changed)
 
 
 def _summarize(messages: list[str]) -> str:

@@ -39,42 +39,42 @@ class StatusPublisher:
     ) -> None:
         folder = uploads_prefix(origin.project_id, origin.job_id, origin.attempt)
         self._store, self._key, self._every = store, f"{folder}/rank-{origin.rank}.json", interval
-        self._news, self._status = threading.Condition(), UploadStatus(updated_at=0)
-        self._fresh = self._over = False
-        self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
+        self._changed, self._status = threading.Condition(), UploadStatus(updated_at=0)
+        self._is_unsent = self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="upload-status", daemon=True)
         self._thread.start()
 
     def publish(self, status: UploadStatus) -> None:
-        with self._news:
-            self._fresh = self._fresh or status != self._status
+        with self._changed:
+            self._is_unsent = self._is_unsent or status != self._status
             self._status = status
-            self._news.notify()
+            self._changed.notify()
 
     def close(self) -> None:
         """Wait a short time for the last update to arrive."""
-        with self._news:
-            self._over = True
-            self._news.notify()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         self._thread.join(_CLOSE_TIMEOUT)
 
     def _run(self) -> None:
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._fresh or self._over)
-                if not self._fresh:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_unsent or self._is_closed)
+                if not self._is_unsent:
                     return
-                status, self._fresh = self._status, False
+                status, self._is_unsent = self._status, False
             with suppress(StoreError):
                 self._store.put(self._key, codec.dumps(status).encode(errors="backslashreplace"))
             self._wait_interval(status)
 
     def _wait_interval(self, sent: UploadStatus) -> None:
-        with self._news:
-            self._news.wait_for(lambda: self._over or self._is_urgent(sent), self._every)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._is_urgent(sent), self._every)
 
     def _is_urgent(self, sent: UploadStatus) -> bool:
         """Return whether to send at once: a commit or an error, but not progress."""
-        return self._fresh and (self._status.committed, self._status.trouble) != (
+        return self._is_unsent and (self._status.committed, self._status.trouble) != (
             sent.committed,
             sent.trouble,
         )

@@ -27,7 +27,7 @@ def top_level_folder(path: str) -> str:
 
 
 class TopLevelFolder:
-    """One top-level folder, or the files in none. A Found that did not change stays the same."""
+    """Checkpoints of one top-level folder, or of files in none; unchanged ones stay the same."""
 
     def __init__(self, files: FileTree | None = None) -> None:
         self.files: dict[str, FileStat] = dict(files or {})
@@ -45,9 +45,9 @@ class TopLevelFolder:
 
     def update(self, changes: Mapping[str, FileStat | None]) -> bool:
         """Set some files, None for deleted ones; return whether that changes anything."""
-        news = {path: fact for path, fact in changes.items() if self.files.get(path) != fact}
+        changed = {path: fact for path, fact in changes.items() if self.files.get(path) != fact}
         regroup = False
-        for path, fact in news.items():
+        for path, fact in changed.items():
             came_or_went = fact is None or path not in self.files
             regroup = regroup or (came_or_went and is_marker_file(path))
             if fact is None:
@@ -56,25 +56,25 @@ class TopLevelFolder:
                 self.files[path] = fact
         if regroup:
             self._regroup()
-        elif news:
-            self._apply(news)
-        return bool(news)
+        elif changed:
+            self._apply(changed)
+        return bool(changed)
 
-    def _apply(self, news: Mapping[str, FileStat | None]) -> None:
+    def _apply(self, changed: Mapping[str, FileStat | None]) -> None:
         opened: dict[str, LocalCheckpoint] = {}
-        for path, fact in news.items():
+        for path, fact in changed.items():
             name, temporary = find_checkpoint(path, self._marked)
             if name not in opened:
                 before = self.found.get(name, LocalCheckpoint(name))
                 opened[name] = LocalCheckpoint(
                     name, dict(before.files), dict(before.temporary_files)
                 )
-            mine = opened[name].temporary_files if temporary else opened[name].files
+            files = opened[name].temporary_files if temporary else opened[name].files
             inner = path[len(join_checkpoint_path(name, "")) :]
             if fact is None:
-                mine.pop(inner, None)
+                files.pop(inner, None)
             else:
-                mine[inner] = fact
+                files[inner] = fact
         for name, found in opened.items():
             if found.files or found.temporary_files:
                 self.found[name] = found

@@ -80,7 +80,7 @@ def render_labels(job_id: str, attempt: int, rank: int | None, mark: str) -> dic
 def render_environment(spec: ContainerSpec) -> dict[str, str]:
     """Return variables beside the image's own. Secrets go through host.nodes.container_pipes."""
     plan = spec.plan
-    told = rendezvous_variables(
+    rendezvous = rendezvous_variables(
         f"{plan.job_id}-{plan.attempt}",
         address=host_name(plan.job_id, 0),
         port=LEADER_PORT,
@@ -88,7 +88,7 @@ def render_environment(spec: ContainerSpec) -> dict[str, str]:
     )
     return {
         "PYTHONUNBUFFERED": "1",
-        **told,
+        **rendezvous,
         **plan.environment,
         MARK_VARIABLE: spec.mark,
     }

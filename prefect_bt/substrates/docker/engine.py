@@ -11,6 +11,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -57,8 +58,8 @@ MESSAGE_PATTERNS: Final[tuple[tuple[str, Cause, str], ...]] = (
     ("minimum memory limit", Cause.CONFIGURATION, "Ask for more memory in compute.memory."),
     ("is already in use by container", Cause.LAUNCH_FAILED, "Remove that container."),
 )
-"""Patterns in the Engine's messages, in lower case; the first match wins. The only decision by
-text: the Engine passes on its runtime's errors as text alone (Engine 20.10.24, November 2026)."""
+"""Patterns in the Engine's messages, in lower case; the first match wins. Text decides here
+only: the Engine passes on its runtime's errors as text alone (Engine 20.10.24, November 2026)."""
 
 
 class DockerEngine:
@@ -101,7 +102,7 @@ class DockerEngine:
         except errors.APIError as error:
             raise engine_error(str(error.explanation or error), action=action, rank=rank) from error
         except (errors.DockerException, transport.RequestException, OSError) as error:
-            raise _unreachable_error(str(error), rank) from error
+            raise self._unreachable_error(error, rank) from error
 
     def find(self, request: Callable[[Any], T]) -> T | None:
         """Return the result as `call` does; None for an object that does not exist."""
@@ -123,7 +124,7 @@ class DockerEngine:
         try:
             return _get_over_socket(parts.path, "/info")
         except (OSError, HTTPException, ValueError) as error:
-            raise _unreachable_error(str(error), None) from error
+            raise self._unreachable_error(error) from error
 
     def _connect(self) -> Any:
         validate_docker_host(self._environment.get("DOCKER_HOST", ""))
@@ -133,7 +134,22 @@ class DockerEngine:
         try:
             return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT, **given)
         except (errors.DockerException, OSError) as error:
-            raise _unreachable_error(str(error), None) from error
+            raise self._unreachable_error(error) from error
+
+    def _unreachable_error(self, error: Exception, rank: int | None = None) -> SubstrateError:
+        socket_path = Path(urlsplit(self.address).path)
+        is_closed = socket_path.is_socket() and not os.access(socket_path, os.W_OK)
+        return SubstrateError(
+            f"The Docker Engine does not answer: {str(error).strip().rstrip('.')}.",
+            substrate=SUBSTRATE_NAME,
+            rank=rank,
+            next_step=_GROUP_HINT if is_closed else _START_HINT,
+            cause=Cause.CAPACITY_MISSING,
+        )
+
+
+class LimitsRefused(SubstrateError):
+    """Error: the Engine may not set the ulimits of a container."""
 
 
 class _SocketConnection(HTTPConnection):
@@ -153,10 +169,10 @@ def _get_over_socket(path: str, url: str) -> dict[str, Any]:
     try:
         connection.request("GET", url)
         answer = connection.getresponse()
-        told = json.loads(answer.read())
+        reply = json.loads(answer.read())
         if answer.status != HTTPStatus.OK:
-            raise ValueError(str(told.get("message") or answer.reason))
-        return told
+            raise ValueError(str(reply.get("message") or answer.reason))
+        return reply
     finally:
         connection.close()
 
@@ -179,10 +195,10 @@ def validate_docker_host(host: str) -> None:
 
 def validate_same_kernel(info: Mapping[str, Any]) -> None:
     """Raise SubstrateError for an Engine in a virtual machine, such as Docker Desktop's."""
-    theirs, ours = str(info.get("KernelVersion", "")), os.uname().release
-    if theirs != ours:
+    remote, kernel = str(info.get("KernelVersion", "")), os.uname().release
+    if remote != kernel:
         raise SubstrateError(
-            f"The Docker Engine runs on another kernel ({theirs}, here {ours}): in a virtual "
+            f"The Docker Engine runs on another kernel ({remote}, here {kernel}): in a virtual "
             "machine, whose containers cannot share pipes with this one.",
             substrate=SUBSTRATE_NAME,
             next_step="Run prefect-bt inside of it, or use --substrate local.",
@@ -195,21 +211,12 @@ def engine_error(message: str, *, action: str, rank: int | None = None) -> Subst
     text = message.lower()
     found = next(((cause, cure) for piece, cause, cure in MESSAGE_PATTERNS if piece in text), None)
     cause, cure = found or (Cause.LAUNCH_FAILED, "See the log of the Engine.")
-    who = "The container" if rank is None else f"The container of rank {rank}"
-    return SubstrateError(
-        f"{who} could not be {action}: {message.strip().rstrip('.')}.",
+    subject = "The container" if rank is None else f"The container of rank {rank}"
+    kind = LimitsRefused if "rlimit" in text else SubstrateError
+    return kind(
+        f"{subject} could not be {action}: {message.strip().rstrip('.')}.",
         substrate=SUBSTRATE_NAME,
         rank=rank,
         next_step=cure,
         cause=cause,
-    )
-
-
-def _unreachable_error(message: str, rank: int | None) -> SubstrateError:
-    return SubstrateError(
-        f"The Docker Engine does not answer: {message.strip().rstrip('.')}.",
-        substrate=SUBSTRATE_NAME,
-        rank=rank,
-        next_step=_GROUP_HINT if "permission denied" in message.lower() else _START_HINT,
-        cause=Cause.CAPACITY_MISSING,
     )

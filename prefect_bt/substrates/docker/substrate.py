@@ -40,7 +40,12 @@ from prefect_bt.substrates.docker.container import (
     render_labels,
 )
 from prefect_bt.substrates.docker.endpoints import can_raise_limits, record_engine
-from prefect_bt.substrates.docker.engine import SUBSTRATE_NAME, DockerEngine, validate_same_kernel
+from prefect_bt.substrates.docker.engine import (
+    SUBSTRATE_NAME,
+    DockerEngine,
+    LimitsRefused,
+    validate_same_kernel,
+)
 from prefect_bt.substrates.docker.node_handle import (
     CREATE_GRACE,
     DockerNodeHandle,
@@ -251,8 +256,8 @@ class DockerContainerSubstrate:
         made = self._create(spec, info)
         try:
             self.engine.call(lambda client: client.start(made), action="started", rank=rank)
-        except SubstrateError as error:
-            if "rlimit" not in str(error) or not self._raises_limits:
+        except LimitsRefused:
+            if not self._raises_limits:
                 raise
             self._raises_limits = False  # an Engine that may not raise limits: its own apply
             record_engine(self.state_dir, self._host, raises_limits=False)
@@ -309,11 +314,10 @@ def create_substrate(
     privileges: Privileges | None = None,
 ) -> DockerContainerSubstrate:
     """Return the substrate, for the table of substrates."""
-    told = {"DOCKER_HOST": docker_host} if docker_host else {}
     return DockerContainerSubstrate(
         state_dir,
         orphan_deadline=orphan_deadline,
-        environment={**os.environ, **told},
+        environment={**os.environ, **({"DOCKER_HOST": docker_host} if docker_host else {})},
         enforce_limits=enforce_limits,
         privileges=privileges,
     )
@@ -331,11 +335,11 @@ def _early_exit_error(
     node: NodePlan, state: Mapping[str, Any], image: Mapping[str, Any], info: Mapping[str, Any]
 ) -> SubstrateError:
     """Return the error of an image whose /bin/sh ended before its first order."""
-    theirs, ours = image.get("Architecture", ""), str(info.get("Architecture", ""))
+    image_type, machine = image.get("Architecture", ""), info.get("Architecture", "")
     why = str(state.get("Error") or f"its /bin/sh ended with {state.get('ExitCode')}").rstrip(".")
     return SubstrateError(
         f"The container of rank {node.rank} ended before a command could run in it: {why} "
-        f"(the image is for {theirs}, the machine is {ours}).",
+        f"(the image is for {image_type}, the machine is {machine}).",
         substrate=SUBSTRATE_NAME,
         rank=node.rank,
         next_step="Use an image for this machine's processor, with a POSIX /bin/sh in it.",

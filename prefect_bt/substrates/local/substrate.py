@@ -86,8 +86,8 @@ class LocalProcessSubstrate:
         """Start the node and return at once; SubstrateError leaves nothing behind."""
         handle = HostHandle(JobFolder(self.state_dir, node.job_id), node.attempt, node.rank)
         try:
-            told = self._ports.get_variables(node, handle.job)
-            node = replace(node, environment={**told, **node.environment})
+            ports = self._ports.get_variables(node, handle.job)
+            node = replace(node, environment={**ports, **node.environment})
             self._start(node, handle, secrets)
         except (OSError, ValueError) as error:
             self._ports.release(node)
