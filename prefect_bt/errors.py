@@ -32,16 +32,19 @@ from __future__ import annotations
 import copyreg
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 
+@dataclass(eq=False, repr=False)
 class PrefectBtError(Exception):
     """Base class of all errors: `message` says what happened, `next_step` what to do."""
 
-    def __init__(self, message: str, *, next_step: str = "") -> None:
-        self.message = message
-        self.next_step = next_step
-        super().__init__(f"{message} {next_step}".rstrip())
+    message: str
+    next_step: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__init__(f"{self.message} {self.next_step}".rstrip())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without another call of `__init__`, which takes other arguments."""
@@ -52,29 +55,21 @@ class UsageError(PrefectBtError):
     """Options that exclude each other, are missing or invalid, or a question without an answer."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DefinitionError(PrefectBtError):
     """An invalid definition. `file`, `line`, `field` and `value` are None where unknown."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        next_step: str = "",
-        file: str | None = None,
-        line: int | None = None,
-        field: str | None = None,
-        value: object = None,
-    ) -> None:
-        self.file, self.line, self.field, self.value = file, line, field, value
-        super().__init__(message, next_step=next_step)
+    file: str | None = None
+    line: int | None = None
+    field: str | None = None
+    value: object = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WorkspaceError(PrefectBtError):
     """The workspace cannot be packed or unpacked. `path` is the file, folder or archive member."""
 
-    def __init__(self, message: str, *, next_step: str = "", path: str | None = None) -> None:
-        self.path = path
-        super().__init__(message, next_step=next_step)
+    path: str | None = None
 
 
 class PlanError(PrefectBtError):
@@ -117,20 +112,19 @@ class AmbiguousError(PrefectBtError):
     """A name of several projects where one project is needed."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StateError(PrefectBtError):
     """A request that the job's state does not allow. `state` is that state."""
 
-    def __init__(self, message: str, *, state: str, next_step: str = "") -> None:
-        self.state = state
-        super().__init__(message, next_step=next_step)
+    state: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StoreError(PrefectBtError):
     """A failed operation of the store `url`. `key` is the object; empty if it is not known."""
 
-    def __init__(self, message: str, *, url: str = "", key: str = "", next_step: str = "") -> None:
-        self.url, self.key = url, key
-        super().__init__(message, next_step=next_step)
+    url: str = ""
+    key: str = ""
 
 
 class ObjectNotFound(StoreError):
@@ -141,6 +135,7 @@ class ObjectExists(StoreError):
     """A create-only write found an object `key`."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SubstrateError(PrefectBtError):
     """A node could not be launched, observed or stopped. `substrate` is the substrate's name.
 
@@ -148,82 +143,49 @@ class SubstrateError(PrefectBtError):
     decides whether a retry can help; empty if there is no particular cause.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        substrate: str,
-        rank: int | None = None,
-        next_step: str = "",
-        cause: str = "",
-    ) -> None:
-        self.substrate, self.rank, self.cause = substrate, rank, cause
-        super().__init__(message, next_step=next_step)
+    substrate: str
+    rank: int | None = None
+    cause: str = ""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ImageError(SubstrateError):
     """An image could not be pulled. `reference` is the definition's; `fault` a PullErrorKind."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        reference: str,
-        fault: str,
-        cause: str,
-        substrate: str = "docker",
-        rank: int | None = None,
-        next_step: str = "",
-    ) -> None:
-        self.reference, self.fault = reference, fault
-        super().__init__(message, substrate=substrate, rank=rank, next_step=next_step, cause=cause)
+    substrate: str = "docker"
+    reference: str
+    fault: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class IdentityError(PrefectBtError):
     """A role or identity that could not be assumed. If not `refused`, a retry can help."""
 
-    def __init__(self, message: str, *, next_step: str = "", refused: bool = True) -> None:
-        self.refused = refused
-        super().__init__(message, next_step=next_step)
+    refused: bool = True
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CheckpointError(PrefectBtError):
     """A checkpoint failed. `rank`, `path` and `cause` locate the fault; None or "" if unknown."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        next_step: str = "",
-        rank: int | None = None,
-        path: str | None = None,
-        cause: str = "",
-    ) -> None:
-        self.rank, self.path, self.cause = rank, path, cause
-        super().__init__(message, next_step=next_step)
+    rank: int | None = None
+    path: str | None = None
+    cause: str = ""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WeightsError(PrefectBtError):
     """A weights source could not be resolved or mirrored. `source` is the definition's URI."""
 
-    def __init__(self, message: str, *, source: str, next_step: str = "") -> None:
-        self.source = source
-        super().__init__(message, next_step=next_step)
+    source: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ServingError(PrefectBtError):
     """A model cannot be deployed or does not answer. `log_tail` has the server's last lines."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        next_step: str = "",
-        deployment: str = "",
-        log_tail: Sequence[str] = (),
-    ) -> None:
-        self.deployment, self.log_tail = deployment, tuple(log_tail)
-        super().__init__(message, next_step=next_step)
+    deployment: str = ""
+    log_tail: Sequence[str] = ()
 
 
 class DrillError(PrefectBtError):
@@ -234,12 +196,11 @@ class MaxRunTimeError(PrefectBtError):
     """The commands of a job have used up its maximum run time."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AttemptFailed(PrefectBtError):
     """An attempt failed. `outcome` has its records.Outcome as JSON-ready values."""
 
-    def __init__(self, message: str, *, outcome: Mapping[str, Any], next_step: str = "") -> None:
-        self.outcome = dict(outcome)
-        super().__init__(message, next_step=next_step)
+    outcome: Mapping[str, Any]
 
 
 class ServerError(PrefectBtError):

@@ -86,17 +86,12 @@ class ProcessIdentity:
 def read_start_time(pid: int) -> int:
     """Return when the process began, in ticks since the machine did; 0 when it is gone."""
     fields = _stat_fields(pid)
-    return 0 if fields is None or fields[0] in {b"Z", b"X"} else int(fields[19])
+    return int(fields[19]) if fields else 0
 
 
 def list_processes() -> dict[int, ProcessStat]:
     """Return every process that is not a zombie, by pid."""
-    found: dict[int, ProcessStat] = {}
-    for pid in _iter_pids():
-        facts = _read_process_stat(pid)
-        if facts is not None:
-            found[pid] = facts
-    return found
+    return {pid: facts for pid in _iter_pids() if (facts := _read_process_stat(pid))}
 
 
 def list_descendants(root: int, *, exclude: Collection[int] = ()) -> list[ProcessStat]:
@@ -120,7 +115,7 @@ def find_marked_processes(mark: str, root: Path, *, exclude_uploader: bool = Fal
     own_root = _file_identity(str(root))
     found: list[int] = []
     for pid in _iter_pids():
-        if pid == os.getpid() or _is_zombie(pid):
+        if pid == os.getpid() or _stat_fields(pid) is None:
             continue
         variables = _read_environ(pid)
         if exclude_uploader and uploader in variables and _is_in_our_pid_namespace(pid):
@@ -190,7 +185,7 @@ def kill_flow_helpers(job_id: str) -> bool:
     wanted = f"{FLOW_VARIABLE}={job_id}".encode()
 
     def find() -> list[int]:
-        return [p for p in _iter_pids() if wanted in _read_environ(p) and not _is_zombie(p)]
+        return [p for p in _iter_pids() if wanted in _read_environ(p) and _stat_fields(p)]
 
     return kill_until_gone(find)
 
@@ -261,21 +256,17 @@ def _iter_pids() -> Iterator[int]:
 
 def _read_process_stat(pid: int) -> ProcessStat | None:
     fields = _stat_fields(pid)
-    if fields is None or fields[0] in {b"Z", b"X"}:
+    if fields is None:
         return None
     ticks = sum(int(value) for value in fields[11:15])
     return ProcessStat(pid, int(fields[1]), int(fields[2]), ticks)
 
 
-def _is_zombie(pid: int) -> bool:
-    fields = _stat_fields(pid)
-    return fields is None or fields[0] in {b"Z", b"X"}
-
-
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields after the command's name, which may contain blanks and parentheses."""
+    """Return the fields after the command's name; None for an ended process or a zombie."""
     text = _read(f"{_PROC}/{pid}/stat")
-    return text.rpartition(b") ")[2].split() if text else None
+    fields = text.rpartition(b") ")[2].split()  # the name may contain blanks and parentheses
+    return fields if fields and fields[0] not in {b"Z", b"X"} else None
 
 
 def _read_environ(pid: int) -> list[bytes]:

@@ -64,71 +64,24 @@ class JobFolder:
         return NodeFolder(self.path / f"attempt-{attempt}" / f"rank-{rank}")
 
 
-@dataclass(frozen=True)
 class NodeFolder:
-    """`<state_dir>/jobs/<job id>/attempt-<n>/rank-<r>`."""
+    """`<state_dir>/jobs/<job id>/attempt-<n>/rank-<r>`, and the paths of the files in it."""
 
-    path: Path
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "node.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def upload_status(self) -> Path:
-        return self.path / "upload.json"
-
-    @property
-    def stop_request(self) -> Path:
-        return self.path / "stop.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.path / "agent.log"
-
-    @property
-    def root(self) -> Path:
-        return self.path / "root"
-
-    @property
-    def mirrors(self) -> Path:
-        return self.path / "mirrors"
-
-    @property
-    def control(self) -> Path:
-        """Return the folder of the pipes into the container (host.nodes.container_pipes)."""
-        return self.path / "control"
-
-    @property
-    def ready(self) -> Path:
-        """Return the file that exists once a pod's node can start its commands."""
-        return self.path / "ready"
-
-    @property
-    def go(self) -> Path:
-        """Return the file that exists once all nodes of the gang can start their commands."""
-        return self.path / "go"
-
-    @property
-    def container_record(self) -> Path:
-        """Return the file of the ContainerRecord, which exists once the container runs."""
-        return self.path / "container.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = path / "lock"
+        self.record = path / "node.json"
+        self.plan = path / "plan.json"
+        self.status = path / "status.json"
+        self.upload_status = path / "upload.json"
+        self.stop_request = path / "stop.json"
+        self.log = path / "log"
+        self.agent_log = path / "agent.log"
+        self.root = path / "root"
+        self.mirrors = path / "mirrors"
+        self.control = path / "control"
+        self.container_record = path / "container.json"
+        self.ready, self.go = path / "ready", path / "go"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, ClassVar, Final
@@ -24,7 +25,7 @@ from prefect_bt.filesystem.confined import NotRegularFile, open_file, read_regul
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.trees import find_files, remove_tree
 from prefect_bt.host import processes
-from prefect_bt.host.job_lock import OPEN_FLAGS, remove_unowned_lock, try_lock
+from prefect_bt.host.job_lock import is_free, remove_unowned_lock
 from prefect_bt.host.mounts.namespace import list_mount_points
 from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
@@ -41,14 +42,13 @@ SUBSTRATE_NAME: Final = "local"
 NODE_GONE = "the node's process is gone"
 KILL_TIMEOUT = 15.0
 LOOPBACK: Final = "127.0.0.1"
-_NODE_MODULES: Final = {"prefect_bt.node_agent", "prefect_bt.node"}
-"""In the command lines of guard and agent only: of this release, and of the one before."""
+_NODE_MODULE: Final = "prefect_bt.node_agent"
+"""Part of the command lines of guard and agent only."""
 
 
 @dataclass(frozen=True)
 class HostHandle:
-    """Handle of one node. It holds no process: handles of one node are equal and
-    interchangeable."""
+    """Handle of one node. It holds no process, so that all handles of a node are equal."""
 
     substrate: ClassVar[str] = SUBSTRATE_NAME
 
@@ -104,16 +104,10 @@ class HostHandle:
 
     def _agents(self) -> list[int]:
         """Return the pids of the guard and the agent, if they are alive."""
-        marked = processes.find_marked_processes(
-            self._read_mark(), self.folder.root, exclude_uploader=True
-        )
-        return [pid for pid in marked if _is_node_process(pid)]
+        return [pid for pid in self._marked_processes() if _is_node_process(pid)]
 
     def kill_commands(self) -> bool:
-        marked = processes.find_marked_processes(
-            self._read_mark(), self.folder.root, exclude_uploader=True
-        )
-        found = [pid for pid in marked if not _is_node_process(pid)]
+        found = [pid for pid in self._marked_processes() if not _is_node_process(pid)]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -156,19 +150,7 @@ class HostHandle:
     # -- whether it lives -------------------------------------------------------------------
 
     def _is_alive(self) -> bool:
-        descriptor = self._open_lock()
-        if descriptor is None:
-            return False
-        try:
-            return not try_lock(descriptor, shared=True)
-        finally:
-            os.close(descriptor)
-
-    def _open_lock(self) -> int | None:
-        try:
-            return os.open(self.folder.lock, OPEN_FLAGS)
-        except OSError:
-            return None
+        return not is_free(self.folder.lock)
 
     def _mark_lost(self, status: NodeStatus) -> NodeStatus:
         """Set a node that died without a final status to LOST, and end its commands."""
@@ -211,13 +193,13 @@ class HostHandle:
     # -- ending and deleting ----------------------------------------------------------------
 
     def _kill_processes(self, *, keep_uploader: bool) -> bool:
-        mark = self._read_mark()
         return processes.kill_until_gone(
-            lambda: processes.find_marked_processes(
-                mark, self.folder.root, exclude_uploader=keep_uploader
-            ),
-            timeout=KILL_TIMEOUT,
+            partial(self._marked_processes, keep_uploader=keep_uploader), timeout=KILL_TIMEOUT
         )
+
+    def _marked_processes(self, *, keep_uploader: bool = True) -> list[int]:
+        mark, root = self._read_mark(), self.folder.root
+        return processes.find_marked_processes(mark, root, exclude_uploader=keep_uploader)
 
     def _kill_all(self) -> None:
         if not self._kill_processes(keep_uploader=False):
@@ -320,4 +302,4 @@ def _remove_mount_points(root: Path) -> None:
 
 
 def _is_node_process(pid: int) -> bool:
-    return not _NODE_MODULES.isdisjoint(processes.read_command_line(pid))
+    return _NODE_MODULE in processes.read_command_line(pid)
