@@ -6,15 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, HttpUrl, WithJsonSchema, field_validator
 
-from prefect_bt.blocks.block_docs import NODES_LOGO
-from prefect_bt.blocks.forms import FormBlock, FormChoice
-from prefect_bt.definitions import (
-    Accelerator,
-    AcceleratorSpec,
-    AvailabilityModel,
-    Compute,
-    parse_memory,
-)
+from prefect_bt.blocks.forms import NODES_LOGO, FormBlock, FormChoice
+from prefect_bt.definitions import AcceleratorSpec, AvailabilityModel, Compute, parse_memory
 from prefect_bt.errors import DefinitionError
 
 
@@ -114,14 +107,11 @@ class TrainingCompute(FormBlock):
 
     def build(self) -> Compute:
         """Return the compute of a definition."""
-        spec = None
-        if self.accelerator is not None:
-            accelerator = Accelerator(self.accelerator.value)
-            spec = AcceleratorSpec(accelerator=accelerator, count=self.accelerator_count)
+        gpus = self.accelerator and f"{self.accelerator}:{self.accelerator_count}"
         return Compute(
             node_count=self.node_count,
             cpu_count=self.cpu_count,
             memory=self.memory,
-            accelerator=spec,
+            accelerator=AcceleratorSpec.model_validate(gpus) if gpus else None,
             availability_model=AvailabilityModel(self.availability.value),
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, HttpUrl, WithJsonSchema, field_validator
 
-from prefect_bt.blocks.block_docs import DOCKER_LOGO
+from prefect_bt.blocks.forms import DOCKER_LOGO
 from prefect_bt.blocks.local_substrate import HostSubstrate
-from prefect_bt.host.container_privileges import Privileges, parse_capabilities
-from prefect_bt.substrates.protocol import Substrate
+from prefect_bt.host.container_privileges import parse_capabilities
+from prefect_bt.settings import Settings
 
 UsualProcessLimit = Annotated[None, WithJsonSchema({"type": "null", "title": "Usual"})]
 
@@ -72,20 +72,12 @@ class DockerSubstrate(HostSubstrate):
     def _validate_capabilities(cls, names: list[str]) -> list[str]:
         return list(parse_capabilities(names))
 
-    @property
-    def privileges(self) -> Privileges:
-        """Return the privileges of the containers."""
-        return Privileges(tuple(self.capabilities), self.allow_new_privileges, self.process_limit)
-
-    def build(self) -> Substrate:
-        """Return the Docker substrate. `grace_seconds` is a setting of plans, not of substrates."""
-        from prefect_bt.substrates import open_substrate
-
-        return open_substrate(
-            "docker",
-            state_dir=self.folder,
-            orphan_deadline=self.orphan_deadline_seconds,
+    def settings(self, **fields: Any) -> Settings:
+        return super().settings(
             docker_host=self.docker_host,
-            enforce_limits=self.enforce_limits,
-            privileges=self.privileges,
+            docker_enforce_limits=self.enforce_limits,
+            docker_capabilities=self.capabilities,
+            docker_new_privileges=self.allow_new_privileges,
+            docker_processes=self.process_limit,
+            **fields,
         )

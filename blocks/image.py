@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.block_docs import DOCKER_LOGO
-from prefect_bt.blocks.forms import FormBlock
+from prefect_bt.blocks.forms import DOCKER_LOGO, FormBlock
 from prefect_bt.blocks.registry import RegistryAccess
 from prefect_bt.definitions import Image
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, cast
 from prefect.blocks.core import Block
 from pydantic import BeforeValidator, Field, HttpUrl, field_validator
 
-from prefect_bt.blocks.block_docs import KUBERNETES_LOGO
-from prefect_bt.blocks.forms import FormBlock
+from prefect_bt.blocks.forms import KUBERNETES_LOGO
+from prefect_bt.blocks.local_substrate import SubstrateBlock
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.errors import DefinitionError
-from prefect_bt.substrates.protocol import Substrate
+from prefect_bt.settings import Settings
 
 
 def _read_reference(value: object) -> object:
@@ -30,7 +30,7 @@ BlockReference = Annotated[str, BeforeValidator(_read_reference)]
 
 
 # Prefect's Block overrides methods of pydantic's model with fewer parameters.
-class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[reportIncompatibleMethodOverride]
+class KubernetesSubstrate(SubstrateBlock, ClusterSettings):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Substrate that runs nodes as pods of a Kubernetes cluster."""
 
     substrate: ClassVar[str] = "kubernetes"
@@ -86,17 +86,9 @@ class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[report
             given["kubeconfig"] = _read_kubeconfig(self.credentials)
         return ClusterSettings(**given)
 
-    def build(self, store: str = "") -> Substrate:
-        """Return the Kubernetes substrate. `grace_seconds` is a setting of plans.
-
-        `store` is the URL of the jobs' store; "" for the store of the settings.
-        """
-        from prefect_bt.settings import Settings
-        from prefect_bt.substrates import open_substrate
-
-        return open_substrate(
-            self.substrate, cluster=self.cluster_settings(), store=store or Settings().store
-        )
+    def settings(self) -> Settings:
+        kubernetes = self.cluster_settings()
+        return Settings(substrate=self.substrate, kubernetes=kubernetes, grace=self.grace_seconds)
 
 
 def _read_kubeconfig(name: str) -> str:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.block_docs import PROCESS_LOGO
-from prefect_bt.blocks.forms import FormBlock
+from prefect_bt.blocks.forms import PROCESS_LOGO, FormBlock
+from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import Substrate
 
 
-class HostSubstrate(FormBlock):
-    """Base class with the settings of every substrate on one machine; not a block type."""
+class SubstrateBlock(FormBlock):
+    """Base class of the substrates; not a block type."""
 
     substrate: ClassVar[str]
     """Name of the substrate in prefect_bt.substrates.SUBSTRATES."""
+
+    def settings(self) -> Settings:
+        """Return this process's settings, overridden by the fields of the block."""
+        raise NotImplementedError
+
+    def build(self, store: str = "") -> Substrate:
+        """Return the substrate. `grace_seconds` is a setting of plans, not of substrates.
+
+        `store` is the URL of the jobs' store, for Kubernetes; "" for the store of the settings.
+        """
+        from prefect_bt.substrates import open_substrate
+
+        options = self.settings().substrate_options(self.substrate, store=store)
+        return open_substrate(self.substrate, **options)
+
+
+class HostSubstrate(SubstrateBlock):
+    """Base class with the fields of every substrate on one machine; not a block type."""
 
     state_dir: str = Field(
         default="~/.local/state/prefect-bt",
@@ -38,10 +56,14 @@ class HostSubstrate(FormBlock):
         description="Seconds that a node continues while no process owns its job.",
     )
 
-    @property
-    def folder(self) -> Path:
-        """`state_dir` with `~` expanded on this machine."""
-        return Path(self.state_dir).expanduser()
+    def settings(self, **fields: Any) -> Settings:
+        return Settings(
+            substrate=self.substrate,
+            state_dir=Path(self.state_dir).expanduser(),
+            grace=self.grace_seconds,
+            orphan_deadline=self.orphan_deadline_seconds,
+            **fields,
+        )
 
 
 class LocalSubstrate(HostSubstrate):
@@ -64,11 +86,3 @@ class LocalSubstrate(HostSubstrate):
     substrate = LocalSubstrate.load("BLOCK_NAME").build()
     ```
     """
-
-    def build(self) -> Substrate:
-        """Return the local substrate. `grace_seconds` is a setting of plans, not of substrates."""
-        from prefect_bt.substrates import open_substrate
-
-        return open_substrate(
-            "local", state_dir=self.folder, orphan_deadline=self.orphan_deadline_seconds
-        )

@@ -7,24 +7,13 @@ switch the tabs of a discriminated union.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from prefect_bt.blocks.forms import FormChoice
-from prefect_bt.definitions import (
-    AWSAssumeRoleDockerAuth,
-    AWSIAMDockerAuth,
-    AWSOIDCDockerAuth,
-    DockerAuth,
-    DockerAuthType,
-    GCPOIDCDockerAuth,
-    GCPServiceAccountJSONDockerAuth,
-    RegistrySecretDockerAuth,
-    SecretReference,
-)
-
-NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
+from prefect_bt.definitions import DockerAuth, DockerAuthType
+from prefect_bt.definitions.base import NonEmptyStr
 
 
 class _Access(BaseModel):
@@ -33,6 +22,15 @@ class _Access(BaseModel):
     registry: NonEmptyStr = Field(
         title="Registry", description="Host of the registry, such as ghcr.io."
     )
+
+    def build(self) -> DockerAuth:
+        """Return the docker_auth of a definition."""
+        method, details = self._details()
+        auth: dict[str, Any] = {f"{method.value.lower()}_docker_auth": details}
+        return DockerAuth(auth_method=method, registry=self.registry, **auth)
+
+    def _details(self) -> tuple[DockerAuthType, dict[str, Any]]:
+        raise NotImplementedError
 
 
 class RegistryLogin(_Access):
@@ -45,14 +43,8 @@ class RegistryLogin(_Access):
         "Credentials block.",
     )
 
-    def build(self) -> DockerAuth:
-        return DockerAuth(
-            auth_method=DockerAuthType.REGISTRY_SECRET,
-            registry=self.registry,
-            registry_secret_docker_auth=RegistrySecretDockerAuth(
-                secret_ref=SecretReference(name=self.login_secret)
-            ),
-        )
+    def _details(self) -> tuple[DockerAuthType, dict[str, Any]]:
+        return DockerAuthType.REGISTRY_SECRET, {"secret_ref": {"name": self.login_secret}}
 
 
 class AwsKey(_Access):
@@ -69,15 +61,12 @@ class AwsKey(_Access):
         "block.",
     )
 
-    def build(self) -> DockerAuth:
-        return DockerAuth(
-            auth_method=DockerAuthType.AWS_IAM,
-            registry=self.registry,
-            aws_iam_docker_auth=AWSIAMDockerAuth(
-                access_key_secret_ref=SecretReference(name=self.access_key_secret),
-                secret_access_key_secret_ref=SecretReference(name=self.secret_key_secret),
-            ),
-        )
+    def _details(self) -> tuple[DockerAuthType, dict[str, Any]]:
+        details = {
+            "access_key_secret_ref": {"name": self.access_key_secret},
+            "secret_access_key_secret_ref": {"name": self.secret_key_secret},
+        }
+        return DockerAuthType.AWS_IAM, details
 
 
 class AwsRoleMethod(FormChoice):
@@ -103,20 +92,8 @@ class AwsRole(_Access):
         description="Web identity (AWS_OIDC) or AWS credentials of the machine (AWS_ASSUME_ROLE).",
     )
 
-    def build(self) -> DockerAuth:
-        if self.method is AwsRoleMethod.WEB_IDENTITY:
-            return DockerAuth(
-                auth_method=DockerAuthType.AWS_OIDC,
-                registry=self.registry,
-                aws_oidc_docker_auth=AWSOIDCDockerAuth(role_arn=self.role_arn, region=self.region),
-            )
-        return DockerAuth(
-            auth_method=DockerAuthType.AWS_ASSUME_ROLE,
-            registry=self.registry,
-            aws_assume_role_docker_auth=AWSAssumeRoleDockerAuth(
-                role_arn=self.role_arn, region=self.region
-            ),
-        )
+    def _details(self) -> tuple[DockerAuthType, dict[str, Any]]:
+        return DockerAuthType(self.method), {"role_arn": self.role_arn, "region": self.region}
 
 
 class GcpKey(_Access):
@@ -129,14 +106,9 @@ class GcpKey(_Access):
         "block.",
     )
 
-    def build(self) -> DockerAuth:
-        return DockerAuth(
-            auth_method=DockerAuthType.GCP_SERVICE_ACCOUNT_JSON,
-            registry=self.registry,
-            gcp_service_account_json_docker_auth=GCPServiceAccountJSONDockerAuth(
-                service_account_json_secret_ref=SecretReference(name=self.key_secret)
-            ),
-        )
+    def _details(self) -> tuple[DockerAuthType, dict[str, Any]]:
+        details = {"service_account_json_secret_ref": {"name": self.key_secret}}
+        return DockerAuthType.GCP_SERVICE_ACCOUNT_JSON, details
 
 
 class GcpIdentity(_Access):
@@ -152,15 +124,8 @@ class GcpIdentity(_Access):
         description="Full name of the provider: projects/1/locations/global/...",
     )
 
-    def build(self) -> DockerAuth:
-        return DockerAuth(
-            auth_method=DockerAuthType.GCP_OIDC,
-            registry=self.registry,
-            gcp_oidc_docker_auth=GCPOIDCDockerAuth(
-                service_account=self.service_account,
-                workload_identity_provider=self.workload_identity_provider,
-            ),
-        )
+    def _details(self) -> tuple[DockerAuthType, dict[str, Any]]:
+        return DockerAuthType.GCP_OIDC, self.model_dump(exclude={"registry"})
 
 
 PublicImage = Annotated[None, WithJsonSchema({"type": "null", "title": "None (public image)"})]

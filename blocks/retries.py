@@ -7,8 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, HttpUrl, model_validator
 
 from prefect_bt.attempts.retry_overrides import validate_budget
-from prefect_bt.blocks.block_docs import NODES_LOGO
-from prefect_bt.blocks.forms import FormBlock
+from prefect_bt.blocks.forms import NODES_LOGO, FormBlock
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.records import RetryBudget
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from prefect.types import SecretDict
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.block_docs import SECRET_LOGO
-from prefect_bt.blocks.forms import FormBlock
+from prefect_bt.blocks.forms import SECRET_LOGO, FormBlock
 from prefect_bt.credentials.secrets import InMemorySecrets
 
 

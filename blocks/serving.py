@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, HttpUrl, WithJsonSchema
 
-from prefect_bt.blocks.block_docs import NODES_LOGO
 from prefect_bt.blocks.compute import GPUChoice
-from prefect_bt.blocks.forms import FormBlock, FormChoice
-from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, Image, SecretReference
+from prefect_bt.blocks.forms import NODES_LOGO, FormBlock, FormChoice
+from prefect_bt.definitions import AcceleratorSpec, Compute, Image, SecretReference
 from prefect_bt.definitions.variables import EnvironmentVariables
 
 if TYPE_CHECKING:
@@ -87,19 +86,16 @@ class ServingEngine(FormBlock):
         variables = EnvironmentVariables(self.environment)
         if self.hf_token_secret:
             variables["HF_TOKEN"] = SecretReference(name=self.hf_token_secret)
+        compute = Compute()
+        if self.accelerator is not None:
+            spec = AcceleratorSpec.model_validate(f"{self.accelerator}:{self.accelerator_count}")
+            compute = Compute(cpu_count=0, memory="0Mi", accelerator=spec)
         return ServerOptions(
             engine="" if self.engine is Engine.AUTO else self.engine.value,
-            compute=self._compute(),
+            compute=compute,
             environment=variables,
             image=Image(base_image=self.image) if self.image else None,
         )
-
-    def _compute(self) -> Compute:
-        if self.accelerator is None:
-            return Compute()
-        accelerator = Accelerator(self.accelerator.value)
-        spec = AcceleratorSpec(accelerator=accelerator, count=self.accelerator_count)
-        return Compute(cpu_count=0, memory="0Mi", accelerator=spec)
 
 
 FreePort = Annotated[None, WithJsonSchema({"type": "null", "title": "Any free port"})]

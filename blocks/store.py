@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.block_docs import FOLDER_LOGO
-from prefect_bt.blocks.forms import FormBlock
+from prefect_bt.blocks.forms import FOLDER_LOGO, FormBlock
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
 

@@ -8,8 +8,6 @@ starts without a download.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,18 +18,11 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from prefect_bt.blocks import TrainingSecrets, TrainingStore
-from prefect_bt.credentials.secrets import SecretSource, resolve_secrets
 from prefect_bt.definitions import load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PrefectBtError, WeightsError
 from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
-from prefect_bt.flows.tasks.job_task import failed_state, job_task
-from prefect_bt.flows.tasks.mirror import (
-    KEPT,
-    MirrorContext,
-    mirror_all,
-    mirror_with_progress,
-    run_name,
-)
+from prefect_bt.flows.tasks.job_task import failed_state
+from prefect_bt.flows.tasks.mirror import KEPT, MirrorContext, mirror_all
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous, is_stop_requested
@@ -86,17 +77,12 @@ def mirror_weights(
     request = JobRequest(store=store, substrate=substrate, secrets=secrets)
     try:
         plans = _plans(config, definition, sources, patterns)
-        site = MirrorContext(request.settings(), request.ledger().store)
+        records = request.ledger().store
+        site = MirrorContext(request.settings(), records, request.secret_sources())
     except PrefectBtError as error:
         return failed_state(error)
-    looked_in = request.secret_sources()
-
-    def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
-        future: Any = mirror_one.submit(site, plan, looked_in, stop)  # pyright: ignore[reportUnknownMemberType]
-        return future
-
     try:
-        futures = mirror_all(plans, submit, stop_requested=is_stop_requested, keep_going=True)
+        futures = mirror_all(site, plans, stop_requested=is_stop_requested, keep_going=True)
     except KeyboardInterrupt as interrupt:
         return interrupted_state(interrupt)
     if is_stop_requested():
@@ -113,19 +99,6 @@ def mirror_weights(
 
 
 amirror_weights = asynchronous(mirror_weights)
-
-
-@job_task("mirror-weights", run_name=run_name)
-def mirror_one(
-    site: MirrorContext,
-    source: WeightsPlan,
-    secret_sources: Sequence[SecretSource],
-    stop: threading.Event,
-) -> MirrorResult | State[Any]:
-    """Mirror one source, unless this machine has it."""
-    wanted = [source.secret] if source.secret else []
-    secret = next(iter(resolve_secrets(wanted, secret_sources).values()), None)
-    return mirror_with_progress(site, source, secret=secret, stop=stop)
 
 
 def _plans(

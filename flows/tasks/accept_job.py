@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -15,16 +14,10 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
-from prefect_bt.credentials.secrets import resolve_secrets
 from prefect_bt.errors import StateError
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
-from prefect_bt.flows.tasks.mirror import (
-    MirrorContext,
-    mirror_all,
-    mirror_with_progress,
-    run_name,
-)
+from prefect_bt.flows.tasks.mirror import MirrorContext, mirror_all
 from prefect_bt.flows.tasks.parent_runs import (
     claim_parent_call,
     is_any_cancelled,
@@ -36,8 +29,6 @@ from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.ledger.states import JobState
-from prefect_bt.object_keys import mirroring_prefix
-from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
 
@@ -123,44 +114,11 @@ def mirror_job_weights(site: JobContext) -> list[PrefectFuture[Any]] | None:
     plans = list({plan.key: plan for plan in plan_weights(site.project.job)}.values())
     if not plans:
         return []
-
-    def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
-        future: Any = mirror_weights.submit(site, plan, stop)  # pyright: ignore[reportUnknownMemberType]
-        return future
-
+    where = MirrorContext(site.settings, site.ledger.store, site.secret_sources, site)
     with watch_for_stop(site) as stopped:
-        futures = mirror_all(plans, submit, stop_requested=stopped)
+        futures = mirror_all(where, plans, stop_requested=stopped)
         asked = stopped()
     if asked:
         transition_job(site, JobState.STOPPED, message="Stopped while its weights were mirrored.")
         return None
     return list(futures.values())
-
-
-@job_task("mirror-weights", run_name=run_name)
-def mirror_weights(
-    site: JobContext, source: WeightsPlan, stop: threading.Event
-) -> str | State[Any]:
-    """Mirror one source before any node is launched. Return the path of its local copy.
-
-    The first mirror pins the revision. All attempts of the job use that revision.
-    """
-    pin = site.ledger.pins.read_weights(site.job_id).get(source.key)
-    wanted = [source.secret] if source.secret else []
-    where = MirrorContext(
-        site.settings,
-        site.ledger.store,
-        site.job_id,
-        mirroring_prefix(site.record.project_id, site.job_id),
-    )
-    values = resolve_secrets(wanted, site.secret_sources, team=site.team)
-    secret = next(iter(values.values()), None)
-    mirrored = mirror_with_progress(
-        where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
-    )
-    if isinstance(mirrored, State):
-        return mirrored
-    site.ledger.pins.pin_weights(
-        site.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
-    )
-    return str(mirrored.folder)

@@ -7,8 +7,10 @@ interrupt.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
@@ -105,6 +107,13 @@ def outside_transaction() -> Generator[None]:
         yield
     finally:
         transaction.reset(token)
+
+
+def start_thread(target: Callable[..., object], *args: object) -> threading.Thread:
+    """Start a daemon thread in the run's context: its Prefect server, artifacts and log lines."""
+    thread = threading.Thread(target=copy_context().run, args=(target, *args), daemon=True)
+    thread.start()
+    return thread
 
 
 def set_task_state(run: TaskRun, state: State[Any]) -> None:

@@ -21,8 +21,12 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from prefect_bt import codec
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.credentials.secrets import SecretSource, resolve_secrets
 from prefect_bt.errors import StoreError, WeightsError
+from prefect_bt.flows.tasks.job_task import job_task
 from prefect_bt.flows.tasks.reporting.run_progress import report_progress
+from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings
@@ -40,60 +44,52 @@ POLL_INTERVAL: Final = 0.25
 STOP_TIMEOUT: Final = 20.0
 """Seconds in which stopped mirrors keep what has arrived and end."""
 
-SubmitMirror = Callable[[WeightsPlan, threading.Event], PrefectFuture[Any]]
-
 
 @dataclass(frozen=True)
 class MirrorContext:
-    """The context that the mirrors of one run share. `holder` is the job; empty without one."""
+    """The context that the mirrors of one run share; `job` mounts the weights, if there is one."""
 
     settings: Settings
     store: Store
-    holder: str = ""
-    progress_prefix: str = ""
-    """Prefix of the objects that have the job's progress for its log; empty without a job."""
+    secret_sources: Sequence[SecretSource]
+    job: JobContext | None = None
 
     def publish_progress(self, plan: WeightsPlan, progress: Progress) -> None:
-        """Write the progress to the store as JSON. Errors of the store are ignored."""
-        if self.progress_prefix:
+        """Write the progress to the store as JSON, for the job's log. Store errors are ignored."""
+        if self.job:
+            prefix = mirroring_prefix(self.job.record.project_id, self.job.job_id)
             document = codec.dumps(replace(progress, name=redact_url(plan.source)))
             with suppress(StoreError):
-                self.store.put(f"{self.progress_prefix}/{plan.key}", document.encode())
-
-    def artifact_key(self, plan: WeightsPlan) -> str:
-        """Return the key of the progress artifact: one for each job and source."""
-        return f"weights-{self.holder}-{plan.key[:12]}" if self.holder else f"weights-{plan.key}"
+                self.store.put(f"{prefix}/{plan.key}", document.encode())
 
 
-def run_name(parameters: dict[str, Any]) -> str:
+def _run_name(parameters: dict[str, Any]) -> str:
     """Return the name of a task run, from its parameter `source` without a signed query."""
     return f"mirror-weights {redact_url(parameters['source'].source)}"
 
 
-def mirror_with_progress(
-    site: MirrorContext,
-    plan: WeightsPlan,
-    *,
-    secret: str | None,
-    stop: threading.Event,
-    revision: str = "",
+@job_task("mirror-weights", run_name=_run_name)
+def mirror_one(
+    site: MirrorContext, source: WeightsPlan, stop: threading.Event
 ) -> MirrorResult | State[Any]:
-    """Mirror one source inside a task and show its progress. WeightsError.
+    """Mirror one source, unless this machine has it, and show its progress.
 
-    Return a Cancelled state when `stop` was set.
+    The first mirror of a job pins the revision. All attempts of the job use that revision.
     """
-    settings = site.settings
+    settings, job = site.settings, site.job
+    wanted, team = [source.secret] if source.secret else [], job.team if job else ""
+    secret = resolve_secrets(wanted, site.secret_sources, team=team).get(source.secret)
+    pin = job.ledger.pins.read_weights(job.job_id).get(source.key) if job else None
+    shown = f"weights-{job.job_id}-{source.key[:12]}" if job else f"weights-{source.key}"
     try:
-        with report_progress(
-            site.artifact_key(plan), on_report=partial(site.publish_progress, plan)
-        ) as progress:
+        with report_progress(shown, on_report=partial(site.publish_progress, source)) as progress:
             mirrored = mirror_source(
-                plan,
+                source,
                 cache=NodeCache(settings.weights_dir, settings.weights_bytes),
                 secret=secret,
                 store=site.store,
-                revision=revision,
-                lease_holder=site.holder,
+                revision=pin.revision if pin else "",
+                lease_holder=job.job_id if job else "",
                 upload_to_store=settings.mirror_to_store,
                 stall_timeout=settings.stall_seconds,
                 on_progress=progress.update,
@@ -103,13 +99,17 @@ def mirror_with_progress(
         if stop.is_set():
             return Cancelled(message=KEPT)
         raise
-    get_run_logger().info("%s: %s", redact_url(plan.source), format_result(mirrored))
+    get_run_logger().info("%s: %s", redact_url(source.source), format_result(mirrored))
+    if job:
+        job.ledger.pins.pin_weights(
+            job.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
+        )
     return mirrored
 
 
 def mirror_all(
+    site: MirrorContext,
     plans: Sequence[WeightsPlan],
-    submit: SubmitMirror,
     *,
     stop_requested: Callable[[], bool],
     keep_going: bool = False,
@@ -127,7 +127,8 @@ def mirror_all(
         while going or (waiting and not stop.is_set()):
             while waiting and going < MAX_CONCURRENT and not stop.is_set():
                 plan = waiting.popleft()
-                futures[plan.key] = future = submit(plan, stop)
+                future: Any = mirror_one.submit(site, plan, stop)  # pyright: ignore[reportUnknownMemberType]
+                futures[plan.key] = future
                 future.add_done_callback(over.put)
                 going += 1
             try:

@@ -32,7 +32,6 @@ from prefect_bt.definitions import (
     training_project_from_json,
 )
 from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
-from prefect_bt.host.container_privileges import Privileges
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import default_secret_sources
@@ -188,24 +187,7 @@ class JobRequest:
         block = self._substrate_block
         if block is None:
             return Settings(substrate=str(self.substrate)) if self.substrate else Settings()
-        if isinstance(block, KubernetesSubstrate):
-            return Settings(
-                substrate=block.substrate,
-                kubernetes=block.cluster_settings(),
-                grace=block.grace_seconds,
-            )
-        privileges = block.privileges if isinstance(block, DockerSubstrate) else Privileges()
-        return Settings(
-            state_dir=block.folder,
-            substrate=block.substrate,
-            docker_host=getattr(block, "docker_host", ""),
-            docker_enforce_limits=getattr(block, "enforce_limits", False),
-            docker_capabilities=privileges.capabilities,
-            docker_new_privileges=privileges.allow_new_privileges,
-            docker_processes=privileges.max_processes,
-            grace=block.grace_seconds,
-            orphan_deadline=block.orphan_deadline_seconds,
-        )
+        return block.settings()
 
     @cached_property
     def _substrate_block(self) -> SubstrateBlock | None:

@@ -7,7 +7,6 @@ signals: there the job is STOPPED at once, and its flow ends after the delay.
 
 from __future__ import annotations
 
-import contextvars
 import signal
 import threading
 import time
@@ -23,7 +22,7 @@ from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import decide_job_retry
 from prefect_bt.attempts.retry_policy import compute_retry_delay
 from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
-from prefect_bt.flows.tasks.job_task import INTERRUPTS, set_task_state
+from prefect_bt.flows.tasks.job_task import INTERRUPTS, set_task_state, start_thread
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.ledger.fencing_epochs import Superseded
@@ -116,7 +115,8 @@ class RetryDelay:
         self._announce(why, escape_controls(last.message), last.attempt)
         self._task_run = task_run
         if left > MIN_DELAY_SECONDS:
-            self._watch()
+            self._ended = threading.Event()
+            start_thread(self._watch_for_stop, self._ended)
         return True
 
     def _seconds_left(self) -> float:
@@ -140,13 +140,6 @@ class RetryDelay:
                 # With the attempt that failed: a person's wish to try again names none.
                 transition_job(self._site, JobState.CREATED, message=why, attempt=attempt)
             publish_job_card(self._site)
-
-    def _watch(self) -> None:
-        self._ended = ended = threading.Event()
-        context = contextvars.copy_context()  # which server is asked is a matter of context
-        threading.Thread(
-            target=context.run, args=(self._watch_for_stop, ended), name="retry-delay", daemon=True
-        ).start()
 
     def _watch_for_stop(self, ended: threading.Event) -> None:
         with watch_for_stop(self._site) as stop_requested:

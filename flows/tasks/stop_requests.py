@@ -8,7 +8,6 @@ would cost the server a request every few seconds for each job, for days.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ from prefect.runtime import flow_run
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.errors import StoreError
+from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.parent_runs import is_any_cancelled
 from prefect_bt.jobs.asynchronous import is_stop_requested
 
@@ -114,11 +114,7 @@ class _CancellationListener:
         self._received = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
-        context = contextvars.copy_context()  # which server is asked is a matter of context
-        self._thread = threading.Thread(
-            target=context.run, args=(self._run,), daemon=True, name="cancellations"
-        )
-        self._thread.start()
+        self._thread = start_thread(self._run)
 
     def poll(self) -> bool:
         """Return whether an event arrived since the last call."""

@@ -186,7 +186,7 @@ def test_store(tmp_path):
 def test_local_substrate(tmp_path):
     block = LocalSubstrate(state_dir=str(tmp_path))
     assert block.build().name == "local"
-    assert not LocalSubstrate(state_dir="~/x").folder.is_relative_to("~")
+    assert not LocalSubstrate(state_dir="~/x").settings().state_dir.is_relative_to("~")
 
 
 def test_a_retry_policy():

@@ -13,7 +13,7 @@ from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
 from prefect.utilities.callables import parameter_schema
 
 from prefect_bt.blocks import BLOCKS
-from prefect_bt.blocks.block_docs import DOCUMENTATION
+from prefect_bt.blocks.forms import DOCUMENTATION
 from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
 from prefect_bt.flows.mirror_weights import mirror_weights
 from prefect_bt.flows.reconcile import reconcile

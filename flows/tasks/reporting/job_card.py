@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -61,10 +62,13 @@ def _attempts(document: dict[str, Any]) -> list[str]:
         f"{_escape_cell(a.get('message'))} |"
         for a in document["attempts"]
     ]
-    if not rows:
-        return []
-    head = ["| # | ended | took | cause | why |", "|---|---|---|---|---|"]
-    return ["## Attempts", "", *head, *rows, *_render_next_attempt(document), ""]
+    return _table("Attempts", "# | ended | took | cause | why", rows, _next_attempt(document))
+
+
+def _table(title: str, names: str, rows: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Return a section with a table, and `more` lines below it; nothing for no rows."""
+    line = "|---" * len(names.split("|")) + "|"
+    return [f"## {title}", "", f"| {names} |", line, *rows, *more, ""] if rows else []
 
 
 def _format_cause(attempt: dict[str, Any]) -> str:
@@ -73,7 +77,7 @@ def _format_cause(attempt: dict[str, Any]) -> str:
     return ": ".join(dict.fromkeys(str(word).replace("_", " ") for word in told if word))
 
 
-def _render_next_attempt(document: dict[str, Any]) -> list[str]:
+def _next_attempt(document: dict[str, Any]) -> list[str]:
     """Return why another attempt follows, while it has not begun."""
     events: list[dict[str, Any]] = document.get("events") or [{}]
     waits = events[-1].get("state") == JobState.CREATED.value
@@ -98,8 +102,7 @@ def _nodes(document: dict[str, Any]) -> list[str]:
         f"{_format_node_end(ended.get(rank))} |"
         for rank in range(document["node_count"])
     ]
-    head = ["| rank | host | resources | ended |", "|---|---|---|---|"]
-    return [f"## Nodes of attempt {newest['attempt']}", "", *head, *rows, ""]
+    return _table(f"Nodes of attempt {newest['attempt']}", "rank | host | resources | ended", rows)
 
 
 def _format_node_end(node: dict[str, Any] | None) -> str:
@@ -117,29 +120,20 @@ def _weights(document: dict[str, Any]) -> list[str]:
         f"{_escape_cell(w['mount_location'])} |"
         for w in document.get("weights") or ()
     ]
-    if not rows:
-        return []
-    head = ["| source | revision | size | mounted at |", "|---|---|---|---|"]
-    return ["## Weights", "", *head, *rows, ""]
+    return _table("Weights", "source | revision | size | mounted at", rows)
 
 
 def _checkpoints(document: dict[str, Any]) -> list[str]:
     rows = [
         f"| {_escape_cell(c['checkpoint_id'])} | {c.get('checkpoint_type') or ''} | "
-        f"{format_size(c['size_bytes'])} | {c['created_at']} | {_format_lag(c.get('lag'))} |"
+        f"{format_size(c['size_bytes'])} | {c['created_at']} | "
+        f"{'' if c.get('lag') is None else format_elapsed(c['lag'])} |"
         for c in document["checkpoints"]
     ]
-    if not rows:
-        return []
-    head = ["| name | type | size | committed | lag |", "|---|---|---|---|---|"]
     earlier = len(rows) - _SHOWN_CHECKPOINTS
     more = ["", f"{earlier} earlier ones: `prefect-bt checkpoints list`"] if earlier > 0 else []
-    return ["## Checkpoints", "", *head, *rows[-_SHOWN_CHECKPOINTS:], *more, ""]
-
-
-def _format_lag(lag: float | None) -> str:
-    """Format the seconds between the last write and the commit."""
-    return "" if lag is None else format_elapsed(lag)
+    shown = rows[-_SHOWN_CHECKPOINTS:]
+    return _table("Checkpoints", "name | type | size | committed | lag", shown, more)
 
 
 def _definition(definition: dict[str, Any]) -> list[str]:
@@ -151,16 +145,8 @@ def _definition(definition: dict[str, Any]) -> list[str]:
 
 def _commands(document: dict[str, Any]) -> list[str]:
     job = f"--job-id {document['id']}"
-    return [
-        "## Commands",
-        "",
-        f"Store: `{document['store']}`",
-        "",
-        "```sh",
-        f"prefect-bt logs {job}",
-        f"prefect-bt view {job}",
-        "```",
-    ]
+    lines = ["## Commands", "", f"Store: `{document['store']}`", ""]
+    return [*lines, "```sh", f"prefect-bt logs {job}", f"prefect-bt view {job}", "```"]
 
 
 def _duration(attempt: dict[str, Any]) -> str:

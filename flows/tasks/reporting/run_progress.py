@@ -5,7 +5,6 @@ A slow or failing API never delays or fails the transfer.
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import threading
 import time
@@ -19,6 +18,7 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
+from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import (
@@ -136,10 +136,7 @@ def report_progress(
 ) -> Generator[RunProgress]:
     """Show a transfer's progress on the current run until the block ends."""
     progress = RunProgress(key, on_report)
-    # The thread needs the context of the run: artifacts and log lines belong to it.
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(progress.run,), daemon=True)
-    thread.start()
+    thread = start_thread(progress.run)
     try:
         yield progress
     finally:

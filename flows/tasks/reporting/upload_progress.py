@@ -5,7 +5,6 @@ The values come from the uploaders through the store, so that they are right whe
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ from prefect_bt.checkpoints.upload.progress_text import (
 )
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
 from prefect_bt.errors import PrefectBtError, StoreError
+from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, publish_job_card, report_commit
 from prefect_bt.flows.tasks.reporting.run_progress import ProgressArtifact
 from prefect_bt.text.control_characters import escape_controls
@@ -45,11 +45,7 @@ def report_upload_progress(site: JobContext, attempt: int) -> Generator[None]:
         yield
         return
     over = threading.Event()
-    show = UploadProgressReporter(site, attempt)
-    # The thread needs the context of the run: artifacts and log lines belong to it.
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(show.run, over), daemon=True)
-    thread.start()
+    thread = start_thread(UploadProgressReporter(site, attempt).run, over)
     try:
         yield
     finally:

@@ -10,75 +10,41 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Final, NoReturn
 
-from prefect_bt.definitions import (
-    checkpoints,
-    compute,
-    deploy,
-    image,
-    job,
-    runtime,
-    session,
-    variables,
-    weights,
-    workspace,
-)
+from prefect_bt.definitions import deploy, session
 from prefect_bt.definitions.truss_compat import functions
 
 TRUSS_PACKAGES: Final = ("truss", "truss_train")
 
-
-def _select(*members: tuple[ModuleType, str]) -> dict[str, object]:
-    return {name: getattr(module, name) for module, names in members for name in names.split()}
-
-
-_TOP_LEVEL: Final = _select(
-    (checkpoints, "BasetenCheckpoint CheckpointingConfig LoadCheckpointConfig LoopsCheckpoint"),
-    (compute, "AvailabilityModel Compute"),
-    (deploy, "CheckpointList DeployCheckpointsConfig DeployCheckpointsRuntime FullCheckpoint"),
-    (deploy, "LoRACheckpoint LoRADetails ModelWeightsFormat"),
-    (image, "AWSAssumeRoleDockerAuth AWSIAMDockerAuth AWSOIDCDockerAuth DockerAuth Image"),
-    (image, "GCPOIDCDockerAuth GCPServiceAccountJSONDockerAuth RegistrySecretDockerAuth"),
-    (job, "TrainingJob TrainingProject"),
-    (runtime, "CacheConfig Runtime"),
-    (variables, "SecretReference"),
-    (weights, "WeightsSource"),
-    (workspace, "Workspace"),
+_TOP_LEVEL: Final = (
+    "AWSAssumeRoleDockerAuth AWSIAMDockerAuth AWSOIDCDockerAuth AvailabilityModel BasetenCheckpoint"
+    " CacheConfig CheckpointList CheckpointingConfig Compute DeployCheckpointsConfig"
+    " DeployCheckpointsRuntime DockerAuth FullCheckpoint GCPOIDCDockerAuth"
+    " GCPServiceAccountJSONDockerAuth Image LoRACheckpoint LoRADetails LoadCheckpointConfig"
+    " LoopsCheckpoint ModelWeightsFormat RegistrySecretDockerAuth Runtime SecretReference"
+    " TrainingJob TrainingProject WeightsSource Workspace"
 )
-_DEFINITIONS: Final = _select(
-    (deploy, "DEFAULT_LORA_RANK Checkpoint WhisperCheckpoint"),
-    (session, "InteractiveSession InteractiveSessionAuthProvider InteractiveSessionProvider"),
-    (session, "InteractiveSessionTrigger"),
-)
-_TRUSS_CONFIG: Final = _select(
-    (compute, "Accelerator AcceleratorSpec"),
-    (deploy, "TrainingArtifactReference"),
-    (image, "DockerAuthType"),
-    (weights, "WeightsAuth WeightsAuthMethod WeightsSource"),
-)
-_LOADER: Final = "import_deploy_checkpoints_config import_target import_training_project"
-_DEPLOYMENT: Final = (
-    "create_training_job _upsert_project_and_create_job prepare_push MAX_ARCHIVE_SIZE_BYTES"
-)
-_MODULES: Final[dict[str, dict[str, object]]] = {
-    "truss": _select((functions, "login")),
-    "truss.base": {},
-    "truss.base.truss_config": {**_TRUSS_CONFIG, "CheckpointList": deploy.ArtifactList},
-    "truss.remote": {},
-    "truss.remote.remote_factory": _select((functions, "RemoteFactory")),
-    "truss_train": {**_TOP_LEVEL, "push": functions.push},
-    "truss_train.definitions": {
-        **_TOP_LEVEL,
-        **_DEFINITIONS,
-        "DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES": session.DEFAULT_TIMEOUT_MINUTES,
-    },
-    "truss_train.public_api": _select((functions, "push")),
-    "truss_train.loader": _select((functions, _LOADER)),
-    "truss_train.deployment": _select((functions, _DEPLOYMENT)),
+_MODULES: Final[dict[str, str]] = {
+    "truss": "login",
+    "truss.base": "",
+    "truss.base.truss_config": "Accelerator AcceleratorSpec CheckpointList DockerAuthType"
+    " TrainingArtifactReference WeightsAuth WeightsAuthMethod WeightsSource",
+    "truss.remote": "",
+    "truss.remote.remote_factory": "RemoteFactory",
+    "truss_train": f"{_TOP_LEVEL} push",
+    "truss_train.definitions": f"{_TOP_LEVEL} Checkpoint InteractiveSession WhisperCheckpoint"
+    " InteractiveSessionAuthProvider InteractiveSessionProvider InteractiveSessionTrigger"
+    " DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES DEFAULT_LORA_RANK",
+    "truss_train.public_api": "push",
+    "truss_train.loader": "import_deploy_checkpoints_config import_target import_training_project",
+    "truss_train.deployment": "MAX_ARCHIVE_SIZE_BYTES _upsert_project_and_create_job"
+    " create_training_job prepare_push",
 }
+"""Module -> its names. The objects are those of `prefect_bt.definitions` and of `functions`."""
 _HOSTED_NAMES: Final = {
     "truss": "load push whoami",
     "truss_train.deployment": "PreparedTrainingJob S3Artifact",
@@ -126,7 +92,13 @@ def make_stand_ins() -> dict[str, ModuleType]:
 
 def _make_module(name: str) -> ModuleType:
     module = ModuleType(name, f"prefect_bt's stand-in for {name}")
-    vars(module).update(_MODULES[name])
+    # Imported on use: it imports this module.
+    known = {**vars(import_module("prefect_bt.definitions")), **vars(functions)}
+    known["DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES"] = session.DEFAULT_TIMEOUT_MINUTES
+    known["DEFAULT_LORA_RANK"] = deploy.DEFAULT_LORA_RANK
+    if name == "truss.base.truss_config":
+        known["CheckpointList"] = deploy.ArtifactList
+    vars(module).update({each: known[each] for each in _MODULES[name].split()})
     if hosted := _HOSTED_NAMES.get(name):
         vars(module)["__getattr__"] = _make_getattr(name, hosted.split())
     package = any(other.startswith(f"{name}.") for other in _MODULES)
