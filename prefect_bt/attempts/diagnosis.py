@@ -19,9 +19,6 @@ from prefect_bt.errors import (
 )
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
 
-_USER, _INFRASTRUCTURE = FailureClass.USER, FailureClass.INFRASTRUCTURE
-_DEPLOY = FailureClass.DEPLOY
-
 
 class CauseInfo(NamedTuple):
     """A row of the table.
@@ -34,211 +31,161 @@ class CauseInfo(NamedTuple):
     remedy: str
 
 
-CAUSES: Final[dict[Cause, CauseInfo]] = {
-    Cause.COMMAND_FAILED: CauseInfo(_USER, "", "Its last log lines say why."),
-    Cause.USAGE: CauseInfo(
-        _USER, "", "The shell or the program rejected its arguments; see the end of the log."
-    ),
-    Cause.TIMED_OUT: CauseInfo(
-        _USER,
-        "",
-        "This is the exit code of `timeout` when the time is up: allow more time, or find "
-        "out what hangs.",
-    ),
-    Cause.NOT_EXECUTABLE: CauseInfo(
-        _USER,
-        "",
-        "A command was found but cannot be executed: is it `chmod +x`, and has it a shebang?",
-    ),
-    Cause.NOT_FOUND: CauseInfo(_USER, "", "A command was not found: is it installed, and on PATH?"),
-    Cause.INTERRUPTED: CauseInfo(_USER, "", "It was interrupted, as by Ctrl-C."),
-    Cause.SEGMENTATION_FAULT: CauseInfo(
-        _USER,
-        "",
-        "Native code crashed: look for libraries built for other versions (PyTorch, "
-        "CUDA, extensions), and set PYTHONFAULTHANDLER=1 to see where.",
-    ),
-    Cause.ABORTED: CauseInfo(
-        _USER,
-        "",
-        "It aborted itself: a failed assertion in native code, or NCCL's watchdog "
+_TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
+    FailureClass.USER: {
+        Cause.COMMAND_FAILED: "Its last log lines say why.",
+        Cause.USAGE: "The shell or the program rejected its arguments; see the end of the log.",
+        Cause.TIMED_OUT: "This is the exit code of `timeout` when the time is up: allow more "
+        "time, or find out what hangs.",
+        Cause.NOT_EXECUTABLE: "A command was found but cannot be executed: is it `chmod +x`, and "
+        "has it a shebang?",
+        Cause.NOT_FOUND: "A command was not found: is it installed, and on PATH?",
+        Cause.INTERRUPTED: "It was interrupted, as by Ctrl-C.",
+        Cause.SEGMENTATION_FAULT: "Native code crashed: look for libraries built for other "
+        "versions (PyTorch, CUDA, extensions), and set PYTHONFAULTHANDLER=1 to see where.",
+        Cause.ABORTED: "It aborted itself: a failed assertion in native code, or NCCL's watchdog "
         "after a collective that never ended; set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 to see which.",
-    ),
-    Cause.BUS_ERROR: CauseInfo(
-        _USER,
-        "",
-        "The usual cause is a /dev/shm that is too small for the data loader's workers: use "
-        "fewer num_workers, or more shared memory. Otherwise a mapped file was truncated, or "
-        "its disk is full.",
-    ),
-    Cause.ILLEGAL_INSTRUCTION: CauseInfo(
-        _USER,
-        "",
-        "The program needs CPU instructions that this machine lacks (for example AVX-512): "
-        "install a build for this CPU, or use another machine.",
-    ),
-    Cause.ARITHMETIC_ERROR: CauseInfo(
-        _USER,
-        "",
-        "Native code divided by zero or overflowed; set PYTHONFAULTHANDLER=1 to see where.",
-    ),
-    Cause.BROKEN_PIPE: CauseInfo(
-        _USER, "", "It wrote to a pipe whose reader had exited: find out why the reader exited."
-    ),
-    Cause.LIMIT_EXCEEDED: CauseInfo(
-        _USER, "", "A limit of CPU time or file size was reached: see `ulimit -a` in the job."
-    ),
-    Cause.CALL_FORBIDDEN: CauseInfo(
-        _USER,
-        "",
-        "Seccomp refused a system call: allow the call, or use another image.",
-    ),
-    Cause.CONTAINER_PROTOCOL: CauseInfo(
-        _USER,
-        "its container was stopped",
-        "Only prefect-bt's own shell may use /.prefect-bt: find the command that writes there.",
-    ),
-    Cause.SIGNALLED: CauseInfo(_USER, "", "Its last log lines may say why."),
-    Cause.OUT_OF_MEMORY: CauseInfo(
-        FailureClass.OUT_OF_MEMORY,
-        "it was killed for lack of memory",
-        "Make the batch smaller, or give it more memory: raise compute.memory where it is a "
-        "limit; otherwise use a larger machine, or run fewer jobs on it.",
-    ),
-    Cause.KILLED: CauseInfo(
-        _INFRASTRUCTURE,
-        "",
-        "prefect-bt did not send it: an operator did, the machine was reclaimed, or the "
-        "kernel was out of memory (see `dmesg` on the machine).",
-    ),
-    Cause.TERMINATED: CauseInfo(
-        _INFRASTRUCTURE,
-        "",
-        "prefect-bt did not send it: an operator did, or the machine is shutting down.",
-    ),
-    Cause.PREEMPTED: CauseInfo(
-        _INFRASTRUCTURE,
-        "its machine was preempted",
-        "This happens to spot machines: checkpoint often, or use on-demand machines.",
-    ),
-    Cause.EVICTED: CauseInfo(
-        _INFRASTRUCTURE,
-        "it was evicted from its machine",
-        "Its machine was drained, or ran short of disk or memory: request the memory and disk that "
-        "the job needs.",
-    ),
-    Cause.NODE_LOST: CauseInfo(
-        _INFRASTRUCTURE,
-        "its process disappeared without an exit code (killed?)",
-        "If it happens again, look at the machine's own log.",
-    ),
-    Cause.ORPHANED: CauseInfo(
-        _INFRASTRUCTURE,
-        "it was stopped, because no supervisor watched the job any more",
-        "Keep the process that runs the flow alive, or run the job on a worker.",
-    ),
-    Cause.CUT_SHORT: CauseInfo(
-        _INFRASTRUCTURE,
-        "it was stopped, because the flow could no longer monitor it",
-        "The process of the flow died or lost its connection: see the log of the flow.",
-    ),
-    Cause.STAGING_FAILED: CauseInfo(
-        _INFRASTRUCTURE,
-        "it could not be set up",
-        "Its log names the file or folder.",
-    ),
-    Cause.VIEW_REFUSED: CauseInfo(
-        _INFRASTRUCTURE,
-        "the machine refused to create the job's mount namespace",
-        "Allow user namespaces there, or use a substrate with containers.",
-    ),
-    Cause.GPUS_MISSING: CauseInfo(
-        _INFRASTRUCTURE,
-        "its GPUs are not free",
-        "Wait for the jobs that hold them, or ask for fewer.",
-    ),
-    Cause.CAPACITY_MISSING: CauseInfo(
-        _INFRASTRUCTURE,
-        "there was no free capacity for it",
-        "Wait for other jobs to end, or ask for less.",
-    ),
-    Cause.LAUNCH_FAILED: CauseInfo(
-        _INFRASTRUCTURE, "it could not be launched", "The message of the attempt says why."
-    ),
-    Cause.UNSCHEDULABLE: CauseInfo(
-        _INFRASTRUCTURE,
-        "no machine of the cluster can run it",
-        "Ask for less, free or add machines, or correct the node selectors and the tolerations of "
-        "the Kubernetes Substrate block; patience_seconds is how long a job waits.",
-    ),
-    Cause.QUOTA_EXCEEDED: CauseInfo(
-        _INFRASTRUCTURE,
-        "the quota of its namespace is used up",
-        "Wait for other jobs to end, ask for less, or have the ResourceQuota raised.",
-    ),
-    Cause.ADMISSION_DENIED: CauseInfo(
-        _DEPLOY,
-        "the cluster refused its pods",
-        "Change what the message names, in the job or in the Kubernetes Substrate block.",
-    ),
-    Cause.FORBIDDEN: CauseInfo(
-        _DEPLOY,
-        "prefect-bt has no permission to run it in the cluster",
-        "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig.",
-    ),
-    Cause.POD_DELETED: CauseInfo(
-        _INFRASTRUCTURE,
-        "its pod was deleted",
-        "It was not deleted by prefect-bt. `kubectl get events` may show by which user or "
-        "controller.",
-    ),
-    Cause.UPLOAD_FAILED: CauseInfo(
-        _INFRASTRUCTURE,
-        "its checkpoints could not all be uploaded",
-        "The local files are kept: free space in the store, or restore access to it, then "
-        "retry the job.",
-    ),
-    Cause.STORE_FAILED: CauseInfo(
-        _INFRASTRUCTURE,
-        "the store did not answer correctly",
-        "Check that the store can be reached and that its credentials are valid.",
-    ),
-    Cause.IMAGE_PULL_FAILED: CauseInfo(
-        _INFRASTRUCTURE,
-        "its image could not be pulled",
-        "Pull it by hand on that machine to see what is slow or full.",
-    ),
-    Cause.REGISTRY_UNREACHABLE: CauseInfo(
-        _INFRASTRUCTURE,
-        "the registry of its image does not answer",
-        "Check that the machine can reach the registry.",
-    ),
-    Cause.REGISTRY_REFUSED: CauseInfo(
-        _DEPLOY,
-        "the registry refused access to its image",
-        "Give image.docker_auth credentials that may read it.",
-    ),
-    Cause.IMAGE_NOT_FOUND: CauseInfo(
-        _DEPLOY, "its image does not exist", "Correct image.base_image, or push that tag."
-    ),
-    Cause.IMAGE_UNUSABLE: CauseInfo(
-        _DEPLOY,
-        "its image cannot run here",
-        "Use an image that has /bin/sh and is built for this machine's processor.",
-    ),
-    Cause.MAX_RUN_TIME: CauseInfo(
-        _USER,
-        "the commands have reached the maximum run time of the job",
-        "Retry the job with a larger --max-run-time: it continues from its last checkpoint.",
-    ),
-    Cause.CONFIGURATION: CauseInfo(_DEPLOY, "the job cannot run as it is defined", "Correct it."),
-    Cause.SECRET_MISSING: CauseInfo(
-        _DEPLOY, "one of its secrets was not found", "Save it under that name, then retry the job."
-    ),
-    Cause.UNKNOWN: CauseInfo(_INFRASTRUCTURE, "it ended for an unknown reason", "See its log."),
+        Cause.BUS_ERROR: "The usual cause is a /dev/shm that is too small for the data loader's "
+        "workers: use fewer num_workers, or more shared memory. Otherwise a mapped file was "
+        "truncated, or its disk is full.",
+        Cause.ILLEGAL_INSTRUCTION: "The program needs CPU instructions that this machine lacks "
+        "(for example AVX-512): install a build for this CPU, or use another machine.",
+        Cause.ARITHMETIC_ERROR: "Native code divided by zero or overflowed; set "
+        "PYTHONFAULTHANDLER=1 to see where.",
+        Cause.BROKEN_PIPE: "It wrote to a pipe whose reader had exited: find out why the reader "
+        "exited.",
+        Cause.LIMIT_EXCEEDED: "A limit of CPU time or file size was reached: see `ulimit -a` in "
+        "the job.",
+        Cause.CALL_FORBIDDEN: "Seccomp refused a system call: allow the call, or use another "
+        "image.",
+        Cause.CONTAINER_PROTOCOL: (
+            "its container was stopped",
+            "Only prefect-bt's own shell may use /.prefect-bt: find the command that writes there.",
+        ),
+        Cause.SIGNALLED: "Its last log lines may say why.",
+        Cause.MAX_RUN_TIME: (
+            "the commands have reached the maximum run time of the job",
+            "Retry the job with a larger --max-run-time: it continues from its last checkpoint.",
+        ),
+    },
+    FailureClass.INFRASTRUCTURE: {
+        Cause.KILLED: "prefect-bt did not send it: an operator did, the machine was reclaimed, or "
+        "the kernel was out of memory (see `dmesg` on the machine).",
+        Cause.TERMINATED: "prefect-bt did not send it: an operator did, or the machine is "
+        "shutting down.",
+        Cause.PREEMPTED: (
+            "its machine was preempted",
+            "This happens to spot machines: checkpoint often, or use on-demand machines.",
+        ),
+        Cause.EVICTED: (
+            "it was evicted from its machine",
+            "Its machine was drained, or ran short of disk or memory: request the memory and disk "
+            "that the job needs.",
+        ),
+        Cause.NODE_LOST: (
+            "its process disappeared without an exit code (killed?)",
+            "If it happens again, look at the machine's own log.",
+        ),
+        Cause.ORPHANED: (
+            "it was stopped, because no supervisor watched the job any more",
+            "Keep the process that runs the flow alive, or run the job on a worker.",
+        ),
+        Cause.CUT_SHORT: (
+            "it was stopped, because the flow could no longer monitor it",
+            "The process of the flow died or lost its connection: see the log of the flow.",
+        ),
+        Cause.STAGING_FAILED: ("it could not be set up", "Its log names the file or folder."),
+        Cause.VIEW_REFUSED: (
+            "the machine refused to create the job's mount namespace",
+            "Allow user namespaces there, or use a substrate with containers.",
+        ),
+        Cause.GPUS_MISSING: (
+            "its GPUs are not free",
+            "Wait for the jobs that hold them, or ask for fewer.",
+        ),
+        Cause.CAPACITY_MISSING: (
+            "there was no free capacity for it",
+            "Wait for other jobs to end, or ask for less.",
+        ),
+        Cause.LAUNCH_FAILED: ("it could not be launched", "The message of the attempt says why."),
+        Cause.UNSCHEDULABLE: (
+            "no machine of the cluster can run it",
+            "Ask for less, free or add machines, or correct the node selectors and the "
+            "tolerations of the Kubernetes Substrate block; patience_seconds is how long a job "
+            "waits.",
+        ),
+        Cause.QUOTA_EXCEEDED: (
+            "the quota of its namespace is used up",
+            "Wait for other jobs to end, ask for less, or have the ResourceQuota raised.",
+        ),
+        Cause.POD_DELETED: (
+            "its pod was deleted",
+            "It was not deleted by prefect-bt. `kubectl get events` may show by which user or "
+            "controller.",
+        ),
+        Cause.UPLOAD_FAILED: (
+            "its checkpoints could not all be uploaded",
+            "The local files are kept: free space in the store, or restore access to it, then "
+            "retry the job.",
+        ),
+        Cause.STORE_FAILED: (
+            "the store did not answer correctly",
+            "Check that the store can be reached and that its credentials are valid.",
+        ),
+        Cause.IMAGE_PULL_FAILED: (
+            "its image could not be pulled",
+            "Pull it by hand on that machine to see what is slow or full.",
+        ),
+        Cause.REGISTRY_UNREACHABLE: (
+            "the registry of its image does not answer",
+            "Check that the machine can reach the registry.",
+        ),
+        Cause.UNKNOWN: ("it ended for an unknown reason", "See its log."),
+    },
+    FailureClass.OUT_OF_MEMORY: {
+        Cause.OUT_OF_MEMORY: (
+            "it was killed for lack of memory",
+            "Make the batch smaller, or give it more memory: raise compute.memory where it is a "
+            "limit; otherwise use a larger machine, or run fewer jobs on it.",
+        ),
+    },
+    FailureClass.DEPLOY: {
+        Cause.ADMISSION_DENIED: (
+            "the cluster refused its pods",
+            "Change what the message names, in the job or in the Kubernetes Substrate block.",
+        ),
+        Cause.FORBIDDEN: (
+            "prefect-bt has no permission to run it in the cluster",
+            "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig.",
+        ),
+        Cause.REGISTRY_REFUSED: (
+            "the registry refused access to its image",
+            "Give image.docker_auth credentials that may read it.",
+        ),
+        Cause.IMAGE_NOT_FOUND: (
+            "its image does not exist",
+            "Correct image.base_image, or push that tag.",
+        ),
+        Cause.IMAGE_UNUSABLE: (
+            "its image cannot run here",
+            "Use an image that has /bin/sh and is built for this machine's processor.",
+        ),
+        Cause.CONFIGURATION: ("the job cannot run as it is defined", "Correct it."),
+        Cause.SECRET_MISSING: (
+            "one of its secrets was not found",
+            "Save it under that name, then retry the job.",
+        ),
+    },
 }
-"""Class and remedy of every cause. SIGKILL, SIGTERM and SIGHUP that the supervisor did not send are
-*infrastructure*; other signals count as the program's own failure (docs/decisions/003)."""
+"""By class: the description and the remedy of each cause, or the remedy alone. SIGKILL, SIGTERM and
+SIGHUP that the supervisor did not send are *infrastructure*; other signals count as the program's
+own failure (docs/decisions/003)."""
+
+CAUSES: Final[dict[Cause, CauseInfo]] = {
+    cause: CauseInfo(kind, *(("", texts) if isinstance(texts, str) else texts))
+    for kind, table in _TABLE.items()
+    for cause, texts in table.items()
+}
 
 CAUSES_BY_EXIT_CODE: Final[dict[int, Cause]] = {
     2: Cause.USAGE,
@@ -285,13 +232,7 @@ _SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
 """Causes that the reason in a node's status does not explain further."""
 
 _EXPLAINED_BY_REASON: Final = frozenset(
-    {
-        Cause.CONTAINER_PROTOCOL,
-        Cause.PREEMPTED,
-        Cause.EVICTED,
-        Cause.NODE_LOST,
-        Cause.POD_DELETED,
-    }
+    {Cause.CONTAINER_PROTOCOL, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_DELETED}
 )
 """Causes for which the reason of the status is shown, also after the commands started."""
 
@@ -389,6 +330,6 @@ def _format_exit(status: NodeStatus) -> str:
     if number is None:
         known = status.exit_code is not None
         return f"{which} " + (f"exited with {status.exit_code}" if known else "left no exit code")
-    outside = CAUSES[CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)].failure_class is _INFRASTRUCTURE
-    how = "was ended from outside by" if outside else "died of"
+    kind = CAUSES[CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)].failure_class
+    how = "was ended from outside by" if kind is FailureClass.INFRASTRUCTURE else "died of"
     return f"{which} {how} {format_signal(number)}"

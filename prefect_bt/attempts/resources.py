@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from prefect_bt import codec
-from prefect_bt.errors import ObjectExists, ObjectNotFound
+from prefect_bt.ledger.job_objects import create_object, find_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.object_keys import attempt_prefix
@@ -18,8 +15,7 @@ from prefect_bt.planning.plan import GangPlan
 def save_resources(ledger: Ledger, plan: GangPlan) -> None:
     """Write what the plan gives each node; all nodes of a gang get the same."""
     key = _key(plan.project_id, plan.job_id, plan.attempt)
-    with suppress(ObjectExists):
-        ledger.store.create(key, codec.dumps(plan.nodes[0].resources).encode())
+    create_object(ledger.store, key, plan.nodes[0].resources)
 
 
 def find_resources(ledger: Ledger, record: JobRecord) -> Resources | None:
@@ -28,9 +24,9 @@ def find_resources(ledger: Ledger, record: JobRecord) -> Resources | None:
     Before the first attempt, return what the push has planned.
     """
     for begun in reversed(ledger.list_attempts(record.id)):
-        with suppress(ObjectNotFound):
-            key = _key(record.project_id, record.id, begun.attempt)
-            return codec.loads(Resources, ledger.store.get(key))
+        key = _key(record.project_id, record.id, begun.attempt)
+        if found := find_object(ledger.store, key, Resources):
+            return found
     return record.resources
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.checkpoints.retention.holds import JOB, Hold, list_active_holds
-from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
+from prefect_bt.errors import NotFoundError, StateError, SubstrateError
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.jobs.stop import open_job_context, reconcile_job
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
+from prefect_bt.ledger.job_objects import find_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.parent_calls import delete_calls
 from prefect_bt.ledger.records import JobRecord
@@ -176,9 +178,8 @@ def _find_partly_deleted(ledger: Ledger, job_id: str) -> str:
     """Return the project of a job whose deletion was killed; else ""."""
     if not (job_id.isascii() and job_id.isalnum()):
         return ""
-    try:
-        pointer = json.loads(ledger.store.get(job_index_key(job_id)))
-    except ObjectNotFound:
+    pointer = find_object(ledger.store, job_index_key(job_id), dict[str, Any])
+    if pointer is None:
         return ""
     project_id = str(pointer["project_id"])
     left = ledger.store.list(job_prefix(project_id, job_id))

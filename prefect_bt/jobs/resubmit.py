@@ -37,7 +37,7 @@ def retry(
     with open_launcher() as launcher:
         with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
             _request_attempt(ledger, job_id, limit, any_host=launcher is None)
-        start_job(ledger, record, launcher=launcher)
+        start_job(ledger, record, launcher)
     flat = job_document(ledger, record)
     return {**flat, "training_job": flat}
 

@@ -56,18 +56,21 @@ class JobLauncher:
                 start_new_session=True,
             )
 
-    def acquire_lock(self, job_id: str) -> None:
+    @property
+    def state_dir(self) -> Path:
+        return _state_dir()
+
+    def acquire(self, job_id: str) -> None:
         """Own the job with this process until it is handed over."""
         from prefect_bt.host.job_lock import JobLock
-        from prefect_bt.settings import Settings
 
-        self._lock = JobLock(Settings().state_dir.absolute(), timeout=LOCK_TIMEOUT)
+        self._lock = JobLock(self.state_dir, timeout=LOCK_TIMEOUT)
         self._lock.acquire(job_id)
 
     @contextmanager
     def hold_lock(self, ledger: Ledger, job_id: str) -> Generator[None]:
         """Own the job for a block that writes its records; keep the lock's file if it raises."""
-        self.acquire_lock(job_id)
+        self.acquire(job_id)
         assert self._lock is not None
         self._lock.write_store_url(ledger.store.url)
         with self._lock.keep_on_error():
@@ -78,7 +81,7 @@ class JobLauncher:
         from prefect_bt.errors import ServerError
 
         if self._lock is None:
-            self.acquire_lock(record.id)
+            self.acquire(record.id)
         assert self._lock is not None
         assert self._lock.descriptor is not None
         self._lock.write_store_url(ledger.store.url)
@@ -135,14 +138,13 @@ def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None
 def start_job(
     ledger: Ledger,
     record: JobRecord,
-    *,
     launcher: JobLauncher | None,
     deployment: str | None = None,
-    before_start: Callable[[], object] = lambda: None,
+    on_created: Callable[[JobRecord], object] = lambda _: None,
 ) -> None:
-    """Call `before_start`, then start the job. On an error, record the job as FAILED and raise."""
+    """Call `on_created`, then start the job. On an error, record the job as FAILED and raise."""
     try:
-        before_start()
+        on_created(record)
         if launcher:
             launcher.hand_over(ledger, record)
         else:
@@ -162,9 +164,8 @@ def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, own
     from prefect_bt.host.job_lock import JobLock, host_id
     from prefect_bt.jobs.job_json import store_ended_job
     from prefect_bt.ledger.states import JobState
-    from prefect_bt.settings import Settings
 
-    state_dir = Settings().state_dir.absolute()
+    state_dir = _state_dir()
     claim = JobLock(state_dir)
     with suppress(StateError):
         if not owned:
@@ -181,6 +182,12 @@ def _default_deployment() -> str:
     from prefect_bt.settings import Settings
 
     return Settings().deployment
+
+
+def _state_dir() -> Path:
+    from prefect_bt.settings import Settings
+
+    return Settings().state_dir.absolute()
 
 
 def default_secret_sources() -> tuple[SecretSource, ...]:

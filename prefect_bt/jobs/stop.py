@@ -39,6 +39,7 @@ from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
 _RECONCILE_INTERVAL: Final = 5.0
+_POLL_INTERVAL: Final = 0.2
 _STARTUP_GRACE_SECONDS: Final = 60.0
 """Seconds after its submission in which a job may have no process yet."""
 
@@ -255,49 +256,35 @@ def _failed_by_itself(outcome: Outcome) -> bool:
 
 
 class Reconciler:
-    """Calls `reconcile_job` for one job, at most every few seconds."""
+    """Calls `reconcile_job` for one job, at most every few seconds.
 
-    def __init__(self, ledger: Ledger, job_id: str) -> None:
-        self._ledger, self._job_id = ledger, job_id
+    With `warn`, an error is not raised: the first one becomes a warning.
+    """
+
+    def __init__(
+        self, ledger: Ledger, job_id: str, *, warn: Callable[[str], object] | None = None
+    ) -> None:
+        self._ledger, self._job_id, self._warn, self._warned = ledger, job_id, warn, False
         self._reconciled_at = time.monotonic()
 
     def __call__(self) -> None:
-        if time.monotonic() - self._reconciled_at > _RECONCILE_INTERVAL:
-            self._reconciled_at = time.monotonic()
+        if time.monotonic() - self._reconciled_at <= _RECONCILE_INTERVAL:
+            return
+        self._reconciled_at = time.monotonic()
+        try:
             reconcile_job(self._ledger, self._job_id)
+        except PrefectBtError as error:
+            if self._warn is None:
+                raise
+            if not self._warned:
+                self._warn(f"The nodes of job {self._job_id} are unreachable from here: {error}")
+            self._warned = True
 
 
-def wait_for_end(
-    ledger: Ledger,
-    job_id: str,
-    *,
-    poll: float = 0.2,
-    sleep: Callable[[float], None] = time.sleep,
-) -> JobState:
-    """Wait until the job is over, and recover it if its process dies. `poll` in seconds."""
+def wait_for_end(ledger: Ledger, job_id: str) -> JobState:
+    """Wait until the job is over, and recover it if its process dies."""
     reconcile = Reconciler(ledger, job_id)
     while not (state := ledger.get_state(job_id)).terminal:
-        sleep(poll)
+        time.sleep(_POLL_INTERVAL)
         reconcile()
     return state
-
-
-def make_reconciler(
-    ledger: Ledger, job_id: str, *, warn: Callable[[str], object]
-) -> Callable[[], None]:
-    """Return a function that reconciles the job, at most every few seconds.
-
-    Call `warn` once if the nodes are unreachable; raise nothing for that.
-    """
-    reconcile, warned = Reconciler(ledger, job_id), False
-
-    def try_reconcile() -> None:
-        nonlocal warned
-        try:
-            reconcile()
-        except PrefectBtError as error:
-            if not warned:
-                warn(f"The nodes of job {job_id} are unreachable from here: {error}")
-            warned = True
-
-    return try_reconcile

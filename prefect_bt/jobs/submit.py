@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,37 +40,6 @@ from prefect_bt.workspace.pack_summary import WorkspaceContents, workspace_docum
 from prefect_bt.workspace.roots import plan_layout
 
 DRY_RUN_ID = "dry-run"
-
-
-@dataclass(frozen=True)
-class JobOrigin:
-    """Origin of a new job: its preferred id, its first state, the job that it repeats.
-
-    `acquire_lock` is called with the id before the job exists, so that its process owns it from the
-    beginning.
-    """
-
-    preferred_id: str = ""
-    acquire_lock: Callable[[str], object] = lambda _: None
-    initial_state: JobState = JobState.CREATED
-    source_job: JobRecord | None = None
-    plan: GangPlan | None = None
-    """Plan made on this machine; another machine may plan the job differently."""
-    state_dir: Path | None = None
-    """State folder of the process that runs the job; None: that of the settings."""
-
-    @classmethod
-    def for_launcher(
-        cls,
-        launcher: JobLauncher | None,
-        *,
-        old: JobRecord | None = None,
-        plan: GangPlan | None = None,
-    ) -> JobOrigin:
-        """Return the origin of a job that the launcher starts, or that waits for its deployment."""
-        if launcher is None:
-            return cls(initial_state=JobState.PENDING, source_job=old, plan=plan)
-        return cls(launcher.job_id, launcher.acquire_lock, source_job=old, plan=plan)
 
 
 def push(  # noqa: PLR0913 (truss names them)
@@ -168,15 +137,11 @@ def submit(
         ledger = open_ledger(options.store)
         plan = plan_submission(ledger, project, options)
         with _pack_workspace(project, source_dir) as packed:
-            origin = JobOrigin.for_launcher(starter, plan=plan)
-            record = write_job(ledger, project, options, packed, origin=origin)
-            start_job(
-                ledger,
-                record,
-                launcher=starter,
-                deployment=options.deployment,
-                before_start=lambda: on_created(record),
+            state = JobState.CREATED if starter else JobState.PENDING
+            record = write_job(
+                ledger, project, options, packed, owner=starter, state=state, plan=plan
             )
+            start_job(ledger, record, starter, options.deployment, on_created)
     document = build_submission_document(ledger, record, plan)
     return {**document, **workspace_document(packed.contents)}
 
@@ -195,8 +160,7 @@ def create_job(
     """
     plan = plan_submission(ledger, project, options)
     with _pack_workspace(project, source_dir) as packed:
-        origin = JobOrigin(acquire_lock=lock.acquire, state_dir=lock.state_dir, plan=plan)
-        return write_job(ledger, project, options, packed, origin=origin), plan
+        return write_job(ledger, project, options, packed, owner=lock, plan=plan), plan
 
 
 def dry_run(
@@ -236,9 +200,11 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
         _download_workspace(ledger, old) as packed,
         open_launcher(options.deployment) as launcher,
     ):
-        origin = JobOrigin.for_launcher(launcher, old=old, plan=plan)
-        record = write_job(ledger, project, options, packed, origin=origin)
-        start_job(ledger, record, launcher=launcher, deployment=options.deployment)
+        state = JobState.CREATED if launcher else JobState.PENDING
+        record = write_job(
+            ledger, project, options, packed, owner=launcher, state=state, plan=plan, old=old
+        )
+        start_job(ledger, record, launcher, options.deployment)
     return build_submission_document(ledger, record, plan)
 
 
@@ -273,23 +239,29 @@ def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan)
     return {**flat, "notes": list(plan.notes), "training_job": flat}
 
 
-def write_job(
+def write_job(  # noqa: PLR0913 (what the record says)
     ledger: Ledger,
     project: TrainingProject,
     options: SubmitOptions,
     workspace: PackedWorkspace | None,
     *,
-    origin: JobOrigin | None = None,
+    owner: JobLauncher | JobLock | None = None,
+    state: JobState = JobState.CREATED,
+    plan: GangPlan | None = None,
+    old: JobRecord | None = None,
 ) -> JobRecord:
-    """Write the project, the id, the workspace, and last the job, which then exists."""
-    origin = origin or JobOrigin()
-    old = origin.source_job
+    """Write the project, the id, the workspace, and last the job, which then exists.
+
+    `owner` acquires the job before it exists. `plan`: made on this machine; another one may plan
+    the job differently. `old`: the job that this one repeats.
+    """
     known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
-    job_id = ledger.reserve_job_id(known.id, preferred=origin.preferred_id)
+    job_id = ledger.reserve_job_id(known.id, preferred=owner.job_id if owner else "")
     workspace_key = f"{job_prefix(known.id, job_id)}/workspace.tar"
     try:
-        origin.acquire_lock(job_id)
+        if owner:
+            owner.acquire(job_id)
         record = JobRecord(
             id=job_id,
             name=project.job.name or ledger.reserve_job_name(known.id),
@@ -306,14 +278,14 @@ def write_job(
             provenance=collect_provenance(packed_folder(workspace), user=current_user(), old=old),
             recreated_from=old.id if old else "",
             serving=options.serving,
-            resources=origin.plan.nodes[0].resources if origin.plan else None,
+            resources=plan.nodes[0].resources if plan else None,
             max_run_time=options.find_max_run_time(old),
         )
         if workspace:
             ledger.store.upload_verified(workspace_key, workspace.path)
-        state_dir = origin.state_dir or Settings().state_dir
-        host = "" if origin.initial_state is JobState.PENDING else host_id(state_dir)
-        ledger.write_job(record, state=origin.initial_state, host=host)
+        state_dir = owner.state_dir if owner else Settings().state_dir
+        host = "" if state is JobState.PENDING else host_id(state_dir)
+        ledger.write_job(record, state=state, host=host)
     except BaseException:
         ledger.store.delete(workspace_key)
         ledger.release_job_id(job_id)

@@ -15,54 +15,42 @@ from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import Epochs, try_create
 from prefect_bt.ledger.records import JobEvent
 from prefect_bt.ledger.states import TRANSITIONS
-from prefect_bt.object_store.protocols import Store
 
 
-class Lifecycle:
-    """The events of one job. `read_events` returns them as stored, oldest first."""
+def append_event(
+    epochs: Epochs, event: JobEvent, read_events: Callable[[], Sequence[JobEvent]]
+) -> JobEvent:
+    """Return the event as stored. Repeating the last state of the same epoch changes nothing.
 
-    def __init__(
-        self,
-        store: Store,
-        job_id: str,
-        prefix: str,
-        *,
-        epochs: Epochs,
-        read_events: Callable[[], Sequence[JobEvent]],
-    ) -> None:
-        self._store, self._job_id, self._prefix = store, job_id, prefix
-        self._epochs, self._read = epochs, read_events
+    `read_events` returns the job's events as stored, oldest first. Raises StateError for an illegal
+    transition, Superseded for an epoch that is not the newest.
+    """
+    store, event = epochs.store, replace(event, nonce=epochs.new_nonce())
+    while True:
+        events = read_events()
+        epochs.check(event.epoch)
+        if events:
+            last = events[-1]
+            if _is_repeated(last, event):
+                return last
+            _check_transition(epochs.job_id, last, event)
+            if last.state.terminal:
+                delete_ended_document(store, epochs.job_id)
+        key = f"{epochs.prefix}/events/{len(events):06d}.json"
+        if try_create(store, key, codec.dumps(event).encode()):
+            return event
 
-    def append_event(self, event: JobEvent) -> JobEvent:
-        """Return the event as stored. Repeating the last state of the same epoch changes nothing.
 
-        Raises StateError for an illegal transition, Superseded for an epoch that is not the newest.
-        """
-        event = replace(event, nonce=self._epochs.new_nonce())
-        while True:
-            events = self._read()
-            self._epochs.check(event.epoch)
-            if events:
-                last = events[-1]
-                if _is_repeated(last, event):
-                    return last
-                self._check_transition(last, event)
-                if last.state.terminal:
-                    delete_ended_document(self._store, self._job_id)
-            key = f"{self._prefix}/events/{len(events):06d}.json"
-            if try_create(self._store, key, codec.dumps(event).encode()):
-                return event
-
-    def _check_transition(self, last: JobEvent, event: JobEvent) -> None:
-        if event.state in TRANSITIONS[last.state]:
-            return
-        old, new = last.state, event.state
-        recreate = f"Recreate it as a new job: prefect-bt recreate --job-id {self._job_id}"
-        raise StateError(
-            f"Job {self._job_id} is {old.value} and cannot become {new.value}.",
-            state=old.value,
-            next_step=recreate if old.terminal else "",
-        )
+def _check_transition(job_id: str, last: JobEvent, event: JobEvent) -> None:
+    if event.state in TRANSITIONS[last.state]:
+        return
+    old, new = last.state, event.state
+    recreate = f"Recreate it as a new job: prefect-bt recreate --job-id {job_id}"
+    raise StateError(
+        f"Job {job_id} is {old.value} and cannot become {new.value}.",
+        state=old.value,
+        next_step=recreate if old.terminal else "",
+    )
 
 
 def _is_repeated(last: JobEvent, event: JobEvent) -> bool:

@@ -90,7 +90,7 @@ class Epochs:
         clock: Callable[[], float],
         nonce: Callable[[], str] = lambda: os.urandom(8).hex(),
     ) -> None:
-        self._store, self._job_id, self._prefix = store, job_id, prefix
+        self.store, self.job_id, self.prefix = store, job_id, prefix
         self._clock, self.new_nonce = clock, nonce
 
     def find_newest(self) -> Epoch | None:
@@ -124,7 +124,7 @@ class Epochs:
             return
         names = self._list_names()
         if _claim_names(names)[-1:] != [f"{number:06d}.json"]:
-            raise Superseded(self._job_id, self._newest(names))
+            raise Superseded(self.job_id, self._newest(names))
 
     def claim(self, host: str, *, purpose: str = RUN, abandoned: bool = False) -> int:
         """Return the number of the epoch in which `host` may act.
@@ -150,7 +150,7 @@ class Epochs:
         """End a claim of this host under which the job did not end. Idempotent."""
         if number:
             with suppress(ObjectExists):
-                self._store.create(f"{self._folder}/{number:06d}.released", b"{}")
+                self.store.create(f"{self._folder}/{number:06d}.released", b"{}")
 
     def release_unused(self, number: int) -> None:
         """End a claim of this host in which nothing was recorded; any other may have a gang."""
@@ -185,7 +185,7 @@ class Epochs:
             return None
         number = int(claims[-1].partition(".")[0])
         try:
-            found = codec.loads(Epoch, self._store.get(f"{self._folder}/{claims[-1]}"))
+            found = codec.loads(Epoch, self.store.get(f"{self._folder}/{claims[-1]}"))
         except ObjectNotFound:
             raise self._deleted_error() from None
         except (ValueError, TypeError, KeyError):  # it counts as held, until a person gives it up
@@ -195,12 +195,12 @@ class Epochs:
     def _create(self, mine: Epoch) -> bool:
         """Create the claim; return whether its number belongs to this claim."""
         key = f"{self._folder}/{mine.number:06d}.json"
-        if not try_create(self._store, key, codec.dumps(mine).encode()):
+        if not try_create(self.store, key, codec.dumps(mine).encode()):
             return False
         try:
-            self._store.get_range(f"{self._prefix}/job.json", start=0, length=1)
+            self.store.get_range(f"{self.prefix}/job.json", start=0, length=1)
         except ObjectNotFound:
-            self._store.delete(key)
+            self.store.delete(key)
             raise self._deleted_error() from None
         except BaseException:  # the caller does not learn the number, so it cannot release it
             with suppress(StoreError):
@@ -209,23 +209,23 @@ class Epochs:
         return True
 
     def _deleted_error(self) -> NotFoundError:
-        return NotFoundError("job", self._job_id, next_step="It was deleted.")
+        return NotFoundError("job", self.job_id, next_step="It was deleted.")
 
     def _last_event(self) -> JobEvent | None:
-        keys = [info.key for info in self._store.list(f"{self._prefix}/events")]
-        return codec.loads(JobEvent, self._store.get(keys[-1])) if keys else None
+        keys = [info.key for info in self.store.list(f"{self.prefix}/events")]
+        return codec.loads(JobEvent, self.store.get(keys[-1])) if keys else None
 
     def _list_names(self) -> list[str]:
         """Return the records' names, sorted; a store may hold other objects there."""
-        names = (info.key.rpartition("/")[2] for info in self._store.list(self._folder))
+        names = (info.key.rpartition("/")[2] for info in self.store.list(self._folder))
         return [name for name in names if _NAME.fullmatch(name)]
 
     @property
     def _folder(self) -> str:
-        return f"{self._prefix}/epochs"
+        return f"{self.prefix}/epochs"
 
     def _held_error(self, held: Epoch, host: str) -> StateError:
-        where, gone = describe_holder(held.host, host), abandon_hint(self._job_id, held.host, host)
+        where, gone = describe_holder(held.host, host), abandon_hint(self.job_id, held.host, host)
         if held.purpose == RUN:
             what = f"is run by {where}"
         else:
@@ -235,7 +235,7 @@ class Epochs:
                 f"it. {gone}"
             )
         return StateError(
-            f"Job {self._job_id} {what} (epoch {held.number}).", state="held", next_step=gone
+            f"Job {self.job_id} {what} (epoch {held.number}).", state="held", next_step=gone
         )
 
 

@@ -10,22 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
-from prefect_bt.ledger.controls import JobControls
-from prefect_bt.ledger.events import Lifecycle
+from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger.events import append_event
 from prefect_bt.ledger.fencing_epochs import RUN, Epochs, try_create
-from prefect_bt.ledger.flow_runs import FlowRuns
-from prefect_bt.ledger.pins import Pins
+from prefect_bt.ledger.job_objects import FlowRuns, JobControls, Pins, create_object, find_object
 from prefect_bt.ledger.projects import Projects
-from prefect_bt.ledger.records import (
-    AttemptRecord,
-    JobEvent,
-    JobRecord,
-    Outcome,
-)
+from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import (
     INDEX_JOBS,
@@ -65,22 +58,16 @@ class Ledger:
         """Return an ID that is unique in the store; `preferred` if it is free."""
         while True:
             candidate, preferred = preferred or make_id(), ""
-            try:
-                self._create(job_index_key(candidate), {"project_id": project_id})
-            except ObjectExists:
-                continue
-            return candidate
+            if create_object(self.store, job_index_key(candidate), {"project_id": project_id}):
+                return candidate
 
     def reserve_job_name(self, project_id: str) -> str:
         """Reserve the next name `job-<n>` of the project, and return it."""
         taken = sum(1 for _ in self.store.list(f"{project_prefix(project_id)}/names"))
         while True:
             taken += 1
-            try:
-                self._create(f"{project_prefix(project_id)}/names/job-{taken}", {})
-            except ObjectExists:
-                continue
-            return f"job-{taken}"
+            if create_object(self.store, f"{project_prefix(project_id)}/names/job-{taken}", {}):
+                return f"job-{taken}"
 
     def release_job_id(self, job_id: str) -> None:
         """Release an ID whose job was never written."""
@@ -100,10 +87,10 @@ class Ledger:
         self.append_event(record.id, state, message="accepted", epoch=epoch)
 
     def get_job(self, job_id: str) -> JobRecord:
-        try:
-            return codec.loads(JobRecord, self.store.get(f"{self._job_prefix(job_id)}/job.json"))
-        except ObjectNotFound:
-            raise self._job_not_found(job_id) from None
+        found = find_object(self.store, f"{self._job_prefix(job_id)}/job.json", JobRecord)
+        if found is None:
+            raise self._job_not_found(job_id)
+        return found
 
     def list_jobs(self, *, project_id: str | None = None) -> list[JobRecord]:
         """Return the jobs of the project, or of the store, oldest first."""
@@ -141,15 +128,9 @@ class Ledger:
         attempt: int | None = None,
         epoch: int = 0,
     ) -> JobEvent:
-        """Move the job to `state`, acting in `epoch` (Lifecycle.append)."""
-        lifecycle = Lifecycle(
-            self.store,
-            job_id,
-            self._job_prefix(job_id),
-            epochs=self.get_epochs(job_id),
-            read_events=lambda: self.list_events(job_id),
-        )
-        return lifecycle.append_event(JobEvent(state, self._clock(), message, attempt, epoch))
+        """Move the job to `state`, acting in `epoch` (events.append_event)."""
+        event = JobEvent(state, self._clock(), message, attempt, epoch)
+        return append_event(self.get_epochs(job_id), event, lambda: self.list_events(job_id))
 
     def list_events(self, job_id: str) -> list[JobEvent]:
         """Return the events of the job, oldest first."""
@@ -186,10 +167,7 @@ class Ledger:
         """Record the outcome of an attempt, unless it has one."""
         self.get_epochs(job_id).check(epoch)
         key = f"{self._attempt_prefix(job_id, outcome.attempt)}/outcome.json"
-        try:
-            self.store.create(key, codec.dumps(outcome).encode())
-        except ObjectExists:
-            return
+        create_object(self.store, key, outcome)
 
     def list_outcomes(self, job_id: str) -> list[Outcome]:
         """Return the outcomes of the ended attempts, oldest first."""
@@ -216,10 +194,9 @@ class Ledger:
             return self._prefixes[job_id]
         if not (job_id.isascii() and job_id.isalnum()):
             raise self._job_not_found(job_id)
-        try:
-            pointer = json.loads(self.store.get(job_index_key(job_id)))
-        except ObjectNotFound:
-            raise self._job_not_found(job_id) from None
+        pointer = find_object(self.store, job_index_key(job_id), dict[str, Any])
+        if pointer is None:
+            raise self._job_not_found(job_id)
         self._prefixes[job_id] = job_prefix(str(pointer["project_id"]), job_id)
         return self._prefixes[job_id]
 
@@ -228,9 +205,6 @@ class Ledger:
             self._job_prefix(job_id).removeprefix("training_projects/").partition("/")
         )
         return attempt_prefix(project_id, job_id, attempt)
-
-    def _create(self, key: str, document: dict[str, str]) -> None:
-        self.store.create(key, json.dumps(document).encode())
 
     def _job_not_found(self, job_id: str) -> NotFoundError:
         return NotFoundError("job", job_id, next_step="List all jobs: prefect-bt view --all.")

@@ -125,11 +125,7 @@ class GangObjects:
     """Objects of one attempt, for its watchers. Safe to use from several threads."""
 
     def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: Store, prefix: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.store, self.prefix, self._clock = store, prefix, clock
         self._lock = threading.Lock()
@@ -161,34 +157,27 @@ class GangObjects:
 
     def read_waiting(self) -> str:
         """Return the last written reason why the gang has not started; "" for none. StoreError."""
-        try:
+        with suppress(ObjectNotFound):
             return self.store.get(f"{self.prefix}/waiting.txt").decode(errors="replace")
-        except ObjectNotFound:
-            return ""
+        return ""
 
     def read_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status, at most REFRESH_INTERVAL old; None before its first.
 
         While the store does not answer, the status does not change.
         """
-        with self._lock:
-            with suppress(StoreError):
-                self._refresh()
-            view = self._ranks.get(rank)
-            return view.status if view else None
+        with suppress(StoreError):
+            self._refresh()
+        return self._view(rank).status
 
     def has_request(self, rank: int) -> bool:
         """Return whether the rank had a request at the last listing."""
-        with self._lock:
-            view = self._ranks.get(rank)
-            return view is not None and view.has_request
+        return self._view(rank).has_request
 
     def read_latest_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status from a new listing. StoreError."""
-        with self._lock:
-            self._refresh(0)
-            view = self._ranks.get(rank)
-            return view.status if view else None
+        self._refresh(0)
+        return self._view(rank).status
 
     def log_size(self, rank: int) -> int:
         """Return the bytes of the published log; 0 while the store does not answer."""
@@ -206,10 +195,12 @@ class GangObjects:
 
     def _list_segments(self, rank: int) -> list[_Segment]:
         """Return the published parts of a rank's log. StoreError."""
+        self._refresh()
+        return self._view(rank).segments
+
+    def _view(self, rank: int) -> _RankView:
         with self._lock:
-            self._refresh()
-            view = self._ranks.get(rank)
-            return list(view.segments) if view else []
+            return self._ranks.get(rank, _RankView())
 
     def delete(self) -> None:
         """Delete all objects. StoreError. Idempotent.
@@ -220,17 +211,18 @@ class GangObjects:
         for key in sorted(keys, key=lambda key: key.endswith("/gang.json")):
             self.store.delete(key)
         with self._lock:
-            self._ranks.clear()
+            self._ranks = {}
 
     def _refresh(self, max_age: float = REFRESH_INTERVAL) -> None:
         """List the objects again if the last listing is `max_age` seconds old. StoreError."""
-        if self._clock() - self._listed_at < max_age:
-            return
-        self._listed_at = self._clock()
-        seen = self._list()
-        for rank, view in seen.items():
-            self._read_new_status(self._ranks.get(rank, _RankView()), view)
-        self._ranks = seen
+        with self._lock:
+            if self._clock() - self._listed_at < max_age:
+                return
+            self._listed_at = self._clock()
+            seen = self._list()
+            for rank, view in seen.items():
+                self._read_new_status(self._ranks.get(rank, _RankView()), view)
+            self._ranks = seen
 
     def _list(self) -> dict[int, _RankView]:
         seen: dict[int, _RankView] = {}

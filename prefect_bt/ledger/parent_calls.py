@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 
-from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger.job_objects import create_object, find_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import CALLS_INDEX, job_calls_prefix
@@ -41,15 +44,10 @@ def claim_call(ledger: Ledger, parent_run_id: str, request: object, *, life: str
     """
     text = json.dumps(request, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    number = 0
-    while True:
-        name = f"{parent_run_id}/{digest}-{number}"
-        try:
-            ledger.store.create(f"{CALLS_INDEX}/{name}.claims/{life}", b"{}")
-        except ObjectExists:
-            number += 1
-        else:
-            return ParentCall(name, _find_job(ledger, f"{CALLS_INDEX}/{name}.json"))
+    names = (f"{parent_run_id}/{digest}-{number}" for number in count())
+    claims = ((name, f"{CALLS_INDEX}/{name}.claims/{life}") for name in names)
+    name = next(name for name, claim in claims if create_object(ledger.store, claim, {}))
+    return ParentCall(name, _find_job(ledger, f"{CALLS_INDEX}/{name}.json"))
 
 
 def delete_calls(store: Store, project_id: str, job_id: str) -> None:
@@ -63,9 +61,7 @@ def delete_calls(store: Store, project_id: str, job_id: str) -> None:
 
 
 def _find_job(ledger: Ledger, key: str) -> str | None:
-    try:
-        job_id = str(json.loads(ledger.store.get(key))["job_id"])
-        ledger.get_job(job_id)
-    except (ObjectNotFound, NotFoundError):
-        return None
-    return job_id
+    found = find_object(ledger.store, key, dict[str, str])
+    with suppress(NotFoundError):
+        return ledger.get_job(found["job_id"]).id if found else None
+    return None

@@ -8,14 +8,14 @@ concurrent pushes share one project.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from prefect_bt import codec
-from prefect_bt.errors import AmbiguousError, NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.errors import AmbiguousError, NotFoundError
+from prefect_bt.ledger.job_objects import create_object, find_object
 from prefect_bt.ledger.records import ProjectRecord
 from prefect_bt.object_keys import (
     PROJECTS_INDEX,
@@ -118,15 +118,12 @@ class Projects:
     def _add_to_index(self, made: ProjectRecord) -> ProjectRecord:
         """Put a new project into the index; return the one that a concurrent caller created."""
         for key in _index_keys(made):
-            try:
-                self._store.create(key, json.dumps({"project_id": made.id}).encode())
-            except ObjectExists:
-                for other in self._read_indexed([key]):
-                    if other.team_name == made.team_name:
-                        self._store.delete(project_record_key(made.id))
-                        return other
-            else:
+            if create_object(self._store, key, {"project_id": made.id}):
                 return made
+            for other in self._read_indexed([key]):
+                if other.team_name == made.team_name:
+                    self._store.delete(project_record_key(made.id))
+                    return other
         raise NotFoundError(
             "project", made.name, next_step="It is being deleted: push again afterwards."
         )
@@ -142,17 +139,12 @@ class Projects:
         return [record for one in ids if one and (record := self._read(one)) is not None]
 
     def _project_id(self, key: str) -> str:
-        try:
-            return str(json.loads(self._store.get(key))["project_id"])
-        except ObjectNotFound:
-            return ""
+        found = find_object(self._store, key, dict[str, Any])
+        return "" if found is None else str(found["project_id"])
 
     def _read(self, project_id: str) -> ProjectRecord | None:
-        try:
-            record = codec.loads(ProjectRecord, self._store.get(project_record_key(project_id)))
-        except ObjectNotFound:
-            return None
-        return replace(record, team_name=normalize_team(record.team_name))
+        record = find_object(self._store, project_record_key(project_id), ProjectRecord)
+        return record and replace(record, team_name=normalize_team(record.team_name))
 
 
 def _index_keys(project: ProjectRecord) -> tuple[str, str]:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
+from prefect_bt.ledger.job_objects import PinnedWeights
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
-from prefect_bt.ledger.pins import PinnedWeights
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.levels import LogLevel

@@ -25,7 +25,7 @@ from prefect_bt.jobs import resubmit
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stop import open_job_context
-from prefect_bt.jobs.submit import JobOrigin, write_job
+from prefect_bt.jobs.submit import write_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import (
@@ -188,7 +188,7 @@ def test_options_settings_and_repeated_jobs(
     chosen = write_job(ledger, PROJECT, SubmitOptions(max_run_time="12h"), None)
     assert ledger.get_job(chosen.id).max_run_time == 43200.0
     monkeypatch.setenv("PREFECT_BT_MAX_RUN_TIME", "90m")
-    again = write_job(ledger, PROJECT, SubmitOptions(), None, origin=JobOrigin(source_job=chosen))
+    again = write_job(ledger, PROJECT, SubmitOptions(), None, old=chosen)
     usual = write_job(ledger, PROJECT, SubmitOptions(), None)
     server = write_job(ledger, PROJECT, SubmitOptions(serving=ServingRef("m", 1)), None)
     assert (again.max_run_time, usual.max_run_time, server.max_run_time) == (43200.0, 5400.0, None)
@@ -262,11 +262,10 @@ def test_push_shows_it_and_what_has_no_effect(
 
 @pytest.mark.slow
 def test_a_real_node_saves_when_its_time_is_up_also_for_the_process_that_adopts_it(
-    ledger: Ledger, tmp_path: Path
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = write_job(
-        ledger, PROJECT, SubmitOptions(max_run_time=0.001), None, origin=JobOrigin(JOB)
-    )
+    monkeypatch.setattr("prefect_bt.ledger.ledger.make_id", lambda: JOB)
+    record = write_job(ledger, PROJECT, SubmitOptions(max_run_time=0.001), None)
     assert record.id == JOB
     site = open_job_context(ledger, record)
     rig = Rig(tmp_path / "state", site.substrate)  # pyright: ignore[reportArgumentType]

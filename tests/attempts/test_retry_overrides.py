@@ -22,7 +22,7 @@ from prefect_bt.flows.tasks.reporting.job_card import render_card
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.submit import JobOrigin, write_job
+from prefect_bt.jobs.submit import write_job
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import Cause, FailureClass, JobRecord, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
@@ -48,7 +48,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def written(options: SubmitOptions, old: JobRecord | None = None) -> RetryBudget:
     """As any other process reads it."""
     ledger = open_ledger()
-    made = write_job(ledger, PROJECT, options, None, origin=JobOrigin(source_job=old))
+    made = write_job(ledger, PROJECT, options, None, old=old)
     return ledger.get_job(made.id).retries
 
 

@@ -14,7 +14,7 @@ from prefect_bt.host.job_lock import JobLock
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.provenance import collect_provenance, find_git_state, format_client, format_git
-from prefect_bt.jobs.submit import JobOrigin, create_job, write_job
+from prefect_bt.jobs.submit import create_job, write_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import GitState
 from prefect_bt.object_store import open_store
@@ -84,7 +84,7 @@ def test_a_job_knows_its_code_and_its_client(git, tmp_path: Path) -> None:
     assert record.provenance is not None
     assert record.provenance.git == GitState(git("rev-parse", "HEAD"), "main", dirty=False)
     assert ledger.get_job(record.id) == record
-    again = write_job(ledger, PROJECT, options, None, origin=JobOrigin(source_job=record))
+    again = write_job(ledger, PROJECT, options, None, old=record)
     assert again.provenance == record.provenance
 
     document = job_document(ledger, record)

@@ -28,7 +28,6 @@ from prefect_bt.jobs.delete import delete_project
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stop import open_job_context
-from prefect_bt.jobs.submit import JobOrigin
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
@@ -102,13 +101,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
     with pytest.raises(AmbiguousError, match="--team default or --team research or --team sales"):
         pushed(ledger, tmp_path, defined())
     # A repeated job stays with the project it was of.
-    copy = submit.write_job(
-        ledger,
-        defined(team="sales"),
-        OPTIONS,
-        None,
-        origin=JobOrigin(source_job=other),
-    )
+    copy = submit.write_job(ledger, defined(team="sales"), OPTIONS, None, old=other)
     assert copy.project_id == other.project_id
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import NotFoundError, StateError, StoreError
+from prefect_bt.ledger.job_objects import load_pin
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.pins import load_pin
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store

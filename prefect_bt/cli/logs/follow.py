@@ -81,11 +81,11 @@ def tail_logs(
     """
     from prefect_bt.cli.logs.lines import write_lines
     from prefect_bt.cli.logs.panel import live_panel
-    from prefect_bt.jobs.stop import make_reconciler
+    from prefect_bt.jobs.stop import Reconciler
     from prefect_bt.logs.job_reader import follow_lines
 
     ledger, record = logs.ledger, logs.record
-    reconcile = make_reconciler(ledger, record.id, warn=terminal.warn)
+    reconcile = Reconciler(ledger, record.id, warn=terminal.warn)
     lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
         target = stream or sys.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host.job_lock import lock_job
-from prefect_bt.ledger.controls import JobControls
+from prefect_bt.ledger.job_objects import JobControls
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from tests.cli.conftest import COMMAND, Cli, Shop

@@ -20,6 +20,7 @@ from prefect_bt.jobs.recover import recover_job, recover_jobs
 from prefect_bt.jobs.stop import open_job_context, reconcile_job, stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_objects_prefix
 from prefect_bt.settings import Settings
@@ -150,19 +151,13 @@ def test_a_start_that_failed_is_not_written_over_a_worker_of_this_machine(
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
     worker = JobLock(state_dir)
 
-    def lose_answer() -> None:
+    def lose_answer(_: JobRecord) -> None:
         worker.acquire(job_id)
         ledger.append_event(job_id, JobState.CREATED, epoch=ledger.claim(job_id, here))
         raise ServerError("the answer was lost")
 
     with pytest.raises(ServerError):
-        start.start_job(
-            ledger,
-            ledger.get_job(job_id),
-            launcher=None,
-            deployment="d/d",
-            before_start=lose_answer,
-        )
+        start.start_job(ledger, ledger.get_job(job_id), None, "d/d", lose_answer)
     assert ledger.get_state(job_id) is JobState.CREATED
     assert is_owned(state_dir, job_id)
     worker.release()
