@@ -31,7 +31,7 @@ VolumeMounts = Sequence[tuple[str, Path]]
 
 
 class OutsideVolumes(OSError):
-    """Error: a link leads to a path in none of the node's volumes."""
+    """Error: a link leads to a path outside of the node's volumes."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.EXDEV, "a link leads out of the job's volumes", path)

@@ -120,7 +120,7 @@ class JobLock:
         self.job_id = ""
 
     def acquire(self, job_id: str) -> None:
-        """Own the job, as `lock_job` does."""
+        """Lock the job, as `lock_job` does."""
         held = lock_job(self.state_dir, job_id, timeout=self._patience)
         self.descriptor, self.job_id = self._held.enter_context(held), job_id
 

@@ -57,7 +57,7 @@ class Validator:
         position: GangPosition = SINGLE_NODE,
         on_work: WorkCallback = bool,
     ) -> None:
-        """Judge files of `volumes`. `on_work` is called after each file that was examined."""
+        """Validate files of `volumes`. `on_work` is called after each file that was examined."""
         self._volumes, self._place, self._worked = volumes, position, on_work
         self._reports: dict[str, tuple[FileStat, FileReport]] = {}
         self._judged: dict[str, _Validation] = {}

@@ -128,7 +128,7 @@ class ContainerRecord:
     id: str
     pid: int
     workdir: str = ""
-    """The image's own WORKDIR."""
+    """WORKDIR of the image."""
     began: int = 0
     address: str = ""
     """On its network, as this machine reaches it; "" without a network."""

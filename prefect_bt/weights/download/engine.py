@@ -82,7 +82,7 @@ class Download:
         self._thread = threading.local()
         self._changed = threading.Condition()
         self._active = 0
-        """Turns of threads, whose files may be put back."""
+        """Number of threads that work on a block, whose file may be put back into the queue."""
         self._has_ranges = True
         self._corrupt = set[str]()
         """Paths of files that arrived with a wrong digest."""

@@ -39,7 +39,7 @@ _Size = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 class MalformedResponse(HttpFault):
-    """An answer that no Hub sends. `reason` is a short part of a sentence without controls."""
+    """Error: an answer that does not come from a Hub. `reason`: a phrase without controls."""
 
 
 class _Repository(BaseModel):
