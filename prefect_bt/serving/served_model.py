@@ -53,6 +53,15 @@ class SelectedCheckpoint:
     """LoRA rank that the config sets."""
 
     @property
+    def label(self) -> str:
+        return f"checkpoint {self.checkpoint} of job {self.job_id}"
+
+    @property
+    def qualified_name(self) -> str:
+        """Return the name by which options name the checkpoint."""
+        return f"{self.job_id}/{self.checkpoint}"
+
+    @property
     def source(self) -> str:
         """Return the weights URI, by IDs because names may contain `/` and `@`."""
         return f"bt://{self.project_id}@{self.job_id}/{self.checkpoint}"
