@@ -154,7 +154,6 @@ def _select_checkpoint(
         job_id=job.job.id,
         checkpoint=item.name,
         format=found,
-        manifest=item.checkpoint.manifests[0].key,
         manifests=tuple(item.checkpoint.manifest_keys.values()),
         folder="",
         contents=item.contents,

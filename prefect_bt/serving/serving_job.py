@@ -167,7 +167,7 @@ def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
     A checkpoint is pinned to its manifest, so a later one of the same name does not replace it.
     """
     base, plans = serving.selection.base, plan_weights(serving.project.job)
-    manifests = [one.manifest for one in serving.selection.models]
+    manifests = [one.manifests[0] for one in serving.selection.models]
     if base and base.required_checkpoint:
         manifests.append(base.required_checkpoint.manifests[0])
     elif base and base.pinned_revision:

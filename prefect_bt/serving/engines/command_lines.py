@@ -218,7 +218,7 @@ def listen_flags(port: str = PORT_PLACEHOLDER, *, host: str = "") -> tuple[str, 
 def _dtype_and_template_flags(
     models: Sequence[SelectedCheckpoint], compute: Compute
 ) -> tuple[str, ...]:
-    """Return the flags. Older GPUs have no bfloat16; a template is passed if all models share it."""
+    """Return the flags. Older GPUs have no bfloat16. A template must be that of all models."""
     spec, templates = compute.accelerator, {one.contents.chat_template for one in models}
     dtype = "float16" if spec and spec.accelerator in _WITHOUT_BFLOAT16 else "bfloat16"
     is_shared = len(templates) == 1 and all(templates)
