@@ -30,12 +30,8 @@ from prefect_bt.serving.curl_example import CHAT, format_curl
 from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger, ReadinessVerdict
 from prefect_bt.serving.engines.engine_key import KEY_REFERENCE, add_engine_key, derive_engine_key
 from prefect_bt.serving.rollout.gate import parse_gate, run_gate
-from prefect_bt.serving.rollout.readiness import (
-    detect_endpoint,
-    explain_log_tail,
-    find_readiness_problem,
-)
-from prefect_bt.serving.rollout.traffic import RevisionAction, RoutingState, choose_action
+from prefect_bt.serving.rollout.readiness import check_readiness, explain_log_tail
+from prefect_bt.serving.rollout.traffic import RevisionAction, choose_action
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import ensure_router, query_router_status
 from prefect_bt.serving.router.route import Route
@@ -128,9 +124,8 @@ class RevisionController:
         if outcome.state is JobState.STOPPED or outcome.failure is FailureClass.INFRASTRUCTURE:
             return
         with suppress(StoreError):
-            self._record_verdict(
-                ready=False, message=self._explain("The server ended before it answered")
-            )
+            message = self._explain("The server ended before it answered")
+            self._record_verdict(ready=False, message=message)
 
     # -- whether it answers -----------------------------------------------------------------
 
@@ -138,15 +133,16 @@ class RevisionController:
         address = self._gang.handles[0].server_address()
         if address is None or started_at is None:
             return False
-        missing = find_readiness_problem(f"http://{address}", self._revision.models, key=self._key)
+        problem, self._endpoint = check_readiness(
+            f"http://{address}", self._revision.models, key=self._key
+        )
         if self._gang.handles[0].server_address() != address:
             return False  # it ended meanwhile: who answered may be another server
-        if missing is None:
+        if not problem:
             return self._check_gate(f"http://{address}")
         if time.time() - started_at > self._revision.patience:
-            self._reject_revision(
-                self._explain(f"It was not ready in {self._revision.patience:.0f} s"), missing
-            )
+            late = f"It was not ready in {self._revision.patience:.0f} s"
+            self._reject_revision(self._explain(late), problem)
         return False
 
     def _check_gate(self, address: str) -> bool:
@@ -160,7 +156,6 @@ class RevisionController:
                 self._reject_revision("It did not pass its gate", result.message)
                 return False
             sentence = f"{sentence} {result.message}"
-        self._endpoint = detect_endpoint(address, self._revision.models[0], key=self._key)
         self._record_verdict(ready=True, message=sentence)
         return True
 
@@ -189,16 +184,9 @@ class RevisionController:
 
     def _restore_serving_revision(self) -> None:
         """Set the serving revision as the desired one, if this one is desired and cannot serve."""
-        name, mine, route = (
-            self._ref.deployment,
-            self._ref.revision,
-            self._router_folder.read_route(),
-        )
-        if (
-            route
-            and route.revision != mine
-            and self._deployments.get_desired_revision(name) == mine
-        ):
+        name, mine = self._ref.deployment, self._ref.revision
+        route, desired = self._router_folder.read_route(), self._deployments.get_desired_revision
+        if route and route.revision != mine and desired(name) == mine:
             why = f"revision {mine} did not answer"
             self._deployments.set_desired_revision(name, route.revision, why=why)
 
@@ -215,16 +203,15 @@ class RevisionController:
 
     def _choose_action(self) -> tuple[RevisionAction, Route | None]:
         """Return the action of this revision, and the present route."""
-        moves, route = (
-            self._deployments.list_desired_revisions(self._ref.deployment),
-            self._router_folder.read_route(),
-        )
-        scene = RoutingState(
+        moves = self._deployments.list_desired_revisions(self._ref.deployment)
+        route = self._router_folder.read_route()
+        action = choose_action(
+            self._ref.revision,
             desired=moves[-1].revision if moves else NO_REVISION,
             routed=route.revision if route else None,
             ever_desired={move.revision for move in moves},
         )
-        return choose_action(self._ref.revision, scene), route
+        return action, route
 
     def _stop_unless_desired(self) -> None:
         """Request the stop of this revision, unless it was promoted meanwhile."""

@@ -53,7 +53,6 @@ def read_contents(checkpoint: CommittedCheckpoint) -> CheckpointContents:
         has_tokenizer=not _TOKENIZER_FILES.isdisjoint(paths),
         chat_template=next((e.sha256 for e in first.entries if e.path == CHAT_TEMPLATE), ""),
         unsupported_by_vllm=tuple(_list_unsupported_by_vllm(adapter)),
-        size=first.size,
         other_ranks=() if whole else tuple(m.rank for m in others if _has_weights(m)),
     )
 

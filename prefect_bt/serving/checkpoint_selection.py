@@ -154,7 +154,6 @@ def _select_checkpoint(
         job_id=job.job.id,
         checkpoint=item.name,
         format=found,
-        manifest=item.checkpoint.manifests[0].key,
         manifests=tuple(item.checkpoint.manifest_keys.values()),
         folder="",
         contents=item.contents,
@@ -168,7 +167,7 @@ def _check_combination(models: Sequence[SelectedCheckpoint]) -> None:
         return
     what = "a Whisper model" if alone[0].format is ModelWeightsFormat.WHISPER else "a full model"
     raise DefinitionError(
-        f"{len(models)} checkpoints were chosen, and {_describe(alone[0])} is {what}, which a "
+        f"{len(models)} checkpoints were chosen, and {alone[0].label} is {what}, which a "
         "server serves alone.",
         next_step="Choose a single checkpoint; only LoRA adapters are served together.",
         field="checkpoint_details.checkpoints",
@@ -186,22 +185,22 @@ def _assign_served_names(
         short = left.pop(one.checkpoint, "") if is_unique else ""
         # The files in the checkpoint directory itself are named after their job.
         default = one.job_id if one.checkpoint == ROOT else one.checkpoint
-        name = left.pop(_qualified_name(one), short) or short or default
+        name = left.pop(one.qualified_name, short) or short or default
         if not name.strip() or any(sign < " " or sign == "\x7f" for sign in name):
             raise DefinitionError(
-                f"{name!r} cannot be the name of {_describe(one)} in requests.",
-                next_step=f"Give it another name: --served-name {_qualified_name(one)}=NAME.",
+                f"{name!r} cannot be the name of {one.label} in requests.",
+                next_step=f"Give it another name: --served-name {one.qualified_name}=NAME.",
             )
         if name in named:
             raise DefinitionError(
-                f"The {_describe(named[name])} and {_describe(one)} would both answer as {name}.",
+                f"The {named[name].label} and {one.label} would both answer as {name}.",
                 next_step="Give one of them another name: --served-name "
-                f"{_qualified_name(one)}=NAME (served_names in Python), or deploy them under two "
+                f"{one.qualified_name}=NAME (served_names in Python), or deploy them under two "
                 "model names.",
             )
         named[name] = replace(one, name=name)
     if left:
-        there = ", ".join(_qualified_name(one) for one in models)
+        there = ", ".join(one.qualified_name for one in models)
         raise DefinitionError(
             f"served_names has {', '.join(left)}, which is not served.",
             next_step=f"Served are: {there}.",
@@ -246,7 +245,7 @@ def _resolve_base(
         base = _find_trained_base(ledger, first)
     if base is None:
         raise DefinitionError(
-            f"The {_describe(first)} was saved without its tokenizer, which requests need.",
+            f"The {first.label} was saved without its tokenizer, which requests need.",
             next_step="Give base_model_id (--base-model): the model whose tokenizer it used.",
             field="checkpoint_details.base_model_id",
         )
@@ -259,7 +258,7 @@ def _resolve_common_base(ledger: Ledger, models: Sequence[SelectedCheckpoint]) -
     for one, other in others:
         if (other.source, other.subfolder) != (base.source, base.subfolder):
             raise DefinitionError(
-                f"The {_describe(first)} is an adapter of {base.model}, {_describe(one)} one of "
+                f"The {first.label} is an adapter of {base.model}, {one.label} one of "
                 f"{other.model}; a server has one base model.",
                 next_step="Deploy them under two model names, or give base_model_id if these are "
                 "two names of one model.",
@@ -279,7 +278,7 @@ def _resolve_adapter_base(ledger: Ledger, one: SelectedCheckpoint) -> BaseModel:
         what = f"was trained on {model!r}, a folder outside its job"
         step += f", or file://{model} if it is on this machine" if model[0] == "/" else ""
     raise DefinitionError(
-        f"The {_describe(one)} {what}.",
+        f"The {one.label} {what}.",
         next_step=f"{step}.",
         field="checkpoint_details.base_model_id",
     )
@@ -290,11 +289,3 @@ def _find_trained_base(ledger: Ledger, one: SelectedCheckpoint) -> BaseModel | N
     if not model:
         return None
     return resolve_trained_base(ledger, ledger.get_job(one.job_id), model, revision)
-
-
-def _qualified_name(one: SelectedCheckpoint) -> str:
-    return f"{one.job_id}/{one.checkpoint}"
-
-
-def _describe(one: SelectedCheckpoint) -> str:
-    return f"checkpoint {one.checkpoint} of job {one.job_id}"

@@ -10,7 +10,7 @@ from prefect_bt.planning.plan import LoadedCheckpoint
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """Contents of the files of a checkpoint's lowest rank, which a server gets. `size` in bytes."""
+    """Contents of the files of a checkpoint's lowest rank, which a server gets."""
 
     format: ModelWeightsFormat | None = None
     """None if the files do not show the format."""
@@ -27,7 +27,6 @@ class CheckpointContents:
     """Digest of `chat_template.jinja`; empty if there is none."""
     unsupported_by_vllm: tuple[str, ...] = ()
     """Features of an adapter that vLLM rejects, for example "DoRA"."""
-    size: int = 0
     other_ranks: tuple[int, ...] = ()
     """Ranks that have weights, if the lowest rank has none."""
 
@@ -36,8 +35,8 @@ class CheckpointContents:
 class SelectedCheckpoint:
     """A committed checkpoint and its name in requests.
 
-    `manifest` is the key of the manifest whose files are served, `manifests` are those of all
-    ranks; `folder` is the path of the files in the node.
+    `manifests` are the keys of the manifests of all ranks, and the files of the first are served;
+    `folder` is the path of the files in the node.
     """
 
     name: str
@@ -45,12 +44,20 @@ class SelectedCheckpoint:
     job_id: str
     checkpoint: str
     format: ModelWeightsFormat
-    manifest: str
     manifests: tuple[str, ...]
     folder: str
     contents: CheckpointContents
     configured_lora_rank: int | None = None
     """LoRA rank that the config sets."""
+
+    @property
+    def label(self) -> str:
+        return f"checkpoint {self.checkpoint} of job {self.job_id}"
+
+    @property
+    def qualified_name(self) -> str:
+        """Return the name by which options name the checkpoint."""
+        return f"{self.job_id}/{self.checkpoint}"
 
     @property
     def source(self) -> str:

@@ -41,11 +41,10 @@ from prefect_bt.serving.base_model import TRAINING_STATE
 from prefect_bt.serving.engines.command_lines import (
     EMBEDDED_FILES,
     SERVED_FILE,
-    BindOptions,
-    EngineBaseModel,
     EngineCommand,
     default_engine,
     get_engine,
+    listen_flags,
     requested_cpus,
     requested_memory,
     served_model_names,
@@ -104,8 +103,8 @@ def build_serving_job(choice: ModelSelection, options: ServerOptions) -> Serving
             value=compute.node_count,
         )
     engine = get_engine(options.engine or default_engine(compute))
-    names, listen = served_model_names(engine, choice.models), BindOptions(options.host)
-    command = engine.build(choice.models, _engine_base(choice), compute, listen)
+    names = served_model_names(engine, choice.models)
+    command = engine.build(choice, compute, listen_flags(host=options.host))
     job = TrainingJob(
         image=options.image or Image(base_image=command.image),
         compute=compute,
@@ -168,7 +167,7 @@ def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
     A checkpoint is pinned to its manifest, so a later one of the same name does not replace it.
     """
     base, plans = serving.selection.base, plan_weights(serving.project.job)
-    manifests = [one.manifest for one in serving.selection.models]
+    manifests = [one.manifests[0] for one in serving.selection.models]
     if base and base.required_checkpoint:
         manifests.append(base.required_checkpoint.manifests[0])
     elif base and base.pinned_revision:
@@ -188,11 +187,6 @@ def _pin_checkpoint(ledger: Ledger, job_id: str, plan: WeightsPlan, key: str) ->
 
 
 # -- inside ---------------------------------------------------------------------------------
-
-
-def _engine_base(choice: ModelSelection) -> EngineBaseModel | None:
-    base = choice.base
-    return EngineBaseModel(base.folder, choice.base_name, base.tokenizer_only) if base else None
 
 
 def _commands(command: EngineCommand, options: ServerOptions) -> Iterator[str]:

@@ -36,7 +36,6 @@ def chosen(
         job_id=job,
         checkpoint=name,
         format=format_,
-        manifest=f"manifests/{name}",
         manifests=(f"manifests/{name}",),
         folder=f"{DOWNLOADED}/{job}/rank-0/{name}",
         contents=CheckpointContents(format=format_, **held),

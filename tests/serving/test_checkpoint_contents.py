@@ -23,7 +23,6 @@ def test_a_full_model(shop):
     held = contents(shop, full() | TEMPLATE)
     assert (held.format, held.has_weights, held.has_tokenizer) == ("full", True, True)
     assert held.chat_template and not held.sharding and held.lora_rank is None
-    assert held.size == sum(map(len, (full() | TEMPLATE).values()))
 
 
 def test_a_full_model_without_its_tokenizer(shop):

@@ -40,9 +40,10 @@ def test_a_full_model_stands_alone(shop):
     assert (choice.served_names, choice.base, choice.format) == (("checkpoint-10",), None, "full")
     assert one.source == f"bt://{job.project_id}@{job.id}/checkpoint-10"
     assert one.folder == f"/tmp/training_checkpoints/{job.id}/rank-0/checkpoint-10"
-    assert choice.required_checkpoints == (
-        one.required_checkpoint,
-    ) and one.required_checkpoint.manifests == (one.manifest,)
+    assert (
+        choice.required_checkpoints == (one.required_checkpoint,)
+        and one.required_checkpoint.manifests == one.manifests
+    )
 
 
 def test_the_latest_is_the_last_that_can_be_served(shop):

@@ -23,7 +23,7 @@ from prefect_bt.environment import LEADER_PORT_VARIABLE
 from prefect_bt.errors import DefinitionError
 from prefect_bt.serving.checkpoint_contents import CHAT_TEMPLATE
 from prefect_bt.serving.engines.transformers_server import encode_model_id
-from prefect_bt.serving.served_model import SelectedCheckpoint
+from prefect_bt.serving.served_model import ModelSelection, SelectedCheckpoint
 
 VLLM: Final = "vllm"
 TRANSFORMERS: Final = "transformers"
@@ -32,21 +32,10 @@ PORT_PLACEHOLDER: Final = f'"${LEADER_PORT_VARIABLE}"'
 VLLM_LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's --max-lora-rank (1 is left out)."""
 SERVED_FILE: Final = "served.json"
+_MERGE: Final = f"Merge it into its base model and deploy that, or use the engine {TRANSFORMERS}."
 EMBEDDED_FILES: Final = ("transformers_server.py", "require_key.py")
 _ZERO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
 _WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
-
-
-@dataclass(frozen=True)
-class EngineBaseModel:
-    """The base model of adapters, or the tokenizer of a full model.
-
-    `model` is a folder or an id of the Hub.
-    """
-
-    model: str
-    name: str
-    tokenizer_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,17 +59,8 @@ class EngineCommand:
         )
 
 
-@dataclass(frozen=True)
-class BindOptions:
-    """Address of the server. `port` may be PORT_PLACEHOLDER; `host` "" is the engine's own."""
-
-    host: str = ""
-    port: str = PORT_PLACEHOLDER
-
-
-Build = Callable[
-    [Sequence[SelectedCheckpoint], EngineBaseModel | None, Compute, BindOptions], EngineCommand
-]
+Build = Callable[[ModelSelection, Compute, Sequence[str]], EngineCommand]
+"""Gets the models, the machine and `listen_flags`."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +105,8 @@ def served_model_names(
             name = ""
         if not name or name in answered:
             raise DefinitionError(
-                f"The engine {engine.name} cannot serve checkpoint {one.checkpoint} of job "
-                f"{one.job_id} as {one.name!r}.",
-                next_step=(
-                    f"Give it another name: --served-name {one.job_id}/{one.checkpoint}=NAME."
-                ),
+                f"The engine {engine.name} cannot serve {one.label} as {one.name!r}.",
+                next_step=f"Give it another name: --served-name {one.qualified_name}=NAME.",
             )
         answered[name] = one
     return tuple(answered)
@@ -164,85 +141,59 @@ def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
         raise DefinitionError(
             f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM "
             f"supports up to {VLLM_LORA_RANKS[-1]}.",
-            next_step="Merge it into its base model and deploy that, or use the engine "
-            f"{TRANSFORMERS}.",
+            next_step=_MERGE,
         )
     return fitting
-
-
-def shared_chat_template(models: Sequence[SelectedCheckpoint]) -> str:
-    """Return the path of the chat template if all models have the same, else ""."""
-    templates = {one.contents.chat_template for one in models}
-    return f"{models[0].folder}/{CHAT_TEMPLATE}" if len(templates) == 1 and all(templates) else ""
 
 
 # -- vLLM -----------------------------------------------------------------------------------
 
 
-def vllm_argv(
-    models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel | None,
-    compute: Compute,
-    listen: BindOptions,
-) -> tuple[str, ...]:
+def vllm_argv(choice: ModelSelection, compute: Compute, listen: Sequence[str]) -> tuple[str, ...]:
     """Return the vLLM command. Raise DefinitionError for an adapter that vLLM does not load."""
-    if models[0].format is ModelWeightsFormat.LORA:
-        assert base is not None, "no adapter is selected without a base model"
-        return _vllm_lora_argv(models, base, compute, listen)
-    (one,) = models
+    if choice.format is ModelWeightsFormat.LORA:
+        return _vllm_lora_argv(choice, compute, listen)
+    (one,) = choice.models
     argv = (
-        *("vllm", "serve", one.folder),
-        *_listen_flags(listen),
+        *("vllm", "serve", one.folder, *listen),
         *("--tensor-parallel-size", str(count_accelerators(compute) or 1)),
         *("--served-model-name", one.name),
-        *(("--tokenizer", base.model) if base else ()),
+        *(("--tokenizer", choice.base.folder) if choice.base else ()),
     )
     is_whisper = one.format is ModelWeightsFormat.WHISPER
-    return argv if is_whisper else (*argv, *_dtype_and_template_flags(models, compute))
+    return argv if is_whisper else (*argv, *_dtype_and_template_flags(choice.models, compute))
 
 
-def _vllm(
-    models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel | None,
-    compute: Compute,
-    listen: BindOptions,
-) -> EngineCommand:
-    audio = models[0].format is ModelWeightsFormat.WHISPER
+def _vllm(choice: ModelSelection, compute: Compute, listen: Sequence[str]) -> EngineCommand:
     return EngineCommand(
-        argv=vllm_argv(models, base, compute, listen),
+        argv=vllm_argv(choice, compute, listen),
         # All files are mounted, so a missing one must be an error and not a download.
         environment={"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
         image="vllm/vllm-openai:latest",
-        requirements=("vllm[audio]",) if audio else (),
+        requirements=("vllm[audio]",) if choice.format is ModelWeightsFormat.WHISPER else (),
         python="python3",
     )
 
 
 def _vllm_lora_argv(
-    models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel,
-    compute: Compute,
-    listen: BindOptions,
+    choice: ModelSelection, compute: Compute, listen: Sequence[str]
 ) -> tuple[str, ...]:
-    for one in models:
-        if one.contents.unsupported_by_vllm:
+    for one in choice.models:
+        if unsupported := one.contents.unsupported_by_vllm:
             raise DefinitionError(
                 f"The adapter {one.checkpoint} of job {one.job_id} has "
-                f"{' and '.join(one.contents.unsupported_by_vllm)}, which vLLM does not load.",
-                next_step="Merge it into its base model and deploy that, or use the engine "
-                f"{TRANSFORMERS}.",
+                f"{' and '.join(unsupported)}, which vLLM does not load.",
+                next_step=_MERGE,
             )
-    count = count_accelerators(compute)
+    assert choice.base is not None, "no adapter is selected without a base model"
+    folder, name, count = choice.base.folder, choice.base_name, count_accelerators(compute)
     return (
-        *("vllm", "serve", base.model),
-        *_listen_flags(listen),
+        *("vllm", "serve", folder, *listen),
         *(("--tensor-parallel-size", str(count)) if count else ()),
-        "--enable-lora",
-        *("--max-lora-rank", str(choose_max_lora_rank(models))),
-        *_dtype_and_template_flags(models, compute),
-        *(("--served-model-name", base.name) if base.name != base.model else ()),
-        "--lora-modules",
-        *(_lora_module(one.name, one.folder) for one in models),
+        *("--enable-lora", "--max-lora-rank", str(choose_max_lora_rank(choice.models))),
+        *_dtype_and_template_flags(choice.models, compute),
+        *(("--served-model-name", name) if name != folder else ()),
+        *("--lora-modules", *(_lora_module(one.name, one.folder) for one in choice.models)),
     )
 
 
@@ -259,37 +210,35 @@ def _lora_module(name: str, path: str) -> str:
     return f"{name}={path}"
 
 
-def _listen_flags(listen: BindOptions) -> tuple[str, ...]:
-    return (*(("--host", listen.host) if listen.host else ()), "--port", listen.port)
+def listen_flags(port: str = PORT_PLACEHOLDER, *, host: str = "") -> tuple[str, ...]:
+    """Return the flags of the server's address. `host` "" is the engine's own."""
+    return (*(("--host", host) if host else ()), "--port", port)
 
 
 def _dtype_and_template_flags(
     models: Sequence[SelectedCheckpoint], compute: Compute
 ) -> tuple[str, ...]:
-    """Return the flags. Older GPUs have no bfloat16."""
-    spec, template = compute.accelerator, shared_chat_template(models)
+    """Return the flags. Older GPUs have no bfloat16. A template must be that of all models."""
+    spec, templates = compute.accelerator, {one.contents.chat_template for one in models}
     dtype = "float16" if spec and spec.accelerator in _WITHOUT_BFLOAT16 else "bfloat16"
-    return ("--dtype", dtype, *(("--chat-template", template) if template else ()))
+    is_shared = len(templates) == 1 and all(templates)
+    template = ("--chat-template", f"{models[0].folder}/{CHAT_TEMPLATE}") if is_shared else ()
+    return ("--dtype", dtype, *template)
 
 
 # -- transformers ---------------------------------------------------------------------------
 
 
-def _transformers(
-    models: Sequence[SelectedCheckpoint],
-    base: EngineBaseModel | None,
-    compute: Compute,
-    listen: BindOptions,
-) -> EngineCommand:
-    _ = base, compute
+def _transformers(choice: ModelSelection, compute: Compute, listen: Sequence[str]) -> EngineCommand:
+    _ = compute
     extra = {
         ModelWeightsFormat.LORA: ("peft~=0.21.2",),
         ModelWeightsFormat.FULL: (),
         # Packages of its /v1/audio/transcriptions.
         ModelWeightsFormat.WHISPER: ("python-multipart", "soundfile", "soxr"),
-    }[models[0].format]
+    }[choice.format]
     return EngineCommand(
-        argv=("python", EMBEDDED_FILES[0], SERVED_FILE, *_listen_flags(listen)),
+        argv=("python", EMBEDDED_FILES[0], SERVED_FILE, *listen),
         environment={"HF_HUB_OFFLINE": "1"},
         image="python:3.11-slim",
         requirements=("torch>=2.13,<2.14", "transformers[serving]~=5.23", *extra),

@@ -18,13 +18,12 @@ from prefect_bt.definitions.variables import EnvironmentVariables, literal_varia
 from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.translation import normalize_path
 from prefect_bt.serving.engines.command_lines import (
-    BindOptions,
-    EngineBaseModel,
+    listen_flags,
     requested_cpus,
     requested_memory,
     vllm_argv,
 )
-from prefect_bt.serving.served_model import BaseModel, ModelSelection, SelectedCheckpoint
+from prefect_bt.serving.served_model import BaseModel, ModelSelection
 
 _FILE_NAME: Final = "config.yaml"
 PORT: Final = 8000
@@ -116,8 +115,7 @@ def _path(checkpoint: str) -> str:
 
 def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
     """Return the start command. The shell reads each secret from the file that Truss mounts."""
-    models = [_with_truss_folder(one, choice.download_folder) for one in choice.models]
-    argv = vllm_argv(models, _base(choice), compute, BindOptions(port=str(PORT)))
+    argv = vllm_argv(_as_in_truss(choice), compute, listen_flags(str(PORT)))
     exports = [
         f"export {_validate_variable_name(name)}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})"
         for name, secret in secrets.items()
@@ -136,17 +134,16 @@ def _validate_variable_name(name: str) -> str:
     return name
 
 
-def _with_truss_folder(one: SelectedCheckpoint, folder: str) -> SelectedCheckpoint:
-    """Return the checkpoint with its folder in Truss, which can differ from ours."""
-    return replace(one, folder=normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}"))
-
-
-def _base(choice: ModelSelection) -> EngineBaseModel | None:
-    base = choice.base
-    if base is None:
-        return None
-    where = base.name if _is_on_hub(base) else base.folder
-    return EngineBaseModel(where, choice.base_name, base.tokenizer_only)
+def _as_in_truss(choice: ModelSelection) -> ModelSelection:
+    """Return the models with their folders in Truss, which can differ from ours."""
+    root, base = choice.download_folder, choice.base
+    models = (
+        replace(one, folder=normalize_path(f"{root}/{one.job_id}/rank-0/{one.checkpoint}"))
+        for one in choice.models
+    )
+    if base and _is_on_hub(base):
+        base = replace(base, mount_location=base.name)
+    return replace(choice, models=tuple(models), base=base)
 
 
 def _is_on_hub(base: BaseModel) -> bool:

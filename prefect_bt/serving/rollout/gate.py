@@ -113,23 +113,11 @@ class Gate(StrictModel):
 
 
 @dataclass(frozen=True)
-class PromptResult:
-    """The answer of one model to one prompt."""
-
-    model: str
-    prompt: str
-    expected: str
-    answer: str
-    passed: bool
-
-
-@dataclass(frozen=True)
 class GateResult:
     """`message` says what passed, or why the gate failed."""
 
     passed: bool
     message: str
-    results: tuple[PromptResult, ...] = ()
 
 
 # -- reading --------------------------------------------------------------------------------
@@ -184,32 +172,21 @@ def run_gate(gate: Gate, address: str, models: Sequence[str], *, key: str = "") 
             False, f"Its gate sends requests to {', '.join(unknown)}, which is not served."
         )
     with open_client(key, gate.timeout) as client:
-        results = tuple(
+        results = [
             _run_prompt(client, base, gate, expectation, model)
             for expectation in gate.prompts
             for model in ([expectation.model] if expectation.model else models)
-        )
-    return _summarize(results)
-
-
-def _summarize(results: tuple[PromptResult, ...]) -> GateResult:
+        ]
     count = f"{len(results)} prompt{'' if len(results) == 1 else 's'}"
-    failed = [one for one in results if not one.passed]
-    if not failed:
-        return GateResult(True, f"It passed {count} of its gate.", results)
-    first = failed[0]
-    return GateResult(
-        False,
-        f"{len(failed)} of {count} failed: {first.model}'s answer to "
-        f"{_truncate(first.prompt)!r} {first.expected}, and is {_truncate(first.answer)!r}.",
-        results,
-    )
+    if failures := [one for one in results if one]:
+        return GateResult(False, f"{len(failures)} of {count} failed: {failures[0]}.")
+    return GateResult(True, f"It passed {count} of its gate.")
 
 
 def _run_prompt(
     client: httpx.Client, base: str, gate: Gate, expectation: Expectation, model: str
-) -> PromptResult:
-    """Return the result of one prompt; an error of the server does not pass."""
+) -> str:
+    """Return why the answer does not pass, "" if it does. An error of the server does not pass."""
     body: dict[str, Any] = {"model": model, "max_tokens": gate.tokens, "temperature": 0}
     path, prompt = "/completions", expectation.prompt or ""
     if expectation.messages:
@@ -219,14 +196,17 @@ def _run_prompt(
         body["prompt"] = prompt
     try:
         reply = client.post(f"{base}{path}", json=body)
-        answer = _completion_text(reply) if reply.is_success else ""
-        fault = "" if reply.is_success else f"{reply.status_code} {error_message(reply)}".strip()
+        if reply.is_success:
+            answer = _completion_text(reply)
+            if expectation.is_met_by(answer):
+                return ""
+        else:
+            answer = f"{reply.status_code} {error_message(reply)}".strip()
     except httpx.HTTPError as error:
-        answer, fault = "", f"{type(error).__name__}: {error}"
+        answer = f"{type(error).__name__}: {error}"
     check, value = expectation.check
-    expected = f"should {_VERBS[check]} {value!r}"
-    passed = not fault and expectation.is_met_by(answer)
-    return PromptResult(model, prompt, expected, fault or answer, passed)
+    wrong = f"should {_VERBS[check]} {value!r}, and is {_truncate(answer)!r}"
+    return f"{model}'s answer to {_truncate(prompt)!r} {wrong}"
 
 
 def _completion_text(reply: httpx.Response) -> str:

@@ -26,29 +26,20 @@ class _NotReady(Exception):
     """The server is not ready; the text is a sentence."""
 
 
-def find_readiness_problem(
+def check_readiness(
     address: str, names: Sequence[str], *, key: str = "", timeout: float = 60.0
-) -> str | None:
-    """Return why the server is not ready, as a sentence; None when every name answers.
+) -> tuple[str, str]:
+    """Return why the server is not ready, as a sentence, and the endpoint of the first name.
 
-    `address` is the server's, with or without `/v1`; `timeout` limits each answer, in seconds.
+    The sentence is "" when every name answers. `address` is the server's, with or without `/v1`;
+    `timeout` limits each answer, in seconds.
     """
     with open_client(key, timeout) as client:
         try:
-            for name in names:
-                _find_endpoint(client, address, name)
+            endpoints = [_find_endpoint(client, address, name) for name in names]
         except _NotReady as reason:
-            return str(reason)
-    return None
-
-
-def detect_endpoint(address: str, name: str, *, key: str = "", timeout: float = 60.0) -> str:
-    """Return the endpoint that answers for `name`; CHAT if none does now."""
-    with open_client(key, timeout) as client:
-        try:
-            return _find_endpoint(client, address, name)
-        except _NotReady:
-            return CHAT
+            return str(reason), CHAT
+    return "", endpoints[0]
 
 
 def open_client(key: str, seconds: float) -> httpx.Client:
@@ -105,9 +96,9 @@ def _request_completion(client: httpx.Client, base: str, name: str, endpoint: st
 def _post(client: httpx.Client, url: str, **content: Any) -> dict[str, Any]:
     """Return the JSON object of the answer. Raise _RequestRejected, or an error of httpx."""
     answer = client.post(url, **content)
-    if answer.is_success:
-        return _object(answer)
-    raise _RequestRejected(answer)
+    if not answer.is_success:
+        raise _RequestRejected(answer)
+    return _object(answer)
 
 
 class _RequestRejected(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 
 from prefect_bt.serving.deployment_records import NO_REVISION
@@ -20,30 +19,23 @@ class RevisionAction(Enum):
     """The deployment is stopped."""
 
 
-@dataclass(frozen=True)
-class RoutingState:
-    """Revisions of a deployment. `routed` gets the requests; None for none.
-
-    `ever_desired` has every revision that was ever desired.
-    """
-
-    desired: int
-    routed: int | None
-    ever_desired: Collection[int]
-
-
-def choose_action(revision: int, scene: RoutingState) -> RevisionAction:
+def choose_action(
+    revision: int, *, desired: int, routed: int | None, ever_desired: Collection[int]
+) -> RevisionAction:
     """Return the action of a revision. The routed one serves until another is routed.
 
-    >>> choose_action(1, RoutingState(desired=2, routed=1, ever_desired={1, 2}))
+    `routed` gets the requests; None for none. `ever_desired` has every revision that was ever
+    desired.
+
+    >>> choose_action(1, desired=2, routed=1, ever_desired={1, 2})
     <RevisionAction.SERVE: 'serve'>
-    >>> choose_action(1, RoutingState(desired=2, routed=2, ever_desired={1, 2}))
+    >>> choose_action(1, desired=2, routed=2, ever_desired={1, 2})
     <RevisionAction.DRAIN: 'finish'>
     """
-    if revision == scene.desired:
+    if revision == desired:
         return RevisionAction.SERVE
-    if scene.desired == NO_REVISION:
-        return RevisionAction.STOP if revision in scene.ever_desired else RevisionAction.STANDBY
-    if revision == scene.routed:
+    if desired == NO_REVISION:
+        return RevisionAction.STOP if revision in ever_desired else RevisionAction.STANDBY
+    if revision == routed:
         return RevisionAction.SERVE
-    return RevisionAction.DRAIN if revision in scene.ever_desired else RevisionAction.STANDBY
+    return RevisionAction.DRAIN if revision in ever_desired else RevisionAction.STANDBY

@@ -15,21 +15,19 @@ from prefect_bt.errors import DefinitionError
 from prefect_bt.serving.engines.command_lines import (
     ENGINES,
     VLLM_LORA_RANKS,
-    BindOptions,
-    EngineBaseModel,
     EngineCommand,
     choose_max_lora_rank,
     default_engine,
     get_engine,
+    listen_flags,
     served_model_names,
 )
-from tests.serving.chosen import FULL, WHISPER, chosen, gpus, lora
+from tests.serving.chosen import FULL, HUB_BASE, WHISPER, choice, chosen, gpus, lora
 from tests.serving.golden import check_golden
 
 CPU = Compute()
-HOST = BindOptions("127.0.0.1")
-BASE = EngineBaseModel("/tmp/training_checkpoints/base", "org/base-7b")
-TOKENIZER = replace(BASE, tokenizer_only=True)
+HOST = listen_flags(host="127.0.0.1")
+TOKENIZER = replace(HUB_BASE, tokenizer_only=True)
 TEMPLATE = {"chat_template": "0" * 64}
 SEVERAL = (
     lora("checkpoint-10", 8),
@@ -38,17 +36,17 @@ SEVERAL = (
 )
 
 CASES = {
-    "full": ((chosen(),), None, gpus(count=2)),
-    "full-cpu": ((chosen(),), None, CPU),
-    "full-chat-template": ((chosen(**TEMPLATE),), None, gpus()),
-    "full-borrowed-tokenizer": ((chosen(has_tokenizer=False),), TOKENIZER, gpus()),
-    "lora": ((lora(),), BASE, gpus()),
-    "lora-several": (SEVERAL, BASE, gpus("H200", 4)),
-    "lora-several-cpu": (SEVERAL, BASE, CPU),
-    "lora-chat-template": ((lora(**TEMPLATE), lora("b", **TEMPLATE)), BASE, gpus("T4")),
-    "lora-two-templates": ((lora(**TEMPLATE), lora("b", chat_template="1" * 64)), BASE, gpus()),
-    "whisper": ((chosen("best", WHISPER),), None, gpus("L4")),
-    "whisper-cpu": ((chosen("best", WHISPER),), None, CPU),
+    "full": (choice(chosen()), gpus(count=2)),
+    "full-cpu": (choice(chosen()), CPU),
+    "full-chat-template": (choice(chosen(**TEMPLATE)), gpus()),
+    "full-borrowed-tokenizer": (choice(chosen(has_tokenizer=False), base=TOKENIZER), gpus()),
+    "lora": (choice(lora()), gpus()),
+    "lora-several": (choice(*SEVERAL), gpus("H200", 4)),
+    "lora-several-cpu": (choice(*SEVERAL), CPU),
+    "lora-chat-template": (choice(lora(**TEMPLATE), lora("b", **TEMPLATE)), gpus("T4")),
+    "lora-two-templates": (choice(lora(**TEMPLATE), lora("b", chat_template="1" * 64)), gpus()),
+    "whisper": (choice(chosen("best", WHISPER)), gpus("L4")),
+    "whisper-cpu": (choice(chosen("best", WHISPER)), CPU),
 }
 
 
@@ -99,14 +97,14 @@ def test_where_a_rank_comes_from():
 
 
 def test_an_adapter_that_vllm_does_not_load():
-    models = [lora(), lora("b", unsupported_by_vllm=("DoRA", "trained biases"))]
+    models = choice(lora(), lora("b", unsupported_by_vllm=("DoRA", "trained biases")))
     with pytest.raises(DefinitionError) as caught:
-        ENGINES["vllm"].build(models, BASE, gpus(), HOST)
+        ENGINES["vllm"].build(models, gpus(), HOST)
     assert str(caught.value) == (
         "The adapter b of job gvpql31 has DoRA and trained biases, which vLLM does not load. "
         "Merge it into its base model and deploy that, or use the engine transformers."
     )
-    ENGINES["transformers"].build(models, BASE, CPU, HOST)
+    ENGINES["transformers"].build(models, CPU, HOST)
 
 
 def test_names_that_an_engine_answers_under():
@@ -137,8 +135,8 @@ def test_a_shell_reads_the_words_that_were_meant(name, tmp_path):
     program = tmp_path / "vllm"
     program.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     program.chmod(0o755)
-    models = [lora(name), lora("other")]
-    command = ENGINES["vllm"].build(models, BASE, gpus(), HOST)
+    models = choice(lora(name), lora("other"))
+    command = ENGINES["vllm"].build(models, gpus(), HOST)
     environment = {**os.environ, "PATH": str(tmp_path), "BT_LEADER_PORT": "20011"}
     done = subprocess.run(
         ["/bin/sh", "-c", f"exec {command.shell_line}"],
@@ -150,7 +148,7 @@ def test_a_shell_reads_the_words_that_were_meant(name, tmp_path):
     words = json.loads(done.stdout)
     assert words[words.index("--port") + 1] == "20011"
     assert read_adapters(words[words.index("--lora-modules") + 1 :]) == {
-        one.name: one.folder for one in models
+        one.name: one.folder for one in models.models
     }
 
 
@@ -170,5 +168,6 @@ def read_adapters(items):
 
 def test_the_format_decides_how_it_is_served():
     full, whisper = chosen(format_=FULL), chosen(format_=WHISPER)
-    lines = [ENGINES["vllm"].build([one], None, CPU, HOST).shell_line for one in (full, whisper)]
+    build = ENGINES["vllm"].build
+    lines = [build(choice(one), CPU, HOST).shell_line for one in (full, whisper)]
     assert ["--dtype bfloat16" in line for line in lines] == [True, False]

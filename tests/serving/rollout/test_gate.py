@@ -77,10 +77,6 @@ def test_an_answer_is_held_against_what_is_expected(address: str, expected) -> N
 
 def test_a_prompt_without_a_model_is_put_to_all(address: str) -> None:
     result = put(address, {"prompt": "x", "contains": "a: "}, {"prompt": "y", "contains": "y"})
-    assert [(row.model, row.passed) for row in result.results] == [
-        *(("a", True), ("b", False)),
-        *(("a", True), ("b", True)),
-    ]
     assert result.message == (
         "1 of 4 prompts failed: b's answer to 'x' should contain 'a: ', and is 'b: x'."
     )

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from prefect_bt.serving.rollout.readiness import (
+    check_readiness,
     explain_log_tail,
-    find_readiness_problem,
     render_silence,
 )
 
@@ -84,8 +84,8 @@ NO_ROUTE = (404, {"detail": "Not Found"})
 )
 def test_ready_is_one_completion_of_any_kind_for_each(faults) -> None:
     with serving(["a", "b"], faults) as address:
-        assert find_readiness_problem(address, ["a", "b"]) is None
-        assert find_readiness_problem(f"{address}/v1/", ["b"]) is None
+        assert check_readiness(address, ["a", "b"])[0] == ""
+        assert check_readiness(f"{address}/v1/", ["b"])[0] == ""
 
 
 @pytest.mark.parametrize(
@@ -103,26 +103,25 @@ def test_ready_is_one_completion_of_any_kind_for_each(faults) -> None:
 )  # fmt: skip
 def test_a_refused_completion_is_told_in_the_servers_words(faults, sentence: str) -> None:
     with serving(["a"], faults) as address:
-        assert find_readiness_problem(address, ["a"]) == f"a does not answer: {sentence}"
+        assert check_readiness(address, ["a"])[0] == f"a does not answer: {sentence}"
 
 
 def test_an_answer_without_a_completion_is_none() -> None:
     with serving(["a"], {CHAT: (200, {"choices": []})}) as address:
-        assert find_readiness_problem(address, ["a"]) == "a does not answer with a completion."
+        assert check_readiness(address, ["a"])[0] == "a does not answer with a completion."
 
 
 def test_the_key_is_shown_and_asked_for() -> None:
     with serving(["a"], {}, key="k") as address:
-        assert find_readiness_problem(address, ["a"], key="k") is None
-        assert find_readiness_problem(address, ["a"]) == "a does not answer: 401 Unauthorized."
+        assert check_readiness(address, ["a"], key="k")[0] == ""
+        assert check_readiness(address, ["a"])[0] == "a does not answer: 401 Unauthorized."
 
 
 def test_nobody_there_is_not_ready_yet() -> None:
     with serving([], {}) as address:
         pass
-    assert (find_readiness_problem(address, ["a"]) or "").startswith(
-        f"Nothing answers at {address}/v1 yet ("
-    )
+    problem, _ = check_readiness(address, ["a"])
+    assert problem.startswith(f"Nothing answers at {address}/v1 yet (")
 
 
 def test_silence_is_a_second_of_sound() -> None:
