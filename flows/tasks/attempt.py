@@ -19,7 +19,6 @@ from prefect_bt.attempts.gang import Gang, launch_gang
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import (
     adopt_gang,
-    configure_gang,
     decide_job_retry,
     describe_error,
     finalize_unfinished_attempts,
@@ -29,7 +28,7 @@ from prefect_bt.attempts.lifecycle import (
     record_outcome,
     resolve_job_secrets,
 )
-from prefect_bt.attempts.max_run_time import check_run_time
+from prefect_bt.attempts.max_run_time import check_run_time, find_run_time_limit
 from prefect_bt.attempts.resources import save_resources
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.tasks.job_task import (
@@ -196,7 +195,8 @@ def provision(site: JobContext, attempt: int) -> Gang:
         plan, secrets = add_server_key(site, plan, secrets)
     site.ledger.get_epochs(site.job_id).check(site.epoch)
     gang = launch_gang(site.substrate, plan, secrets=secrets)
-    return configure_gang(site, gang)
+    gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
+    return gang
 
 
 def _resolve_secrets(site: JobContext) -> dict[str, str]:

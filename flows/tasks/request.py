@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 from prefect.blocks.core import Block
 
-from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.blocks import (
     DockerSubstrate,
     KubernetesSubstrate,
@@ -44,7 +44,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.settings import Settings
-from prefect_bt.substrates import SUBSTRATES, open_substrate
+from prefect_bt.substrates import SUBSTRATES
 
 B = TypeVar("B", bound=Block)
 
@@ -95,16 +95,8 @@ class JobRequest:
                 claim.acquire(known)
             epoch = _claim_epoch(ledger, record.id, settings)
             claim.write_store_url(ledger.store.url)
-            site = JobContext(
-                ledger,
-                open_substrate(
-                    record.substrate,
-                    **settings.substrate_options(record.substrate, store=ledger.store.url),
-                ),
-                record,
-                settings=settings,
-                secret_sources=(*_serving_secrets(ledger, record), *self.secret_sources()),
-            )
+            secrets = (*_serving_secrets(ledger, record), *self.secret_sources())
+            site = open_job_context(ledger, record, settings=settings, secret_sources=secrets)
         except StateError:
             if known and claim.descriptor is not None:  # not another process's of this machine
                 shut_down_stale_nodes(ledger, ledger.get_job(known), settings=settings)

@@ -8,10 +8,9 @@ from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition
-from prefect_bt.ledger.records import (
-    JobRecord,
-)
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
 from prefect_bt.substrates.protocol import Substrate
 
 
@@ -55,3 +54,17 @@ class JobContext:
     @property
     def checkpointing(self) -> bool:
         return self.project.job.runtime.checkpointing_config.enabled
+
+
+def open_job_context(
+    ledger: Ledger,
+    record: JobRecord,
+    *,
+    settings: Settings | None = None,
+    secret_sources: Sequence[SecretSource] = (),
+) -> JobContext:
+    """Return the job with its substrate."""
+    settings = settings or Settings()
+    options = settings.substrate_options(record.substrate, store=ledger.store.url)
+    substrate = open_substrate(record.substrate, **options)
+    return JobContext(ledger, substrate, record, settings=settings, secret_sources=secret_sources)

@@ -63,7 +63,8 @@ HOLD_RETRY_DELAYS = (0.0, 0.1, 0.5, 2.0)
 
 def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
     """Return the plan of an attempt; PlanError if the job cannot run on this machine."""
-    record, settings = site.record, site.settings
+    record, settings, pins = site.record, site.settings, site.ledger.pins
+    image = pins.read_image(record.id) if site.substrate.supports_images else ""
     missing: list[str] = []
     try:
         load = _resolve_and_hold(site, attempt)
@@ -84,15 +85,11 @@ def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
         loaded_checkpoints=load,
         missing_references=tuple(missing),
         supports_images=site.substrate.supports_images,
-        pinned_image=site.ledger.pins.read_image(record.id)
-        if site.substrate.supports_images
-        else "",
+        pinned_image=image,
         grace=settings.grace,
         settle=settings.settle,
         retention=record.retention,
-        revisions={
-            key: pin.revision for key, pin in site.ledger.pins.read_weights(record.id).items()
-        },
+        revisions={key: pin.revision for key, pin in pins.read_weights(record.id).items()},
     )
     return plan_gang(site.project.model_copy(update={"team_name": site.team}), context)
 
@@ -192,21 +189,18 @@ def adopt_gang(site: JobContext) -> Gang | None:
     Return None unless all of its nodes exist: an incomplete launch is finalized instead.
     """
     begun = site.ledger.list_attempts(site.job_id)
-    if not begun or begun[-1].attempt in {
-        o.attempt for o in site.ledger.list_outcomes(site.job_id)
-    }:
+    ended = {outcome.attempt for outcome in site.ledger.list_outcomes(site.job_id)}
+    if not begun or begun[-1].attempt in ended:
         return None
     last = begun[-1]
     nodes = [h for h in site.substrate.list_nodes(site.job_id) if h.attempt == last.attempt]
     if len(nodes) != site.project.job.compute.node_count:
         return None
-    return configure_gang(
-        site, Gang(last.attempt, nodes, grace=site.settings.grace, started_at=last.at)
-    )
+    return _make_gang(site, last, nodes)
 
 
-def configure_gang(site: JobContext, gang: Gang) -> Gang:
-    """Set the limit of the job's commands."""
+def _make_gang(site: JobContext, begun: AttemptRecord, nodes: Sequence[NodeHandle]) -> Gang:
+    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, started_at=begun.at)
     gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
     return gang
 
@@ -214,8 +208,7 @@ def configure_gang(site: JobContext, gang: Gang) -> Gang:
 def _finalize(
     site: JobContext, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
-    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, started_at=begun.at)
-    configure_gang(site, gang)
+    gang = _make_gang(site, begun, nodes)
     seen = [handle.observe() for handle in nodes]
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count

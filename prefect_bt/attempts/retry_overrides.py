@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.records import RetryBudget
@@ -28,8 +28,7 @@ class RetryOverrides:
         A number of retries for user code applies to the other failure classes too, unless they have
         overrides (docs/decisions/003).
         """
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: value for name, value in asdict(self).items() if value is not None}
         if self.user is not None:
             for other in ("infrastructure", "out_of_memory"):
                 chosen.setdefault(other, max(getattr(base, other), self.user))

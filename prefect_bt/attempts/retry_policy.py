@@ -45,7 +45,7 @@ def decide_retry(
     word = last.failure.value.replace("_", " ")
     if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:
         return RetryDecision(True, f"there was progress, so this {word} failure does not count")
-    allowed = _allowed_retries(budget, last.failure)
+    allowed: int = getattr(budget, last.failure.value)
     used = _count_failures(outcomes, progress, last.failure)
     if used > allowed:
         counted = {0: "no retry", 1: "one retry"}.get(allowed, f"{allowed} retries")
@@ -85,15 +85,6 @@ def parse_checkpoint_name(outcome: Outcome) -> str:
     """Return the newest checkpoint at the end of the attempt; "" for none."""
     parts = outcome.newest_checkpoint.split("/")
     return unquote(parts[-2]) if len(parts) > 1 else outcome.newest_checkpoint
-
-
-def _allowed_retries(budget: RetryBudget, failure: FailureClass) -> int:
-    return {
-        FailureClass.USER: budget.user,
-        FailureClass.INFRASTRUCTURE: budget.infrastructure,
-        FailureClass.OUT_OF_MEMORY: budget.out_of_memory,
-        FailureClass.DEPLOY: 0,
-    }[failure]
 
 
 def _count_failures(

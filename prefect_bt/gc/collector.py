@@ -34,22 +34,19 @@ def scan_for_orphans(
     state_dir = settings.state_dir.expanduser().resolve()
     stores = JobStores(open_ledger, settings.store)
     cache = NodeCache(state_dir / settings.weights_dir.name)
-    scans = [
-        Scan("The jobs of this machine", JobScanner(state_dir, stores, include_unsaved).scan),
+    scans: list[Scan] = [
+        ("The jobs of this machine", JobScanner(state_dir, stores, include_unsaved).scan),
         *(
-            Scan(
-                f"The Docker Engine at {engine.address}",
-                ContainerScanner(state_dir, stores, engine).scan,
-            )
-            for engine in list_used_engines(state_dir)
+            (f"The Docker Engine at {one.address}", ContainerScanner(state_dir, stores, one).scan)
+            for one in list_used_engines(state_dir)
         ),
         *_scan_clusters(settings, stores),
-        Scan("The processes of this machine", ProcessScanner(state_dir, stores).scan),
-        Scan("The deployments of this machine", partial(scan_routers, state_dir, stores)),
-        Scan("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
-        Scan("Uploads into the store", UploadScanner(stores, older_than).scan),
-        Scan("Holds in the store", partial(scan_holds, stores)),
-        Scan("Shared downloads in the store", partial(scan_shared_downloads, stores, older_than)),
+        ("The processes of this machine", ProcessScanner(state_dir, stores).scan),
+        ("The deployments of this machine", partial(scan_routers, state_dir, stores)),
+        ("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
+        ("Uploads into the store", UploadScanner(stores, older_than).scan),
+        ("Holds in the store", partial(scan_holds, stores)),
+        ("Shared downloads in the store", partial(scan_shared_downloads, stores, older_than)),
     ]
     found = run_scans(scans)
     return replace(found, notes=tuple(dict.fromkeys([*found.notes, *stores.notes])))
@@ -60,4 +57,4 @@ def _scan_clusters(settings: Settings, stores: JobStores) -> list[Scan]:
     if settings.substrate != "kubernetes" and settings.kubernetes == ClusterSettings():
         return []
     client = ClusterClient(settings.kubernetes)
-    return [Scan("The Kubernetes namespace", partial(scan_cluster_jobs, client, stores))]
+    return [("The Kubernetes namespace", partial(scan_cluster_jobs, client, stores))]

@@ -49,12 +49,8 @@ class Orphan:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Scan:
-    """A search of one place. `name` is a noun phrase, such as "The weights of this machine"."""
-
-    name: str
-    run: Callable[[], Iterable[Orphan]]
+Scan = tuple[str, Callable[[], Iterable[Orphan]]]
+"""The name of a place, as "The weights of this machine", and a function that searches it."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +68,11 @@ class Findings:
 def run_scans(scans: Sequence[Scan]) -> Findings:
     """Run all scans, in order. A scan that fails adds a note and does not end the others."""
     orphans, notes = list[Orphan](), list[str]()
-    for scan in scans:
+    for name, search in scans:
         try:
-            orphans.extend(scan.run())
+            orphans.extend(search())
         except (StoreError, SubstrateError, OSError, *DECODE_ERRORS) as error:
-            notes.append(f"{scan.name} could not be searched: {error}")
+            notes.append(f"{name} could not be searched: {error}")
     return Findings(tuple(orphans), tuple(dict.fromkeys(notes)))
 
 

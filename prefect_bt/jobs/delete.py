@@ -13,13 +13,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.checkpoints.retention.holds import JOB, Hold, list_active_holds
 from prefect_bt.errors import NotFoundError, StateError, SubstrateError
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.jobs.stop import open_job_context, reconcile_job
+from prefect_bt.jobs.stop import reconcile_job
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
 from prefect_bt.ledger.job_objects import find_object
@@ -139,7 +140,8 @@ def claim_finished_job(
     job. Raise StateError if the job was retried. `purpose`: fencing_epochs.PRUNE or
     fencing_epochs.DELETE.
     """
-    claim, epoch, fence = JobLock(settings.state_dir), 0, _no_fence
+    claim, epoch = JobLock(settings.state_dir), 0
+    fence: Callable[[], None] = lambda: None  # noqa: E731 (of a job whose claims are deleted)
     claim.acquire(job_id)
     try:
         claim.write_store_url(ledger.store.url)
@@ -160,7 +162,6 @@ def claim_finished_job(
 
 
 def _check_finished(ledger: Ledger, job_id: str) -> None:
-    """Raise StateError unless the job is over."""
     state = ledger.get_state(job_id)
     if not state.terminal:
         raise StateError(
@@ -168,10 +169,6 @@ def _check_finished(ledger: Ledger, job_id: str) -> None:
             state=state.value,
             next_step="Try again when it has ended.",
         )
-
-
-def _no_fence() -> None:
-    """Do nothing: the fence of a job whose claims are deleted."""
 
 
 def _find_partly_deleted(ledger: Ledger, job_id: str) -> str:

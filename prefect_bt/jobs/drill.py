@@ -10,30 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import DrillError, StateError
-from prefect_bt.jobs.stop import Reconciler, open_job_context, stop_job, wait_for_end
+from prefect_bt.jobs.stop import Reconciler, stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.substrates.protocol import NodeHandle
 
 _POLL_INTERVAL = 0.2
 Echo = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class DrillOptions:
-    """The rank to kill (negative: counted from the last) after a committed step.
-
-    `timeout`: seconds to wait for that step, and again for the first step after the kill.
-    """
-
-    rank: int = -1
-    step: int = 0
-    timeout: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -129,18 +118,20 @@ def check_drillable(project: TrainingProject) -> None:
         )
 
 
-def run_drill(ledger: Ledger, record: JobRecord, drill: DrillOptions, *, echo: Echo) -> DrillResult:
+def run_drill(  # noqa: PLR0913 (options of the command)
+    ledger: Ledger, record: JobRecord, *, rank: int, step: int, timeout: float, echo: Echo
+) -> DrillResult:
     """Kill a rank of a job after a committed step, and wait for the next attempt's steps.
 
-    DrillError if the job ended first, or committed no checkpoint with a step in its name.
+    `rank`: counted from the last if negative. `timeout`: seconds to wait for the step, and again
+    for the first step after the kill. DrillError if the job ended first, or committed no checkpoint
+    with a step in its name.
     """
-    watch = _DrillWatch(ledger, record, drill.timeout, echo)
-    echo(f"Waiting for a committed checkpoint of step {drill.step} or later")
-    attempt = watch.wait_for(
-        lambda: _find_attempt_at_step(watch, drill.step), "a checkpoint with a step"
-    )
+    watch = _DrillWatch(ledger, record, timeout, echo)
+    echo(f"Waiting for a committed checkpoint of step {step} or later")
+    attempt = watch.wait_for(lambda: _find_attempt_at_step(watch, step), "a checkpoint with a step")
     before = max(watch.list_committed_steps(attempt))
-    rank = _kill(watch, attempt, drill.rank)
+    rank = _kill(watch, attempt, rank)
     result = DrillResult(record.id, False, "", rank, time.time(), step_before=before)
     watch.restart_deadline()
     echo(f"Killed rank {rank}; the newest committed step is {before}")

@@ -21,18 +21,9 @@ from prefect_bt.ledger.records import GitState, JobRecord, Provenance
 
 GIT_SECONDS: Final = 2.0
 """Seconds for all commands of `git` together; the state of a huge repository stays unknown."""
-FRAMEWORKS: Final = (
-    "accelerate",
-    "datasets",
-    "deepspeed",
-    "jax",
-    "lightning",
-    "peft",
-    "tensorflow",
-    "torch",
-    "transformers",
-    "trl",
-)
+FRAMEWORKS: Final = """
+    accelerate datasets deepspeed jax lightning peft tensorflow torch transformers trl
+"""
 
 
 def collect_provenance(
@@ -55,7 +46,9 @@ def collect_provenance(
         prefect_version=_installed_version("prefect"),
         pydantic_version=_installed_version("pydantic"),
         truss_version=_installed_version("truss"),
-        frameworks={name: found for name in FRAMEWORKS if (found := _installed_version(name))},
+        frameworks={
+            name: found for name in FRAMEWORKS.split() if (found := _installed_version(name))
+        },
         user=user,
         host=platform.node(),
     )

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import (
     finalize_unfinished_attempts,
     missing_states,
@@ -36,22 +36,11 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
-from prefect_bt.substrates import open_substrate
 
 _RECONCILE_INTERVAL: Final = 5.0
 _POLL_INTERVAL: Final = 0.2
 _STARTUP_GRACE_SECONDS: Final = 60.0
 """Seconds after its submission in which a job may have no process yet."""
-
-
-def open_job_context(
-    ledger: Ledger, record: JobRecord, *, settings: Settings | None = None
-) -> JobContext:
-    """Return the job with its substrate, without secrets."""
-    settings = settings or Settings()
-    options = settings.substrate_options(record.substrate, store=ledger.store.url)
-    substrate = open_substrate(record.substrate, **options)
-    return JobContext(ledger, substrate, record, settings=settings)
 
 
 def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -> str:

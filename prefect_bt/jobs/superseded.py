@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from prefect_bt.attempts.gang import Gang
-from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.errors import NotFoundError
 from prefect_bt.host.job_lock import is_this_host
@@ -13,7 +13,6 @@ from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.settings import Settings
-from prefect_bt.substrates import open_substrate
 
 
 def shut_down_local_nodes(site: JobContext, why: str) -> None:
@@ -37,22 +36,17 @@ def shut_down_local_nodes(site: JobContext, why: str) -> None:
     kill_flow_helpers(site.job_id)
 
 
-def shut_down_stale_nodes(
-    ledger: Ledger, record: JobRecord, *, settings: Settings | None = None
-) -> None:
+def shut_down_stale_nodes(ledger: Ledger, record: JobRecord, *, settings: Settings) -> None:
     """End the nodes as `shut_down_local_nodes` does, if the job is another machine's or over.
 
     If it is over, also release an unused claim that a dead process of this machine left.
     """
-    settings = settings or Settings()
     over = ledger.get_state(record.id).terminal
     here = is_this_host(settings.state_dir, ledger.get_host(record.id))
     if here and not over:
         return
-    options = settings.substrate_options(record.substrate, store=ledger.store.url)
-    substrate = open_substrate(record.substrate, **options)
     why = "the job is over" if over else "another machine runs the job"
-    shut_down_local_nodes(JobContext(ledger, substrate, record, settings=settings), why)
+    shut_down_local_nodes(open_job_context(ledger, record, settings=settings), why)
     with suppress(NotFoundError):
         epochs = ledger.get_epochs(record.id)
         held = epochs.find_active() if here and over else None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import (
@@ -25,7 +26,7 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
-from prefect_bt.jobs.stop import finalize_abandoned_job, open_job_context
+from prefect_bt.jobs.stop import finalize_abandoned_job
 from prefect_bt.jobs.superseded import shut_down_local_nodes
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.states import JobState

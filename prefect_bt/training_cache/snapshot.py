@@ -16,25 +16,22 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.object_keys import project_prefix, quote_name
 from prefect_bt.object_store.protocols import Store
-from prefect_bt.training_cache.usage import CacheSummary, ListingLimits, summarize_cache
+from prefect_bt.training_cache.usage import CacheSummary, summarize_cache
 
-SNAPSHOT_LIMITS: Final = ListingLimits(max_entries=10_000, max_seconds=5.0)
-"""About 2 MB; the listing of a million files takes a few seconds on a local disk."""
+MAX_ENTRIES: Final = 10_000
+"""Entries of a snapshot, about 2 MB."""
+MAX_SECONDS: Final = 5.0
+"""The listing of a million files takes a few seconds on a local disk."""
 
 
-def write_snapshot(
-    store: Store,
-    state_dir: Path,
-    project_id: str,
-    *,
-    host: str,
-    limits: ListingLimits = SNAPSHOT_LIMITS,
-) -> bool:
+def write_snapshot(store: Store, state_dir: Path, project_id: str, *, host: str) -> bool:
     """Write what lies in the project's cache on this machine; False: there is no cache here.
 
     `host` as job_lock.host_id names this machine. Raises StoreError.
     """
-    summary = summarize_cache(state_dir, project_id, limits=limits)
+    summary = summarize_cache(
+        state_dir, project_id, max_entries=MAX_ENTRIES, max_seconds=MAX_SECONDS
+    )
     if not summary.timestamp:
         return False
     name, _, folder_id = host.partition(":")

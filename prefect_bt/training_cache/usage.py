@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.filesystem.confined import open_folder_path
+from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.node_paths import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME
 from prefect_bt.object_keys import quote_name
 from prefect_bt.text.quantities import format_iso
@@ -88,27 +89,20 @@ class CacheSummary:
     """Name of the machine that it is of; "" where it is this one, listed now."""
 
 
-@dataclass(frozen=True)
-class ListingLimits:
-    """How many `max_entries` are kept, and for how many `max_seconds` is listed."""
-
-    max_entries: int | None = None
-    max_seconds: float = math.inf
-
-
 def summarize_cache(
     state_dir: Path,
     project_id: str,
     *,
-    on_progress: Callable[[int], None] | None = None,
-    limits: ListingLimits | None = None,
+    on_progress: Callable[[int], None] = ignore_progress,
+    max_entries: int | None = None,
+    max_seconds: float = math.inf,
 ) -> CacheSummary:
-    """Everything in the project's cache on this machine, sorted by path.
+    """Return everything in the project's cache on this machine, sorted by path.
 
-    `on_progress` hears now and then how many entries were found.
+    `on_progress` gets now and then how many entries were found. At most `max_entries` are kept.
     """
     summary, key = CacheSummary(project_id), quote_name(project_id)
-    walk = _CacheWalker(summary, on_progress or _ignore_progress, limits or ListingLimits())
+    walk = _CacheWalker(summary, on_progress, max_entries, time.monotonic() + max_seconds)
     at = format_iso(time.time())
     for kind, prefix in _CACHE_FOLDERS:
         folder = state_dir / "cache" / kind / key
@@ -157,10 +151,9 @@ class _CacheWalker:
     """
 
     def __init__(
-        self, summary: CacheSummary, tick: Callable[[int], None], bounds: ListingLimits
+        self, summary: CacheSummary, tick: Callable[[int], None], most: int | None, until: float
     ) -> None:
-        self._summary, self._tick, self._most = summary, tick, bounds.max_entries
-        self._until = time.monotonic() + bounds.max_seconds
+        self._summary, self._tick, self._most, self._until = summary, tick, most, until
         self._kept: list[tuple[int, int, CacheEntry]] = []
         """A heap: the deepest first, of those the one found last."""
 
@@ -277,7 +270,3 @@ def _is_placeholder(found: os.DirEntry[str], top: _Folder) -> bool:
             finally:
                 os.close(opened)
     return found.is_symlink()
-
-
-def _ignore_progress(count: int) -> None:
-    _ = count

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.checkpoints.committed.verify_committed import verify
-from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from tests.conftest import Soak

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.errors import StoreError
-from prefect_bt.gc.findings import Findings, Orphan, OrphanKind, Scan, remove_all, run_scans
+from prefect_bt.gc.findings import Findings, Orphan, OrphanKind, remove_all, run_scans
 from prefect_bt.ledger.states import JobState
 from tests.gc.conftest import Site
 from tests.node_agent.rig import wait_over
@@ -28,7 +28,7 @@ def test_a_place_that_fails_hides_no_other() -> None:
         yield left("a")
         raise StoreError("no answer")
 
-    found = run_scans([Scan("The store", broken), Scan("B", lambda: [left("b")])])
+    found = run_scans([("The store", broken), ("B", lambda: [left("b")])])
     assert [one.location for one in found.orphans] == ["a", "b"]
     assert found.notes == ("The store could not be searched: no answer",)
 

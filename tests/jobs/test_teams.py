@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import plan_attempt, resolve_job_secrets
 from prefect_bt.cli.app import main
 from prefect_bt.credentials.secrets import EnvironmentSecrets, InMemorySecrets, resolve_secrets
@@ -27,7 +28,6 @@ from prefect_bt.jobs import submit
 from prefect_bt.jobs.delete import delete_project
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord

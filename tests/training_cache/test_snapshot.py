@@ -29,7 +29,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.training_cache.snapshot import read_snapshots, write_snapshot
-from prefect_bt.training_cache.usage import ListingLimits, summarize_cache
+from prefect_bt.training_cache.usage import summarize_cache
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def test_a_bounded_listing_keeps_the_totals(ledger: Ledger, tmp_path: Path):
     fill(tmp_path / "state", project.id)
     whole = summarize_cache(tmp_path / "state", project.id)
     assert (len(whole.entries), whole.total_entries) == (38, 38)
-    few = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_entries=5))
+    few = summarize_cache(tmp_path / "state", project.id, max_entries=5)
     assert [entry.path for entry in few.entries] == ["d0", "d1", "d2", "link", "top.bin"]
     assert few.entries == [entry for entry in whole.entries if "/" not in entry.path]
     assert (few.total_entries, few.total_size) == (38, whole.total_size)
     assert [entry.size for entry in few.entries[:3]] == [1000, 1000, 1000]
-    none = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_entries=0))
+    none = summarize_cache(tmp_path / "state", project.id, max_entries=0)
     assert (none.entries, none.total_entries) == ([], 38)
 
 
@@ -68,7 +68,7 @@ def test_a_listing_that_takes_too_long_says_so(
     project = ledger.projects.ensure("p")
     fill(tmp_path / "state", project.id)
     monkeypatch.setattr("prefect_bt.training_cache.usage._PROGRESS_INTERVAL", 1)
-    found = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_seconds=0.0))
+    found = summarize_cache(tmp_path / "state", project.id, max_seconds=0.0)
     assert not found.complete
     assert 0 < found.total_entries < 38
 
@@ -142,9 +142,8 @@ def test_another_machine_shows_the_newest_snapshot(
     write_snapshot(ledger.store, state, project.id, host="beta:2")
     (top / "top.bin").unlink()
     for _ in range(2):  # replaced, not added
-        write_snapshot(
-            ledger.store, state, project.id, host="alpha:1", limits=ListingLimits(max_entries=4)
-        )
+        monkeypatch.setattr("prefect_bt.training_cache.snapshot.MAX_ENTRIES", 4)
+        write_snapshot(ledger.store, state, project.id, host="alpha:1")
     ledger.store.put(f"training_projects/{project.id}/cache/bad.json", b"{")
     assert [one.host for one in read_snapshots(ledger.store, project.id)] == ["alpha", "beta"]
 

@@ -8,7 +8,7 @@ from prefect_bt import codec
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.terminal import FAILED, OK
 from prefect_bt.definitions import Overrides, apply_overrides, load_training_project
-from prefect_bt.jobs.drill import DrillOptions, check_drillable, run_drill, stop_drill
+from prefect_bt.jobs.drill import check_drillable, run_drill, stop_drill
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import open_launcher
 from prefect_bt.jobs.submit import submit
@@ -54,8 +54,9 @@ def drill(
     terminal.info(f"Job {record.id} is started; one of its ranks will be killed.")
     wait = True
     try:
-        options = DrillOptions(rank, step, patience)
-        result = run_drill(ledger, record, options, echo=terminal.info)
+        result = run_drill(
+            ledger, record, rank=rank, step=step, timeout=patience, echo=terminal.info
+        )
     except KeyboardInterrupt:
         wait = False
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from cyclopts import Parameter
 
@@ -33,16 +33,7 @@ class RetryOptions:
     """Largest random part by which a delay is shortened; default: 0.2."""
 
     def build_overrides(self) -> RetryOverrides:
-        return RetryOverrides(
-            self.retries,
-            self.infrastructure_retries,
-            self.out_of_memory_retries,
-            self.without_progress,
-            self.retry_delay,
-            self.retry_factor,
-            self.longest_retry_delay,
-            self.retry_jitter,
-        )
+        return RetryOverrides(*astuple(self))  # both have the same fields in the same order
 
 
 NO_RETRY_OPTIONS = RetryOptions()

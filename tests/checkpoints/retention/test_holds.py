@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import plan_attempt, release_holds
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.checkpoints.retention.prune import prune_job
@@ -16,7 +16,6 @@ from prefect_bt.definitions import (
     project_document,
 )
 from prefect_bt.errors import CheckpointError, PlanError
-from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
