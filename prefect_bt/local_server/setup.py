@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectAlreadyExists
@@ -102,8 +102,6 @@ def is_worker_online(api_url: str, name: str) -> bool:
 
 def list_active_runs(api_url: str) -> list[str]:
     """Return the names of the flow runs that use the server."""
-    wanted = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ACTIVE_STATES))
-    )
+    wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": _ACTIVE_STATES}}})
     with use_api(api_url), get_client(sync_client=True) as client:
         return [run.name for run in client.read_flow_runs(flow_run_filter=wanted, limit=50)]
