@@ -94,15 +94,6 @@ class RetryPolicy(FormBlock):
 
     def build(self) -> RetryBudget:
         """Return the policy of a job's record."""
-        return validate_budget(
-            RetryBudget(
-                user=self.user,
-                infrastructure=self.infrastructure,
-                out_of_memory=self.out_of_memory,
-                without_progress=self.without_progress,
-                first_delay=self.first_delay_seconds,
-                factor=self.factor,
-                longest_delay=self.longest_delay_seconds,
-                jitter=self.jitter,
-            )
-        )
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        given = {name.removesuffix("_seconds"): value for name, value in values.items()}
+        return validate_budget(RetryBudget(**given))

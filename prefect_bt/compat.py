@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefect_bt.definitions.truss_compat.installation import install, uninstall
+from prefect_bt.definitions.truss_compat.modules import install, uninstall
 
 __all__ = ["install", "uninstall"]
 

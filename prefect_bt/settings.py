@@ -124,19 +124,16 @@ class Settings(BaseModel):
 
         `store` is the URL of the jobs' store if it differs from the setting.
         """
-        given: dict[str, Any] = {
-            "state_dir": self.state_dir,
-            "orphan_deadline": self.orphan_deadline,
-        }
         if name == "kubernetes":
             return {"cluster": self.kubernetes, "store": store or self.store}
-        if name == "docker":
-            given["docker_host"] = self.docker_host
-            given["enforce_limits"] = self.docker_enforce_limits
-            given["privileges"] = Privileges(
-                self.docker_capabilities, self.docker_new_privileges, self.docker_processes
-            )
-        return given
+        options = {"state_dir": self.state_dir, "orphan_deadline": self.orphan_deadline}
+        if name != "docker":
+            return options
+        privileges = Privileges(
+            self.docker_capabilities, self.docker_new_privileges, self.docker_processes
+        )
+        docker = {"docker_host": self.docker_host, "enforce_limits": self.docker_enforce_limits}
+        return {**options, **docker, "privileges": privileges}
 
 
 def _read_cluster_settings(given: Any, variables: Mapping[str, str]) -> Any:

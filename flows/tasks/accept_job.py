@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -18,16 +20,13 @@ from prefect_bt.errors import StateError
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
 from prefect_bt.flows.tasks.mirror import MirrorContext, mirror_all
-from prefect_bt.flows.tasks.parent_runs import (
-    claim_parent_call,
-    is_any_cancelled,
-    list_parent_runs,
-)
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, report_recovery, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
-from prefect_bt.flows.tasks.stop_requests import watch_for_stop
+from prefect_bt.flows.tasks.stop_requests import is_any_cancelled, watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.asynchronous import is_stop_requested
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.parent_calls import ParentCall, claim_call
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
@@ -77,9 +76,9 @@ def _open(request: JobRequest, run_id: str) -> tuple[JobContext, bool] | None:
     A job that the parent requested before is opened again. Return None if the run is cancelled
     while another run has the job.
     """
-    parents, ledger = list_parent_runs(), request.ledger()
+    parents, ledger = _list_parent_runs(), request.ledger()
     known = request.job_id or ledger.runs.find_job(run_id)
-    call = None if known else claim_parent_call(ledger, parents, request.fingerprint)
+    call = None if known else _claim_parent_call(ledger, parents, request.fingerprint)
     watched = [run_id, *(str(parent.id) for parent in parents)]
     waited = False
     while True:
@@ -97,6 +96,36 @@ def _open(request: JobRequest, run_id: str) -> tuple[JobContext, bool] | None:
         else:
             site.parent_run_ids = tuple(watched[1:])
             return site, waited
+
+
+def _list_parent_runs() -> list[FlowRun]:
+    """Return the flow runs above the present one, the nearest first; none for a run of its own.
+
+    A parent that called `run_deployment` is one, too. Two requests for each parent.
+    """
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    parents: list[FlowRun] = []
+    if run is None or run.parent_task_run_id is None:
+        return parents
+    with suppress(*API_ERRORS), get_client(sync_client=True) as client:
+        while run.parent_task_run_id is not None:
+            task = client.read_task_run(run.parent_task_run_id)
+            if task.flow_run_id is None:
+                break
+            run = client.read_flow_run(task.flow_run_id)
+            parents.append(run)
+    return parents
+
+
+def _claim_parent_call(
+    ledger: Ledger, parents: Sequence[FlowRun], request: object
+) -> ParentCall | None:
+    """Claim the call of the outermost parent that this run answers; None without a parent."""
+    if not parents:
+        return None
+    life = "-".join(str(parent.run_count) for parent in reversed(parents))
+    return claim_call(ledger, str(parents[-1].id), request, life=life)
 
 
 def rename_flow_run(site: JobContext) -> None:

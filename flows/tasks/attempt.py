@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from prefect.client.schemas.objects import State
@@ -131,47 +131,55 @@ def run_attempt(
     `adopted`: a gang that another process launched, which is dead.
     """
     with outside_transaction():
+        if adopted:
+            get_run_logger().warning(
+                "Attempt %d continues: its %d nodes still run, although the process of the flow "
+                "died.",
+                attempt,
+                len(adopted.handles),
+            )
         gang = adopted or _launch(site, attempt, stop_requested)
-        outcome = (
-            _watch_to_end(site, gang, stop_requested, adopted=adopted is not None)
-            if gang
-            else site.ledger.list_outcomes(site.job_id)[-1]
-        )
+        if gang:
+            outcome = _watch_to_end(site, gang, stop_requested)
+        else:
+            outcome = site.ledger.list_outcomes(site.job_id)[-1]
     stopped = outcome.state is JobState.STOPPED
     return (Cancelled if stopped else Completed)(message=outcome.message)
 
 
 def _launch(site: JobContext, attempt: int, stop_requested: Callable[[], bool]) -> Gang | None:
-    """Return the attempt's gang; None if the job was stopped before, which is recorded."""
-    with record_failed_launch(site, attempt):
+    """Return the attempt's gang; None if the job was stopped before. Record an end either way."""
+    try:
         check_run_time(site.ledger, site.record)
-        if not ensure_image(site, attempt, stop_requested):
-            why = "Stopped while its image was pulled."
-            outcome = Outcome(attempt, JobState.STOPPED, message=why, ended_at=time.time())
-            record_outcome(site, outcome)
-            return None
-        return call_task(provision, site, attempt)
+        if ensure_image(site, attempt, stop_requested):
+            return call_task(provision, site, attempt)
+    except Exception as error:
+        record_outcome(site, launch_failure_outcome(attempt, error))
+        raise
+    why = "Stopped while its image was pulled."
+    record_outcome(site, Outcome(attempt, JobState.STOPPED, message=why, ended_at=time.time()))
+    return None
 
 
-def _watch_to_end(
-    site: JobContext, gang: Gang, stop_requested: Callable[[], bool], *, adopted: bool
-) -> Outcome:
-    attempt = gang.attempt
-    if adopted:
-        get_run_logger().warning(
-            "Attempt %d continues: its %d nodes still run, although the process of the flow died.",
-            attempt,
-            len(gang.handles),
-        )
-    with (
-        report_upload_progress(site, attempt),
-        _serving_context(site, gang),
-        stop_gang_on_error(site, gang) as nodes,
-    ):
-        nodes += [_follow_rank(site, attempt, handle.rank) for handle in gang.handles]
-        gang.watch(stop_requested=stop_requested, on_change=_make_status_observer(site, attempt))
-        call_task(upload_checkpoints, site, gang, attempt)
-        wait(nodes)
+def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], bool]) -> Outcome:
+    """Follow the gang to its end; stop every node of it if it cannot be followed."""
+    attempt, followers = gang.attempt, list[PrefectFuture[Any]]()
+    with report_upload_progress(site, attempt), _serving_context(site, gang):
+        try:
+            for handle in gang.handles:
+                future: Any = run_node.submit(site, attempt, handle.rank)  # pyright: ignore[reportUnknownMemberType]
+                followers.append(future)
+            on_change = _make_status_observer(site, attempt)
+            gang.watch(stop_requested=stop_requested, on_change=on_change)
+            call_task(upload_checkpoints, site, gang, attempt)
+            wait(followers)
+        except BaseException as error:
+            lost = isinstance(error, Exception)
+            why = f"it could no longer be monitored: {describe_error(error)}" if lost else ""
+            gang.shut_down(why or StopReason.STOPPED)
+            wait(followers, timeout=LOG_FOLLOW_SECONDS)
+            record_outcome(site, gang.interrupted_outcome(why) if lost else gang.make_outcome())
+            raise
     return finish_gang(site, gang)
 
 
@@ -236,38 +244,6 @@ def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]
     return Completed(message="Every complete checkpoint is committed.")
 
 
-@contextmanager
-def record_failed_launch(site: JobContext, attempt: int) -> Generator[None]:
-    """Record the outcome of an attempt that could not be launched."""
-    try:
-        yield
-    except Exception as error:
-        record_outcome(site, launch_failure_outcome(attempt, error))
-        raise
-
-
-@contextmanager
-def stop_gang_on_error(site: JobContext, gang: Gang) -> Generator[list[PrefectFuture[Any]]]:
-    """Stop every node of the gang if the block raises.
-
-    Yield a list for the futures of the tasks that follow the nodes.
-    """
-    followers: list[PrefectFuture[Any]] = []
-    try:
-        yield followers
-    except Exception as error:
-        why = f"it could no longer be monitored: {describe_error(error)}"
-        gang.shut_down(why)
-        wait(followers, timeout=LOG_FOLLOW_SECONDS)
-        record_outcome(site, gang.interrupted_outcome(why))
-        raise
-    except BaseException:
-        gang.shut_down(StopReason.STOPPED)
-        wait(followers, timeout=LOG_FOLLOW_SECONDS)
-        record_outcome(site, gang.make_outcome())
-        raise
-
-
 def _should_continue(site: JobContext) -> bool:
     """Return whether an attempt follows the one that a crash of the flow interrupted.
 
@@ -286,11 +262,6 @@ def _should_continue(site: JobContext) -> bool:
     if outcomes[-1].failure is not None:
         raise AttemptFailed(outcomes[-1].message, outcome={"attempt": outcomes[-1].attempt})
     return False
-
-
-def _follow_rank(site: JobContext, attempt: int, rank: int) -> PrefectFuture[Any]:
-    future: Any = run_node.submit(site, attempt, rank)  # pyright: ignore[reportUnknownMemberType]
-    return future
 
 
 def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[NodeStatus]], None]:

@@ -198,7 +198,10 @@ def _find_job_context(run: Any) -> JobContext | None:
 
 
 def _record_failure(site: JobContext, error: Exception) -> JobState:
-    return _finish(site, JobState.FAILED, _failure_message(site, error))
+    message = describe_error(error)
+    if isinstance(error, AttemptFailed):
+        message = f"{message} No further attempt: {decide_job_retry(site).reason}."
+    return _finish(site, JobState.FAILED, message)
 
 
 def _finish(site: JobContext, default: JobState, message: str) -> JobState:
@@ -215,10 +218,3 @@ def _finish(site: JobContext, default: JobState, message: str) -> JobState:
         get_run_logger().warning("%s `prefect-bt gc` removes what is left.", error)
     publish_job_card(site)
     return site.ledger.get_state(site.job_id)
-
-
-def _failure_message(site: JobContext, error: Exception) -> str:
-    text = describe_error(error)
-    if isinstance(error, AttemptFailed):
-        return f"{text} No further attempt: {decide_job_retry(site).reason}."
-    return text

@@ -93,7 +93,8 @@ class JobRequest:
                     call.bind(ledger, record)
             if known:
                 claim.acquire(known)
-            epoch = _claim_epoch(ledger, record.id, settings)
+            if ledger.get_state(record.id) is not JobState.COMPLETED:  # then it is only shown
+                epoch = ledger.claim(record.id, host_id(settings.state_dir))
             claim.write_store_url(ledger.store.url)
             secrets = (*_serving_secrets(ledger, record), *self.secret_sources())
             site = open_job_context(ledger, record, settings=settings, secret_sources=secrets)
@@ -116,13 +117,13 @@ class JobRequest:
         blocks = (self.image, self.compute, self.store, self._substrate_block)
         options = self.options or SubmitOptions(substrate="")
         names = ("config", "definition", "source_dir", "job_name")
+        limits = ("retries", "keep_last", "keep_every", "max_run_time")
         chosen = self.substrate if isinstance(self.substrate, str) else ""
         return {
             **{name: getattr(self, name) for name in names},
             "substrate": chosen,
             "blocks": [block and block.model_dump(mode="json") for block in blocks],
-            "options": {name: getattr(options, name) for name in ("retries", "keep_last")}
-            | {name: getattr(options, name) for name in ("keep_every", "max_run_time")},
+            "options": {name: getattr(options, name) for name in limits},
             "retry_policy": repr(options.retry_policy),
         }
 
@@ -150,17 +151,14 @@ class JobRequest:
         else:
             project = training_project_from_json(self.definition or {})
             folder = Path(self.source_dir or Path.cwd())
-        return self._apply_overrides(project), folder.expanduser()
-
-    def _apply_overrides(self, project: TrainingProject) -> TrainingProject:
-        changes: dict[str, Any] = {}
-        if self.job_name:
-            changes["name"] = self.job_name
-        if self.image:
-            changes["image"] = self.image.build()
-        if self.compute:
-            changes["compute"] = self.compute.build()
-        return project.model_copy(update={"job": project.job.model_copy(update=changes)})
+        changes = {
+            "name": self.job_name,
+            "image": self.image and self.image.build(),
+            "compute": self.compute and self.compute.build(),
+        }
+        given = {name: value for name, value in changes.items() if value}
+        job = project.job.model_copy(update=given)
+        return project.model_copy(update={"job": job}), folder.expanduser()
 
     @classmethod
     def from_run_parameters(cls, parameters: Mapping[str, Any]) -> JobRequest:
@@ -205,13 +203,6 @@ class JobRequest:
         """Return the sources of secrets: the given block, then the default sources."""
         given = (self.secrets.build(),) if self.secrets else ()
         return (*given, *default_secret_sources())
-
-
-def _claim_epoch(ledger: Ledger, job_id: str, settings: Settings) -> int:
-    """Return the epoch to act in; 0 for a job that completed, of which only the end is shown."""
-    if ledger.get_state(job_id) is JobState.COMPLETED:
-        return 0
-    return ledger.claim(job_id, host_id(settings.state_dir))
 
 
 def _serving_secrets(ledger: Ledger, record: JobRecord) -> tuple[SecretSource, ...]:

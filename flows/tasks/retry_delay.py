@@ -102,7 +102,11 @@ class RetryDelay:
         """Return whether Prefect retries the task `training`; set its delay if it does."""
         _ = state
         site = self._site
-        if _is_superseded(site) or not (decision := decide_job_retry(site)).retry:
+        try:
+            site.ledger.get_epochs(site.job_id).check(site.epoch)
+        except Superseded:  # another machine runs the job
+            return False
+        if not (decision := decide_job_retry(site)).retry:
             return False
         last = site.ledger.list_outcomes(site.job_id)[-1]
         left = self._seconds_left()
@@ -163,12 +167,3 @@ class RetryDelay:
         if not self._ended.is_set():
             self._ended.set()
             raise DelayInterrupted
-
-
-def _is_superseded(site: JobContext) -> bool:
-    """Return whether another machine runs the job, so that this process must not retry it."""
-    try:
-        site.ledger.get_epochs(site.job_id).check(site.epoch)
-    except Superseded:
-        return True
-    return False

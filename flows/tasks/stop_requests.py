@@ -15,6 +15,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 from prefect.runtime import flow_run
@@ -22,7 +24,7 @@ from prefect.runtime import flow_run
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.job_task import start_thread
-from prefect_bt.flows.tasks.parent_runs import is_any_cancelled
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.jobs.asynchronous import is_stop_requested
 
 RECORD_POLL_INTERVAL: Final = 0.5
@@ -70,7 +72,9 @@ class StopWatcher:
             self._record_due = now + RECORD_POLL_INTERVAL
             # A store that does not answer says nothing; the next look is soon.
             with suppress(StoreError):
-                self._check_epoch(now)
+                if now >= self._epoch_due:
+                    self._epoch_due = now + EPOCH_CHECK_INTERVAL
+                    self._site.ledger.get_epochs(self._site.job_id).check(self._site.epoch)
                 if self._site.ledger.controls.find_stop_request(self._site.job_id):
                     self._stopped = True
         if not self._stopped and (now >= self._prefect_due or self._events.poll()):
@@ -85,11 +89,6 @@ class StopWatcher:
         """End the subscription of events. Idempotent."""
         self._events.close()
 
-    def _check_epoch(self, now: float) -> None:
-        if now >= self._epoch_due:
-            self._epoch_due = now + EPOCH_CHECK_INTERVAL
-            self._site.ledger.get_epochs(self._site.job_id).check(self._site.epoch)
-
     def _next_poll_delay(self, *, answered: bool) -> float:
         if answered and self._events.is_listening:
             return RUN_POLL_INTERVAL_WITH_EVENTS
@@ -100,6 +99,19 @@ class StopWatcher:
         self._stopped = True
         with suppress(StoreError):
             self._site.ledger.controls.request_stop(self._site.job_id, by=by)
+
+
+def is_any_cancelled(run_ids: Sequence[Any]) -> bool | None:
+    """Return whether one of the flow runs is cancelled or about to be; None without an answer."""
+    try:
+        with get_client(sync_client=True) as client:
+            runs = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(run_ids)))
+            )
+    except API_ERRORS:
+        return None
+    states = [run.state for run in runs if run.state]
+    return any(state.is_cancelling() or state.is_cancelled() for state in states)
 
 
 class _CancellationListener:

@@ -73,7 +73,11 @@ def resolve_secrets(
 
     The team's secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
     """
-    found = {name: _find_value(name, sources, team) for name in names}
+    found: dict[str, str | None] = {}
+    for name in names:
+        spellings = _candidate_names(name, team)
+        values = (source.find(spelling) for spelling in spellings for source in sources)
+        found[name] = next((value for value in values if value is not None), None)
     if missing := [name for name, value in found.items() if value is None]:
         places = [
             source.lookup_name(spelling)
@@ -83,12 +87,6 @@ def resolve_secrets(
         ]
         raise SecretError(missing, list(dict.fromkeys(places)))
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _find_value(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
-    spellings = _candidate_names(name, team)
-    values = (source.find(spelling) for spelling in spellings for source in sources)
-    return next((value for value in values if value is not None), None)
 
 
 def _candidate_names(name: str, team: str) -> list[str]:

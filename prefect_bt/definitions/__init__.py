@@ -54,7 +54,7 @@ from prefect_bt.definitions.image import (
     Image,
     RegistrySecretDockerAuth,
 )
-from prefect_bt.definitions.job import TrainingJob, TrainingProject
+from prefect_bt.definitions.job import TrainingJob, TrainingProject, Workspace
 from prefect_bt.definitions.json_documents import (
     deploy_config_document,
     deploy_config_from_json,
@@ -80,7 +80,6 @@ from prefect_bt.definitions.variables import (
     secret_names,
 )
 from prefect_bt.definitions.weights import WeightsAuth, WeightsAuthMethod, WeightsSource
-from prefect_bt.definitions.workspace import Workspace
 
 __all__ = [
     "AWSAssumeRoleDockerAuth",

@@ -118,8 +118,12 @@ class Compute(StrictModel):
 
 
 _MEMORY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
-_UNIT_LETTERS: Final = ("k", "m", "g", "t", "p", "e")
-_UNIT: Final = re.compile("(?:([kmgtpe])(i?))?b?", re.IGNORECASE)
+_FACTORS: Final = {"": 1} | {
+    f"{letter}{i}": base**power
+    for power, letter in enumerate("kmgtpe", 1)
+    for i, base in (("", 1000), ("i", 1024))
+}
+_AMBIGUOUS: Final = tuple("mgtpe")
 _MEMORY_HELP: Final = 'Write a number and a unit, for example "512Mi", "64Gi" or "64GB".'
 
 
@@ -131,27 +135,16 @@ def parse_memory(text: str) -> int:
     thousandth to Kubernetes and a mebibyte to Docker. Raise DefinitionError.
     """
     match = _MEMORY.fullmatch(text)
+    unit = match[2] if match else ""
+    factor = None if unit in _AMBIGUOUS else _FACTORS.get(unit.lower().removesuffix("b"))
     if match is None:
-        raise _memory_error(text, "is not an amount of memory.")
-    factor = _memory_factor(match[2])
-    if factor is None:
-        raise _memory_error(text, f'has the unit "{match[2]}", which is unknown or ambiguous.')
-    size = int(Decimal(match[1]) * factor)
-    if size < 1:
-        raise _memory_error(text, "is less than one byte.")
-    return size
-
-
-def _memory_factor(unit: str) -> int | None:
-    match = _UNIT.fullmatch(unit)
-    if match is None or unit in _UNIT_LETTERS[1:]:
-        return None
-    letter, binary = match.groups()
-    power = _UNIT_LETTERS.index(letter.lower()) + 1 if letter else 0
-    return int((1024 if binary else 1000) ** power)
-
-
-def _memory_error(text: str, why: str) -> DefinitionError:
-    return DefinitionError(
+        why = "is not an amount of memory."
+    elif factor is None:
+        why = f'has the unit "{unit}", which is unknown or ambiguous.'
+    elif (size := int(Decimal(match[1]) * factor)) < 1:
+        why = "is less than one byte."
+    else:
+        return size
+    raise DefinitionError(
         f'The memory "{text}" {why}', next_step=_MEMORY_HELP, field="compute.memory", value=text
     )

@@ -1,4 +1,4 @@
-"""Definitions of a project and of the job to run in it."""
+"""Definitions of a project, of the job to run in it, and of the folders to pack with a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from prefect_bt.definitions.image import Image
 from prefect_bt.definitions.runtime import Runtime
 from prefect_bt.definitions.session import InteractiveSession
 from prefect_bt.definitions.weights import WeightsSource
-from prefect_bt.definitions.workspace import Workspace
+
+
+class Workspace(StrictModel):
+    """Folders to pack as the workspace. Relative paths start at the folder of the config file."""
+
+    workspace_root: str | None = None
+    """Folder to pack; it contains the config's folder. None: the config's folder."""
+    external_dirs: list[str] = Field(default_factory=list[str])
+    """Folders outside the root to pack beside its contents, each under its own name."""
+    exclude_dirs: list[str] = Field(default_factory=list[str])
+    """Direct children of the root, folders or files, to leave out."""
 
 
 class TrainingJob(StrictModel):

@@ -51,7 +51,8 @@ class HostOriginMiddleware:
 
     def _find_rejection(self, scope: Message) -> tuple[int, str] | None:
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
-        if not hosts or any(_host_name(host) not in HOST_NAMES for host in hosts):
+        names = [found and found[1] for found in map(_HOST.fullmatch, hosts)]
+        if not names or any(name not in HOST_NAMES for name in names):
             return 421, f"This server answers as {', '.join(HOST_NAMES)} only."
         if any(origin not in self._origins for origin in origins):
             return 403, "Pages of other sites have no access to this server."
@@ -60,11 +61,6 @@ class HostOriginMiddleware:
 
 def _values(scope: Message, header: bytes) -> list[str]:
     return [value.decode("latin-1").lower() for name, value in scope["headers"] if name == header]
-
-
-def _host_name(host: str) -> str:
-    found = _HOST.fullmatch(host)
-    return found[1] if found else ""
 
 
 async def _send_rejection(scope: Message, send: Send, status: int, why: str) -> None:

@@ -122,7 +122,13 @@ def _normalize_url(api_url: str) -> tuple[str, str, int | None, str] | None:
 
 def rejects_auth(api_url: str, string: str) -> bool:
     """Return whether the server was started with another string."""
-    return _request_status(api_url, string) == HTTPStatus.UNAUTHORIZED
+    headers = {"Authorization": f"Basic {b64encode(string.encode()).decode()}"} if string else {}
+    try:
+        with httpx.Client(headers=headers, trust_env=False, timeout=_REQUEST_TIMEOUT) as client:
+            status = client.get(f"{api_url}/admin/version").status_code
+    except httpx.HTTPError:
+        return False
+    return status == HTTPStatus.UNAUTHORIZED
 
 
 def restore_auth(state_dir: Path, server_pid: int) -> str:
@@ -134,15 +140,6 @@ def restore_auth(state_dir: Path, server_pid: int) -> str:
                 write_auth(state_dir, value)
                 return value
     return ""
-
-
-def _request_status(api_url: str, string: str) -> int:
-    headers = {"Authorization": f"Basic {b64encode(string.encode()).decode()}"} if string else {}
-    try:
-        with httpx.Client(headers=headers, trust_env=False, timeout=_REQUEST_TIMEOUT) as client:
-            return client.get(f"{api_url}/admin/version").status_code
-    except httpx.HTTPError:
-        return 0
 
 
 def _is_usable(string: str) -> bool:

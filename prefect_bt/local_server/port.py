@@ -18,7 +18,18 @@ def open_listening_socket(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port), backlog=2048)
     except OSError as error:
-        raise _port_in_use_error(port) from error
+        url = f"http://{HOST}:{port}"
+        other = f"Use another port: prefect-bt up --port {port + 1}"
+        if is_healthy(f"{url}/api"):
+            raise ServerError(
+                f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
+                next_step=f"{other}; or use that server, if it is yours: "
+                f"export PREFECT_API_URL={url}/api",
+            ) from error
+        raise ServerError(
+            f"Port {port} is taken by another program.",
+            next_step=f"{other}, or set PREFECT_BT_SERVER_PORT.",
+        ) from error
 
 
 def is_healthy(api_url: str) -> bool:
@@ -29,21 +40,3 @@ def is_healthy(api_url: str) -> bool:
             return answer.status == 200 and answer.read() == b"true"
     except OSError:
         return False
-
-
-def _port_in_use_error(port: int) -> ServerError:
-    url = f"http://{HOST}:{port}"
-    if is_healthy(f"{url}/api"):
-        return ServerError(
-            f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
-            next_step=(
-                f"Use another port: prefect-bt up --port {port + 1}; or use that "
-                f"server, if it is yours: export PREFECT_API_URL={url}/api"
-            ),
-        )
-    return ServerError(
-        f"Port {port} is taken by another program.",
-        next_step=(
-            f"Use another port: prefect-bt up --port {port + 1}, or set PREFECT_BT_SERVER_PORT."
-        ),
-    )

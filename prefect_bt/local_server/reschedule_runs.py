@@ -13,14 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterEndTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Scheduled
 
@@ -31,7 +24,7 @@ from prefect_bt.local_server.setup import POOL, use_api
 from prefect_bt.prefect_api.client import reschedule_run
 
 CRASH_WINDOW: Final = timedelta(days=1)
-_POOL_FILTER: Final = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+_POOL_FILTER: Final = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
 
 
 def reschedule_lost_runs(api_url: str, *, before: float) -> list[str]:
@@ -55,9 +48,8 @@ def reschedule_lost_runs(api_url: str, *, before: float) -> list[str]:
 def _iter_runs(
     client: SyncPrefectClient, state: StateType, *, since: datetime | None = None
 ) -> Iterator[FlowRun]:
-    wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state])))
-    if since is not None:
-        wanted.end_time = FlowRunFilterEndTime.model_validate({"after_": since})
+    ended = {"end_time": {"after_": since}} if since else {}
+    wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": [state]}}, **ended})
     yield from client.read_flow_runs(flow_run_filter=wanted, work_pool_filter=_POOL_FILTER)
 
 

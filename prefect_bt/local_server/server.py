@@ -13,8 +13,8 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -218,7 +218,7 @@ def _start_server(
 
 
 def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> None:
-    from prefect_bt.local_server.setup import POOL, wait_for_worker
+    from prefect_bt.local_server.setup import POOL, is_worker_online
 
     log("Starting a worker")
     name = f"{socket.gethostname()}-{time.time_ns() // 1_000_000}"
@@ -236,7 +236,7 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> No
     wait_until_ready(
         "Prefect worker",
         process,
-        lambda: wait_for_worker(document["api_url"], name, timeout=1.0),
+        lambda: is_worker_online(document["api_url"], name),
         log=log_file,
         timeout=_WORKER_TIMEOUT,
     )
@@ -326,9 +326,7 @@ def _environment(api_url: str, auth: str) -> dict[str, str]:
     return {**inherited, **_NO_TELEMETRY, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
 
 
-@contextmanager
-def _server_lock(state_dir: Path, *, log: Echo) -> Generator[None]:
+def _server_lock(state_dir: Path, *, log: Echo) -> AbstractContextManager[None]:
     """Allow one `up`, `down` or restart of a state folder at a time; log a wait for another."""
     message = "Waiting: the server is being started or stopped (a few minutes at most)"
-    with exclusive_lock(state_dir / "server.lock", on_wait=lambda: log(message)):
-        yield
+    return exclusive_lock(state_dir / "server.lock", on_wait=lambda: log(message))

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Final, TypeVar
 
 from prefect_bt.jobs.recover import recover_jobs
@@ -33,7 +32,7 @@ MAX_BACKOFF_SECONDS: Final = 60.0
 
 def main(listening: socket.socket | None = None) -> int:
     """Run until `down` stops the process or removes the server file."""
-    signal.signal(signal.SIGTERM, _handle_sigterm)
+    signal.signal(signal.SIGTERM, _end)
     jobs, runs = _JobRecovery(), _RunRescheduler()
     pause, due = POLL_INTERVAL, 0.0
     while True:
@@ -101,8 +100,7 @@ class _RunRescheduler:
         return read_server(Settings().state_dir) or {}
 
 
-def _handle_sigterm(number: int, frame: FrameType | None) -> None:
-    _ = number, frame
+def _end(*_: object) -> None:
     sys.exit(0)
 
 

@@ -23,7 +23,6 @@ from prefect_bt.errors import PlanError
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.allocation import allocate_resources
 from prefect_bt.planning.context import PlanContext
-from prefect_bt.planning.node_variables import platform_variables
 from prefect_bt.planning.notes import iter_notes
 from prefect_bt.planning.plan import (
     CheckpointPlan,
@@ -41,6 +40,7 @@ from prefect_bt.planning.translation import (
     iter_volumes,
     load_directory,
     normalize_path,
+    platform_variables,
 )
 from prefect_bt.planning.validation import validate_job, validate_names
 from prefect_bt.planning.weights_validation import parse_weights_source

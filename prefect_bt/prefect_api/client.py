@@ -9,7 +9,7 @@ Prefect's temporary server, which takes seconds to start and ends with this proc
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -85,7 +85,19 @@ def _get_deployment_id(client: SyncPrefectClient, name: str) -> UUID:
     try:
         return client.read_deployment_by_name(name).id
     except ObjectNotFound:
-        raise _unknown_deployment(client, name) from None
+        flows = {flow.id: flow.name for flow in client.read_flows(limit=200)}
+        known = sorted(
+            f"{flows[deployment.flow_id]}/{deployment.name}"
+            for deployment in client.read_deployments(limit=200)
+            if deployment.flow_id in flows
+        )
+        listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
+        raise ServerError(
+            f"No deployment is called {name!r} at {client.api_url}.",
+            next_step=f"There are: {listed}."
+            if known
+            else "There is none yet: `prefect-bt up` creates train/train.",
+        ) from None
 
 
 def cancel_run(flow_run_id: str) -> bool:
@@ -157,7 +169,10 @@ class SecretBlocks:
     def find(self, name: str) -> str | None:
         """Return the value as text, or JSON if it is not text; None for no block."""
         types, names = self._candidates(name)
-        if not names or not _may_have_block(types, names):
+        with _api_settings() as api_url:
+            # Only a temporary server would answer; it is not started if it has no such block.
+            alone = not (api_url or _is_inside_run())
+        if not names or (alone and not may_have_block(types, names)):
             return None
         with prefect_client() as client:
             response = client.request(
@@ -193,31 +208,8 @@ class SecretBlocks:
         return [kind] if kind else list(FORMATS), names
 
 
-def _may_have_block(types: Sequence[str], names: Sequence[str]) -> bool:
-    """Return False when only a temporary server would answer and its database has no such block."""
-    with _api_settings() as api_url:
-        inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
-        return bool(api_url) or inside or may_have_block(types, names)
-
-
 _VALID_BLOCK_NAME: Final = re.compile(r"[^/%&<>?#\s]+")
 """What a block can be called."""
-
-
-def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
-    flows = {flow.id: flow.name for flow in client.read_flows(limit=200)}
-    known = sorted(
-        f"{flows[deployment.flow_id]}/{deployment.name}"
-        for deployment in client.read_deployments(limit=200)
-        if deployment.flow_id in flows
-    )
-    listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
-    return ServerError(
-        f"No deployment is called {name!r} at {client.api_url}.",
-        next_step=f"There are: {listed}."
-        if known
-        else "There is none yet: `prefect-bt up` creates train/train.",
-    )
 
 
 @contextmanager
@@ -245,8 +237,7 @@ def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
 @contextmanager
 def _api_settings() -> Generator[str]:
     """Set Prefect's client to the chosen API; yield its URL, "" for none."""
-    configured = str(PREFECT_API_URL.value() or "")
-    inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
+    configured, inside = str(PREFECT_API_URL.value() or ""), _is_inside_run()
     state_dir = Settings().state_dir
     chosen = configured if configured or inside else local_server_url(state_dir)
     updates: dict[Any, Any] = {}
@@ -258,6 +249,10 @@ def _api_settings() -> Generator[str]:
         updates[PREFECT_API_AUTH_STRING] = auth
     with temporary_settings(updates=updates):
         yield chosen
+
+
+def _is_inside_run() -> bool:
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
 def _temporary_server_settings() -> dict[Any, Any]:

@@ -23,12 +23,8 @@ def parse_duration(value: float | str, *, field: str) -> float:
     """
     seconds = _seconds(value)
     if seconds is None or not math.isfinite(seconds) or seconds <= 0:
-        raise DefinitionError(
-            f"{field} is {value!r}, which is not a duration.",
-            next_step="Write for example 12h, 90m, 1h30m or a number of seconds, more than 0.",
-            field=field,
-            value=value,
-        )
+        example = "12h, 90m, 1h30m or a number of seconds, more than 0"
+        raise _duration_error(field, value, "a duration", example)
     return seconds
 
 
@@ -36,13 +32,17 @@ def parse_age(text: str, *, field: str) -> float:
     """Return the seconds of an age with units, such as `30d`; DefinitionError names the field."""
     seconds = _parse_parts(text)
     if seconds is None:
-        raise DefinitionError(
-            f"{field} is {text!r}, which is not an age.",
-            next_step="Write for example 30m, 1h30m, 2d or 1w.",
-            field=field,
-            value=text,
-        )
+        raise _duration_error(field, text, "an age", "30m, 1h30m, 2d or 1w")
     return seconds
+
+
+def _duration_error(field: str, value: object, kind: str, example: str) -> DefinitionError:
+    return DefinitionError(
+        f"{field} is {value!r}, which is not {kind}.",
+        next_step=f"Write for example {example}.",
+        field=field,
+        value=value,
+    )
 
 
 def parse_since(text: str, *, now: float) -> int:

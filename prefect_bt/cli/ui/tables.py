@@ -122,9 +122,10 @@ def print_csv(columns: Sequence[Column], rows: Iterable[Document], *, newline: s
     names = [(f"{c.name} (bytes)", f"{c.name} (human readable)") if c.size else (c.name,)
              for c in columns]  # fmt: skip
     writer.writerow([name for both in names for name in both])
+    show = escape_controls if sys.stdout.isatty() else str
     for row in rows:
         values = [(c.value(row), c.cell(row)) if c.size else (c.value(row),) for c in columns]
-        writer.writerow([_csv_cell(value) for both in values for value in both])
+        writer.writerow([show(format_value(value)) for both in values for value in both])
 
 
 def make_link(url: str | None, *, text: str = "link") -> Text:
@@ -135,11 +136,6 @@ def make_link(url: str | None, *, text: str = "link") -> Text:
         return Text("")
     safe = url.isascii() and url.isprintable() and " " not in url
     return Text(text, style=f"link {url}") if safe else Text(escape_controls(url))
-
-
-def _csv_cell(value: object) -> str:
-    text = format_value(value)
-    return escape_controls(text) if sys.stdout.isatty() else text
 
 
 def _escape(cell: Cell) -> str | Text:

@@ -187,7 +187,9 @@ def open_terminal(*, interactive: bool, debug: bool, output: str = "cli-table") 
         # A replaced stream (in a test, in a notebook) has no `reconfigure`.
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    return Terminal(interactive and _stdin_is_tty(), debug, output, agrees=not interactive)
+    stdin: Any = sys.stdin  # None where a process was started without one
+    asks = interactive and stdin is not None and stdin.isatty()
+    return Terminal(asks, debug, output, agrees=not interactive)
 
 
 def _console(*, stderr: bool) -> Console:
@@ -210,9 +212,3 @@ def _console(*, stderr: bool) -> Console:
 
 def _print_line(console: Console, text: str, style: str) -> None:
     console.print(escape_controls(text), style=style or None, soft_wrap=True)
-
-
-def _stdin_is_tty() -> bool:
-    # None where a process was started without one.
-    stdin: object = sys.stdin
-    return stdin is not None and sys.stdin.isatty()

@@ -1,4 +1,4 @@
 """Load a config file: a Python file with one definition in it.
 
-Begin with `loader`; `config_errors` makes its errors, with file and line.
+Begin with `loader`; `sibling_imports` finds the modules beside the file.
 """

@@ -47,15 +47,13 @@ class _FolderFinder:
     ) -> ModuleSpec | None:
         if path is None and not can_be_sibling(name):
             return None
-        for place in [str(self._folder)] if path is None else self._inside(path):
+        inside = [place for place in path or () if Path(place).is_relative_to(self._folder)]
+        for place in [str(self._folder)] if path is None else inside:
             spec = FileFinder(place, (UncachedLoader, SOURCE_SUFFIXES)).find_spec(name, target)
             if spec is not None and (spec.loader is None) is self._namespaces:
                 self._found.add(name)
                 return spec
         return None
-
-    def _inside(self, path: Sequence[str]) -> list[str]:
-        return [place for place in path if Path(place).is_relative_to(self._folder)]
 
 
 def can_be_sibling(name: str) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -43,16 +44,8 @@ def import_target(module_path: Path | str, target_type: type[T]) -> Generator[T]
     yield cast("T", loader.load_target(Path(module_path), target_type))
 
 
-def import_training_project(module_path: Path | str) -> AbstractContextManager[TrainingProject]:
-    """Yield the `TrainingProject` of a config file."""
-    return import_target(module_path, TrainingProject)
-
-
-def import_deploy_checkpoints_config(
-    module_path: Path | str,
-) -> AbstractContextManager[DeployCheckpointsConfig]:
-    """Yield the `DeployCheckpointsConfig` of a config file."""
-    return import_target(module_path, DeployCheckpointsConfig)
+import_training_project = partial(import_target, target_type=TrainingProject)
+import_deploy_checkpoints_config = partial(import_target, target_type=DeployCheckpointsConfig)
 
 
 # -- truss_train.deployment -----------------------------------------------------------------

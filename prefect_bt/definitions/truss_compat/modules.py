@@ -1,8 +1,8 @@
-"""Provide modules that replace truss while a config file is imported.
+"""Provide modules that replace truss while a config file is imported, or until `uninstall`.
 
 `_MODULES` has the modules and their names; `functions` implements those that are not classes.
 New modules are created for each config file, so that no config file can change them for the next
-one. Programs that are not config files use prefect_bt.compat (docs/truss.md).
+one. Programs that are not config files call `install` of prefect_bt.compat (docs/truss.md).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from prefect_bt.definitions import deploy, session
 from prefect_bt.definitions.truss_compat import functions
@@ -51,6 +52,19 @@ _HOSTED_NAMES: Final = {
     "truss.base.truss_config": "BaseImage Build ModelServer Resources Runtime TrussConfig Weights",
 }
 """Names of the published package that are refused with a sentence of their own."""
+
+_REPLACED_FUNCTIONS: Final = {
+    "truss_train.public_api": ("push",),
+    "truss_train.deployment": (
+        "create_training_job",
+        "_upsert_project_and_create_job",
+        "prepare_push",
+    ),
+}
+"""Functions that submit to Baseten, and are replaced in an installed truss."""
+
+_installed_modules: dict[str, ModuleType] = {}
+_replaced_names: list[tuple[dict[str, Any], str, object]] = []
 
 
 @contextmanager
@@ -118,3 +132,40 @@ def _make_getattr(module: str, names: Collection[str]) -> Callable[[str], NoRetu
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return refuse
+
+
+def install() -> None:
+    """Let programs for `truss_train` use prefect_bt; idempotent. See prefect_bt.compat."""
+    loading = getattr(sys.modules.get("truss_train"), "__prefect_bt__", False)
+    if _installed_modules or _replaced_names or loading:
+        return
+    if find_spec("truss_train") is None:
+        _installed_modules.update(make_stand_ins())
+        replace_truss_modules(_installed_modules)  # there may be a truss without truss_train
+        return
+    ours = make_stand_ins()
+    for module, names in _REPLACED_FUNCTIONS.items():
+        theirs = import_module(module)
+        for name in names:
+            if hasattr(theirs, name):
+                _replace_everywhere(getattr(theirs, name), getattr(ours[module], name))
+
+
+def uninstall() -> None:
+    """Undo `install`: stand-ins leave `sys.modules`, names are bound as before."""
+    for name, module in _installed_modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+    for namespace, name, theirs in _replaced_names:
+        namespace[name] = theirs
+    _installed_modules.clear()
+    _replaced_names.clear()
+
+
+def _replace_everywhere(theirs: object, ours: object) -> None:
+    """Replace `theirs` with `ours` in every loaded module, also after `from ... import`."""
+    for module in list(sys.modules.values()):
+        namespace: dict[str, Any] = getattr(module, "__dict__", {})
+        for name in [name for name, value in namespace.items() if value is theirs]:
+            _replaced_names.append((namespace, name, theirs))
+            namespace[name] = ours
