@@ -13,13 +13,14 @@ from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.file_server import process
 from prefect_bt.file_server.app import FileServer, serve
+from prefect_bt.host.service import LOOPBACK, is_wildcard
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 
 
 def serve_checkpoints(
     *,
-    host: str = process.LOOPBACK,
+    host: str = LOOPBACK,
     port: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65535))] = None,
     address: str = "",
     terminal: InjectedTerminal,
@@ -45,7 +46,7 @@ def serve_checkpoints(
             f"{settings.store} needs no file server: a bucket signs its own URLs.",
             next_step="Create them: prefect-bt get_checkpoint_urls.",
         )
-    if process.is_wildcard(host) and not address:
+    if is_wildcard(host) and not address:
         raise UsageError(
             f"{host!r} is not an address that other machines can use.",
             next_step="Give the URL of this machine: --address http://<name>:<port>.",
