@@ -8,6 +8,7 @@ after this run and is recovered after a crash. This run only reports the result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,9 +86,7 @@ def deploy_checkpoints(
         if image:
             options = replace(options, server=replace(options.server, image=image.build()))
         options = replace(options, store=store.url if store else None)
-        with use_settings(request.settings()):
-            choice = call_task(choose_checkpoints, *wanted, store=options.store)
-            return _deploy_and_wait(choice, options)
+        return _deploy_and_wait(options, request, wanted)
     except PrefectBtError as error:
         return failed_state(error)
     except KeyboardInterrupt as interrupt:
@@ -114,21 +113,26 @@ def deploy_trained(
         options = _options(None, engine, deployment, request, hold=False)
         options = replace(options, store=str(job["store"]), substrate=str(job["substrate"]))
         wanted = tuple(checkpoints or ()), str(job["id"]), "", ""
-        with use_settings(request.settings()):
-            choice = call_task(choose_checkpoints, *wanted, store=options.store, wait_for=after)
-            return {**job, "deployment": _deploy_and_wait(choice, options)}
+        return {**job, "deployment": _deploy_and_wait(options, request, wanted, after)}
     except PrefectBtError as error:
         return failed_state(error)
     except KeyboardInterrupt as interrupt:
         return interrupted_state(interrupt)
 
 
-def _deploy_and_wait(choice: ModelSelection, options: DeployOptions) -> dict[str, Any]:
+def _deploy_and_wait(
+    options: DeployOptions,
+    request: JobRequest,
+    wanted: tuple[tuple[str, ...], str, str, str],
+    after: Sequence[State[Any]] = (),
+) -> dict[str, Any]:
     """Return the deployment's document when the server is ready."""
-    deployed = call_task(start_server, choice, options)
-    verdict = call_task(await_answer, deployed, store=options.store)
-    _show(deployed, verdict)
-    return deployment_document(open_ledger(options.store), deployed.name)
+    with use_settings(request.settings()):
+        choice = call_task(choose_checkpoints, *wanted, store=options.store, wait_for=after)
+        deployed = call_task(start_server, choice, options)
+        verdict = call_task(await_answer, deployed, store=options.store)
+        _show(deployed, verdict)
+        return deployment_document(open_ledger(options.store), deployed.name)
 
 
 @job_task("choose-checkpoints")

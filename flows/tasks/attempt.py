@@ -29,7 +29,6 @@ from prefect_bt.attempts.lifecycle import (
     resolve_job_secrets,
 )
 from prefect_bt.attempts.max_run_time import check_run_time, find_run_time_limit
-from prefect_bt.attempts.resources import save_resources
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.tasks.job_task import (
     call_task,
@@ -195,7 +194,7 @@ def _serving_context(site: JobContext, gang: Gang) -> AbstractContextManager[Non
 def provision(site: JobContext, attempt: int) -> Gang:
     """Resolve the secrets and the plan, then launch all nodes or none."""
     plan = plan_attempt(site, attempt)
-    save_resources(site.ledger, plan)
+    site.ledger.save_resources(site.job_id, plan.attempt, plan.nodes[0].resources)
     secrets = _resolve_secrets(site)
     if site.record.serving is not None:
         from prefect_bt.flows.tasks.serving_watch import add_server_key  # no training needs it

@@ -41,7 +41,7 @@ REGISTRY: Final = {
          "Hash every committed file again and report damage."),
         ("checkpoints prune", "checkpoints.prune:prune_checkpoints",
          "Delete checkpoints by name or by a retention policy."),
-        ("checkpoints serve", "checkpoints.serve:serve_checkpoints",
+        ("checkpoints serve", "checkpoints.urls:serve_checkpoints",
          "Serve the checkpoint files of a local store (HTTP)."),
         ("get_checkpoint_urls", "checkpoints.urls:get_checkpoint_urls",
          "Write the URLs of a job's checkpoint files to a file."),

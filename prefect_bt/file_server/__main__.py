@@ -9,9 +9,10 @@ from typing import Final
 
 from prefect_bt.file_server.app import FileServer, serve
 from prefect_bt.file_server.connection_limits import ConnectionLimits
-from prefect_bt.file_server.process import LOOPBACK, create_listener, register_server
+from prefect_bt.file_server.process import create_listener, register_server
 from prefect_bt.file_server.server_folder import FileServerFolder
 from prefect_bt.file_server.signed_urls import URL_LIFETIME_SECONDS
+from prefect_bt.host.service import LOOPBACK
 
 LARGEST_LOG: Final = 4 * 1024 * 1024
 """Bytes of server.log, whatever is printed. The process writes no other file that grows."""

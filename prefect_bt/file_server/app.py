@@ -38,12 +38,6 @@ _MAX_POLL_INTERVAL: Final = 60.0
 _SHUTDOWN_TIMEOUT: Final = 3.0
 
 
-class _RejectedRequest(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 @dataclass
 class FileServer:
     """Answers requests. `store_id` identifies the store."""
@@ -57,6 +51,8 @@ class FileServer:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._answer(request)
+        except web.HTTPException as refused:
+            return web.Response(status=refused.status, text=refused.text)
         except ConnectionError:
             raise
         except Exception:
@@ -71,11 +67,8 @@ class FileServer:
             # Asked before addresses are handed out: they must find the server while they hold.
             self.last_used = time.monotonic()
             return web.json_response({"prefect-bt": self.store_id})
-        try:
-            self._check(key, dict(parse_qsl(request.rel_url.raw_query_string)))
-            descriptor = await asyncio.to_thread(self._open, key)
-        except _RejectedRequest as refused:
-            return web.Response(status=refused.status, text=str(refused))
+        self._check(key, dict(parse_qsl(request.rel_url.raw_query_string)))
+        descriptor = await asyncio.to_thread(self._open, key)
         try:
             return await _send(request, descriptor, etag=f'"{key.rpartition("/")[2]}"')
         finally:
@@ -87,10 +80,10 @@ class FileServer:
         if not is_signature_valid(
             self.secret, key, expires=expires, signature=given, now=time.time()
         ):
-            raise _RejectedRequest(403, "This address was not signed here, or it has expired.")
+            raise web.HTTPForbidden(text="This address was not signed here, or it has expired.")
 
     def _open(self, key: str) -> int:
-        missing = _RejectedRequest(404, "There is no such checkpoint file.")
+        missing = web.HTTPNotFound(text="There is no such checkpoint file.")
         if not is_servable(key):
             raise missing
         try:
@@ -100,7 +93,8 @@ class FileServer:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, RuntimeError) as error:
             if isinstance(error, OSError) and error.errno not in _MISSING_ERRNOS:
-                raise _RejectedRequest(503, "The file cannot be read now. Try again.") from error
+                busy = "The file cannot be read now. Try again."
+                raise web.HTTPServiceUnavailable(text=busy) from error
             raise missing from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)

@@ -49,7 +49,8 @@ def signed_urls(store: Store, environment: Mapping[str, str]) -> FileUrls:
     Start the file server with `environment` if none runs; raise ServerError if it does not start.
     A bucket that cannot sign has unsigned URLs.
     """
-    from prefect_bt.file_server.process import ensure_server, is_loopback
+    from prefect_bt.file_server.process import ensure_server
+    from prefect_bt.host.service import is_loopback
     from prefect_bt.settings import Settings
 
     valid = f"The URLs are valid for {URL_LIFETIME_SECONDS // 86400} days"

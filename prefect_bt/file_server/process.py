@@ -17,14 +17,12 @@ from prefect_bt.host.service import (
     STOP_TIMEOUT,
     current_process,
     fetch_json,
+    local_url,
     start_process,
     wait_until_ready,
 )
 
-LOOPBACK: Final = "127.0.0.1"
 _STATUS_TIMEOUT: Final = 15.0
-_WILDCARDS: Final = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104
-"""Every address of the machine -> the one at which the machine itself reaches the server."""
 _BACKLOG: Final = 128
 
 
@@ -115,29 +113,14 @@ def register_server(
 ) -> None:
     """Record this process as the server."""
     port = int(listening.getsockname()[1])
-    base = base or f"http://{_format_host(host)}:{port}"
+    base = base or local_url(host, port)
     record = ServerRecord(base, host, port, current_process(), str(place.root), foreground)
     place.write_record(record)
 
 
-def is_wildcard(host: str) -> bool:
-    """Return whether `host` means every address of this machine, and is none itself."""
-    return host in _WILDCARDS
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a server at `host` cannot be reached from other machines."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
-
-
 def _is_responding(record: ServerRecord, place: FileServerFolder) -> bool:
-    host = _format_host(_WILDCARDS.get(record.host, record.host))
-    answer = fetch_json(f"http://{host}:{record.port}/", timeout=_STATUS_TIMEOUT)
+    answer = fetch_json(f"{local_url(record.host, record.port)}/", timeout=_STATUS_TIMEOUT)
     return answer == {"prefect-bt": place.store_id}
-
-
-def _format_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _start(place: FileServerFolder, environment: Mapping[str, str]) -> ServerRecord:

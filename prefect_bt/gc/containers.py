@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,16 @@ class ContainerScanner:
 
     def scan(self) -> Iterator[Orphan]:
         """Yield the orphans. SubstrateError if the Engine does not answer."""
-        containers: list[dict[str, Any]] = self.engine.call(
-            lambda client: client.containers(all=True, filters=_LABELLED), action="listed"
-        )
-        for one in containers:
+        for one in self._list(lambda client: client.containers(all=True, filters=_LABELLED)):
+            remove = methodcaller("remove_container", one["Id"], force=True)
             name = str(one["Names"][0]).lstrip("/")
-            yield from self._judge(
-                OrphanKind.CONTAINER,
-                name,
-                one,
-                lambda client, one=one: client.remove_container(one["Id"], force=True),
-            )
-        networks: list[dict[str, Any]] = self.engine.call(
-            lambda client: client.networks(filters=_LABELLED), action="listed"
-        )
-        for one in networks:
-            yield from self._judge(
-                OrphanKind.NETWORK,
-                str(one["Name"]),
-                one,
-                lambda client, one=one: client.remove_network(one["Id"]),
-            )
+            yield from self._judge(OrphanKind.CONTAINER, name, one, remove)
+        for one in self._list(lambda client: client.networks(filters=_LABELLED)):
+            remove = methodcaller("remove_network", one["Id"])
+            yield from self._judge(OrphanKind.NETWORK, str(one["Name"]), one, remove)
+
+    def _list(self, request: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return self.engine.call(request, action="listed")
 
     def _judge(
         self, kind: OrphanKind, name: str, one: dict[str, Any], remove: Callable[[Any], object]

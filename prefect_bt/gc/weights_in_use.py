@@ -24,12 +24,10 @@ RESUMABLE_SECONDS: Final = 7 * 86400.0
 """Seconds after its end in which a job that did not complete may be retried."""
 
 
-def find_needed_copies(
-    ledger: Ledger, cache: NodeCache, names: Collection[str], *, now: float | None = None
-) -> dict[str, str]:
+def find_needed_copies(ledger: Ledger, cache: NodeCache, names: Collection[str]) -> dict[str, str]:
     """Return name -> reason of the copies that are needed. StoreError."""
     found: dict[str, str] = {}
-    for why, key, revision in _iter_needed(ledger, time.time() if now is None else now):
+    for why, key, revision in _iter_needed(ledger):
         for name in names:
             if name == f"{key}-{revision}" if revision else name.startswith(f"{key}-"):
                 found.setdefault(name, why)
@@ -40,12 +38,12 @@ def find_needed_copies(
     return found
 
 
-def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
+def _iter_needed(ledger: Ledger) -> Iterator[tuple[str, str, str]]:
     """Yield (reason, key of a source, revision); the revision is "" if none is pinned yet."""
     served = {job_id: name for name, job_id in _iter_serving_jobs(ledger)}
     for record in ledger.list_jobs():
         why = f"deployment {served[record.id]} serves it" if record.id in served else ""
-        why = why or _need_reason(ledger, record, now)
+        why = why or _need_reason(ledger, record)
         if not why or not record.definition.get("job", {}).get("weights"):
             continue
         pins = ledger.pins.read_weights(record.id)
@@ -54,13 +52,13 @@ def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
             yield why, plan.key, pin.revision if pin else ""
 
 
-def _need_reason(ledger: Ledger, record: JobRecord, now: float) -> str:
+def _need_reason(ledger: Ledger, record: JobRecord) -> str:
     """Return why the job needs its weights; "" if it does not."""
     events = ledger.list_events(record.id)
     if not events or not events[-1].state.terminal:
         return f"job {record.id} needs it"
     last = events[-1]
-    resumable = last.state is not JobState.COMPLETED and now - last.at < RESUMABLE_SECONDS
+    resumable = last.state is not JobState.COMPLETED and time.time() - last.at < RESUMABLE_SECONDS
     return f"job {record.id} ({last.state.short_name}) may be retried" if resumable else ""
 
 

@@ -24,11 +24,14 @@ T = TypeVar("T")
 
 EXIT_EXPLAINED: Final = 3
 """Exit code of a service whose last line of output is a message for the user."""
+LOOPBACK: Final = "127.0.0.1"
 START_TIMEOUT: Final = 60.0
 """Seconds until a started service must be ready."""
 STOP_TIMEOUT: Final = 10.0
 """Seconds from SIGTERM to SIGKILL."""
 _POLL_INTERVAL: Final = 0.05
+_WILDCARDS: Final = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104
+"""Every address of the machine -> the one at which the machine itself reaches a service."""
 
 
 def current_process() -> ProcessIdentity:
@@ -111,3 +114,19 @@ def fetch_json(url: str, *, timeout: float) -> dict[str, Any]:
             return dict(json.load(answer))
     except (OSError, ValueError, TypeError, HTTPException):
         return {}
+
+
+def local_url(host: str, port: int) -> str:
+    """Return the URL at which this machine reaches a service that listens at `host`."""
+    host = _WILDCARDS.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Return whether `host` means every address of this machine, and is none itself."""
+    return host in _WILDCARDS
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a service at `host` cannot be reached from other machines."""
+    return host in {"localhost", "::1"} or host.startswith("127.")

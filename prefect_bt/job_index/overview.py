@@ -34,7 +34,6 @@ def _iter_projects(jobs: JobIndex) -> Iterator[Document]:
 
 
 def _project_document(project: ProjectRecord, latest: Document | None) -> Document:
-    """Return the JSON document of a project."""
     created = format_iso(project.created_at)
     return {
         "id": project.id,

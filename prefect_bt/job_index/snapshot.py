@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
 from prefect_bt.ledger.ledger import Ledger
@@ -38,13 +38,13 @@ def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:
     """Read the records of the job. Raise StoreError."""
     history, attempts = JobHistory(ledger, record), ledger.list_attempts(record.id)
     line, runs = history.read_waiting_line(), ledger.runs.list(record.id)
-    snapshot = JobSnapshot(
+    number = attempts[-1].attempt if attempts else None
+    place = ledger.store, record.project_id, record.id
+    return JobSnapshot(
         ledger.get_state(record.id),
         url=runs[-1].url if runs else "",
+        attempt=number,
         waiting=line.line.message if line else "",
+        mirrors=history.list_mirrors() if number is None else [],
+        uploads=[] if number is None else UploadStatusReader(*place, number).read(),
     )
-    if not attempts:
-        return replace(snapshot, mirrors=history.list_mirrors())
-    number = attempts[-1].attempt
-    uploads = UploadStatusReader(ledger.store, record.project_id, record.id, number)
-    return replace(snapshot, attempt=number, uploads=uploads.read())

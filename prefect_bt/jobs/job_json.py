@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
 from prefect_bt.attempts.max_run_time import sum_run_time
-from prefect_bt.attempts.resources import find_resources
 from prefect_bt.checkpoints.committed.catalog import (
     CommittedCheckpoint,
     checkpoint_document,
@@ -46,7 +45,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     job = load_definition(record).job
     error = last.message if last.state in _WITH_ERROR else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
-    resources = find_resources(ledger, record)
+    resources = ledger.find_resources(record)
     runs = ledger.runs.list(record.id)
     checkpointing = job.runtime.checkpointing_config.enabled
     sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)

@@ -27,11 +27,7 @@ FRAMEWORKS: Final = """
 
 
 def collect_provenance(
-    folder: Path | None,
-    *,
-    user: str,
-    old: JobRecord | None = None,
-    seconds: float = GIT_SECONDS,
+    folder: Path | None, *, user: str, old: JobRecord | None = None
 ) -> Provenance:
     """Return the provenance of the code in `folder` and of this process.
 
@@ -40,7 +36,7 @@ def collect_provenance(
     """
     kept = old.provenance if old else None
     return Provenance(
-        git=kept.git if kept else find_git_state(folder, seconds=seconds) if folder else None,
+        git=kept.git if kept else find_git_state(folder) if folder else None,
         client_version=_installed_version("prefect-bt"),
         python_version=platform.python_version(),
         prefect_version=_installed_version("prefect"),
@@ -54,9 +50,9 @@ def collect_provenance(
     )
 
 
-def find_git_state(folder: Path, *, seconds: float = GIT_SECONDS) -> GitState | None:
+def find_git_state(folder: Path) -> GitState | None:
     """Return the state of the working tree around `folder`; None if `git` finds none."""
-    git = _Git(folder, time.monotonic() + seconds)
+    git = _Git(folder, time.monotonic() + GIT_SECONDS)
     commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
         return None

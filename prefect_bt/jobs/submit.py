@@ -196,10 +196,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     team = {"team_name": ledger.projects.get_team(old.project_id)}
     project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, options)
-    with (
-        _download_workspace(ledger, old) as packed,
-        open_launcher(options.deployment) as launcher,
-    ):
+    with _download_workspace(ledger, old) as packed, open_launcher(options.deployment) as launcher:
         state = JobState.CREATED if launcher else JobState.PENDING
         record = write_job(
             ledger, project, options, packed, owner=launcher, state=state, plan=plan, old=old

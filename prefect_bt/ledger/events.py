@@ -31,7 +31,7 @@ def append_event(
         epochs.check(event.epoch)
         if events:
             last = events[-1]
-            if _is_repeated(last, event):
+            if (last.state, last.attempt, last.epoch) == (event.state, event.attempt, event.epoch):
                 return last
             _check_transition(epochs.job_id, last, event)
             if last.state.terminal:
@@ -51,7 +51,3 @@ def _check_transition(job_id: str, last: JobEvent, event: JobEvent) -> None:
         state=old.value,
         next_step=recreate if old.terminal else "",
     )
-
-
-def _is_repeated(last: JobEvent, event: JobEvent) -> bool:
-    return (last.state, last.attempt, last.epoch) == (event.state, event.attempt, event.epoch)

@@ -18,7 +18,7 @@ from prefect_bt.ledger.events import append_event
 from prefect_bt.ledger.fencing_epochs import RUN, Epochs, try_create
 from prefect_bt.ledger.job_objects import FlowRuns, JobControls, Pins, create_object, find_object
 from prefect_bt.ledger.projects import Projects
-from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
+from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import (
     INDEX_JOBS,
@@ -173,6 +173,18 @@ class Ledger:
         """Return the outcomes of the ended attempts, oldest first."""
         return list(self._iter_attempt_records(job_id, "outcome.json", Outcome))
 
+    def save_resources(self, job_id: str, attempt: int, resources: Resources) -> None:
+        """Record what each node gets in an attempt, unless that is recorded."""
+        create_object(self.store, self._resources_key(job_id, attempt), resources)
+
+    def find_resources(self, record: JobRecord) -> Resources | None:
+        """Return what each node got in the newest attempt that was planned, else at the push."""
+        for begun in reversed(self.list_attempts(record.id)):
+            key = self._resources_key(record.id, begun.attempt)
+            if found := find_object(self.store, key, Resources):
+                return found
+        return record.resources
+
     # -- inside -----------------------------------------------------------------------------
 
     def _get_cached(self, key: str) -> bytes:
@@ -201,10 +213,11 @@ class Ledger:
         return self._prefixes[job_id]
 
     def _attempt_prefix(self, job_id: str, attempt: int) -> str:
-        project_id, _, _ = (
-            self._job_prefix(job_id).removeprefix("training_projects/").partition("/")
-        )
+        project_id = self._job_prefix(job_id).split("/")[1]
         return attempt_prefix(project_id, job_id, attempt)
+
+    def _resources_key(self, job_id: str, attempt: int) -> str:
+        return f"{self._attempt_prefix(job_id, attempt)}/resources.json"
 
     def _job_not_found(self, job_id: str) -> NotFoundError:
         return NotFoundError("job", job_id, next_step="List all jobs: prefect-bt view --all.")

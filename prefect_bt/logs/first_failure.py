@@ -9,8 +9,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.logs.line_format import LogLine
-from prefect_bt.logs.rank_log import list_stored_logs
-from prefect_bt.logs.rank_reader import read_last_lines
+from prefect_bt.logs.rank_reader import list_stored_logs, read_last_lines
 
 
 @dataclass(frozen=True)

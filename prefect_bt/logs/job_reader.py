@@ -23,8 +23,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import ArchivedLog, JobRecord, Outcome
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory
-from prefect_bt.logs.rank_log import RankLog, StoredLog, list_stored_logs
-from prefect_bt.logs.rank_reader import LogCursor
+from prefect_bt.logs.rank_reader import LogCursor, RankLog, StoredLog, list_stored_logs
 
 CHUNK_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 1 << 16

@@ -24,7 +24,7 @@ from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import current_umask, ensure_private_folder
 from prefect_bt.ledger.records import ArchivedLog
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_line
-from prefect_bt.logs.rank_log import RankLog, StoredLog, iter_chunks, list_stored_logs
+from prefect_bt.logs.rank_reader import RankLog, StoredLog, iter_chunks, list_stored_logs
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store.protocols import Store, SupportsLinks
 

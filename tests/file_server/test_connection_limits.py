@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from prefect_bt.file_server import process
 from prefect_bt.file_server.__main__ import LARGEST_LOG
 from prefect_bt.file_server.app import FileServer
 from prefect_bt.file_server.connection_limits import (
@@ -27,6 +26,7 @@ from prefect_bt.file_server.connection_limits import (
     FileConnections,
 )
 from prefect_bt.file_server.signed_urls import sign_url
+from prefect_bt.host.service import LOOPBACK
 from tests.file_server.test_file_server import DATA, KEY, Shelf, get
 
 LONG = 300.0
@@ -52,7 +52,7 @@ class Served:
     def connect(self) -> socket.socket:
         known = self.shelf.place.read_record()
         assert known is not None
-        return socket.create_connection((process.LOOPBACK, known.port), timeout=LONG)
+        return socket.create_connection((LOOPBACK, known.port), timeout=LONG)
 
     def request(self, key: str) -> bytes:
         parts = urlsplit(self.address(key))
@@ -221,7 +221,7 @@ async def take_slowly(files: FileServer, target: str) -> None:
         asyncio.get_running_loop(),
         FileConnections(files.answer, ConnectionLimits(stall=LONG)),
     )
-    listening = socket.create_server((process.LOOPBACK, 0))
+    listening = socket.create_server((LOOPBACK, 0))
     accepting = asyncio.create_task(server.accept(listening))
     with socket.socket() as client, listening:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)

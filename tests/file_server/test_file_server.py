@@ -29,7 +29,7 @@ from prefect_bt.file_server.signed_urls import (
     sign_url,
 )
 from prefect_bt.host.processes import ProcessIdentity
-from prefect_bt.host.service import current_process
+from prefect_bt.host.service import LOOPBACK, current_process
 from prefect_bt.object_store import open_store
 from tests.ports import free_port
 
@@ -58,9 +58,9 @@ class Shelf:
         """Let its servers find the note of one that is gone, at a port that nobody else takes."""
         self.place.ensure_signing_key()  # makes the folder
         port, root = free_port(), str(self.place.root)
-        base = f"http://{process.LOOPBACK}:{port}"
+        base = f"http://{LOOPBACK}:{port}"
         self.place.write_record(
-            ServerRecord(base, process.LOOPBACK, port, ProcessIdentity(os.getpid(), 1), root)
+            ServerRecord(base, LOOPBACK, port, ProcessIdentity(os.getpid(), 1), root)
         )
 
     def ensure(self) -> ServerRecord:

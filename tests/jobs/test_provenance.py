@@ -118,7 +118,8 @@ def test_git_never_fails_a_push(
         )
         (commands / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(commands))
-    found = collect_provenance(tmp_path, user="me", seconds=0.2)
+    monkeypatch.setattr("prefect_bt.jobs.provenance.GIT_SECONDS", 0.2)
+    found = collect_provenance(tmp_path, user="me")
     assert found.git is None
     assert found.python_version
     assert capfd.readouterr() == ("", "")

@@ -13,9 +13,8 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.logs import rank_reader
 from prefect_bt.logs.first_failure import FirstFailure, read_first_failure
 from prefect_bt.logs.line_format import format_line
-from prefect_bt.logs.rank_log import StoredLog
 from prefect_bt.logs.rank_reader import LAST_LINES as LINES
-from prefect_bt.logs.rank_reader import read_last_lines
+from prefect_bt.logs.rank_reader import StoredLog, read_last_lines
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 

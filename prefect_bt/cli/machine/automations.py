@@ -18,10 +18,7 @@ _COLUMNS: Final = [
 
 
 def create_automations(
-    *,
-    notify: str = "",
-    output: Output = "cli-table",
-    terminal: InjectedTerminal,
+    *, notify: str = "", output: Output = "cli-table", terminal: InjectedTerminal
 ) -> int:
     """Create or update three automations: notify when user code fails, notify when a job is
     recovered, and deploy the newest checkpoint of a completed job.

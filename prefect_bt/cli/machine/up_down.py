@@ -41,12 +41,7 @@ def up(
     return terminal.print_result(started, lambda: None)
 
 
-def down(
-    *,
-    force: bool = False,
-    output: Output = "cli-table",
-    terminal: InjectedTerminal,
-) -> int:
+def down(*, force: bool = False, output: Output = "cli-table", terminal: InjectedTerminal) -> int:
     """Stop the server, worker and file servers that `prefect-bt up` started.
 
     Jobs on this machine continue.

@@ -19,6 +19,7 @@ from prefect_bt.definitions import (
     load_deploy_checkpoints_config,
 )
 from prefect_bt.errors import DefinitionError
+from prefect_bt.host.service import is_loopback
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.curl_example import CHAT, EXAMPLE_PROMPT, TRANSCRIPTION, format_curl
 from prefect_bt.serving.deployment_records import ReadinessVerdict
@@ -109,8 +110,7 @@ def _show_plan(terminal: Terminal, serving: ServingJob, options: DeployOptions) 
     _show_line(terminal, "Engine", f"{serving.engine} on {options.substrate}, {gpus}")
     for note in selection.notes:
         terminal.info(f"note: {note}", style="dim")
-    is_local = options.host in {"", "localhost", "::1"} or options.host.startswith("127.")
-    if not (is_local or options.key_secret):
+    if options.host and not (is_loopback(options.host) or options.key_secret):
         terminal.warn(
             f"The deployment answers everyone who can reach {options.host}. "
             "--api-key-secret NAME requires a key."

@@ -13,7 +13,7 @@ import hmac
 from dataclasses import replace
 from typing import Final
 
-from prefect_bt.planning.plan import GangPlan, NodePlan
+from prefect_bt.planning.plan import GangPlan
 from prefect_bt.serving.engines.require_key import KEY_VARIABLE
 
 KEY_VARIABLES: Final = ("VLLM_API_KEY", KEY_VARIABLE)
@@ -29,9 +29,9 @@ def derive_engine_key(secret: bytes, job_id: str, attempt: int) -> str:
 
 def add_engine_key(plan: GangPlan) -> GangPlan:
     """Return the plan with the secret KEY_REFERENCE in each of KEY_VARIABLES of its nodes."""
-    return replace(plan, nodes=tuple(_add_key(node) for node in plan.nodes))
-
-
-def _add_key(node: NodePlan) -> NodePlan:
     added = dict.fromkeys(KEY_VARIABLES, KEY_REFERENCE)
-    return replace(node, secret_environment={**node.secret_environment, **added})
+    nodes = (
+        replace(node, secret_environment={**node.secret_environment, **added})
+        for node in plan.nodes
+    )
+    return replace(plan, nodes=tuple(nodes))

@@ -118,39 +118,21 @@ def restrict_models(ids: Mapping[str, str]) -> None:
 
 def read_served(path: Path) -> ServingConfig:
     """Read and check the models of a served.json."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        base = Path(document["base"]) if document.get("base") else None
-        models = [Model(m["name"], Path(m["path"]), m["kind"]) for m in document["models"]]
-    except OSError as error:
-        raise UnservableError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnservableError(f"{path} is not a list of models to serve ({error!r}).") from error
-    if not models:
-        raise UnservableError(f"{path} names no model.")
-    if base is not None and not base.is_dir():
-        raise UnservableError(f"The base model's folder {base} is not there.")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    base = Path(document["base"]) if document["base"] else None
+    models = [Model(m["name"], Path(m["path"]), m["kind"]) for m in document["models"]]
     for model in models:
         check_model(model, base)
-    ids = [encode_model_id(model.name) for model in models]
-    if duplicates := sorted({name for name in ids if ids.count(name) > 1}):
-        raise UnservableError(f"Two models would answer as {duplicates[0]!r}.")
     return ServingConfig(models, base)
 
 
 def check_model(model: Model, base: Path | None) -> None:
-    """Raise UnservableError for a model that has no folder, base model, config or tokenizer."""
-    if not model.path.is_dir():
-        raise UnservableError(f"{model.name}: its folder {model.path} is not there.")
-    if model.kind == "lora":
-        if base is None:
-            raise UnservableError(f"{model.name} is an adapter, and no base model is given.")
+    """Raise UnservableError for a model without its config or tokenizer."""
+    if model.kind == "lora" and base is not None:
         read_json_object(model.name, model.path / ADAPTER_CONFIG)
         check_config("the base model", base)
-    elif model.kind == "full":
-        check_config(model.name, model.path)
     else:
-        raise UnservableError(f"{model.name}: its kind {model.kind!r} is not full or lora.")
+        check_config(model.name, model.path)
     if not tokenizer_files(model.path, base):
         nor = f" or {base}." if base else ", and no base model is given."
         raise UnservableError(f"{model.name}: there is no tokenizer in {model.path}{nor}")

@@ -6,16 +6,18 @@ import argparse
 import asyncio
 import resource
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.host.service import EXIT_EXPLAINED, current_process
-from prefect_bt.serving.router.app import RouterServer
-from prefect_bt.serving.router.deployment_folder import HOST, RouterFolder
-from prefect_bt.serving.router.port import open_listening_socket
-from prefect_bt.serving.router.process import SHUTDOWN_GRACE_SECONDS, WAIT_TIMEOUT
+from prefect_bt.host.service import EXIT_EXPLAINED, LOOPBACK, current_process
+from prefect_bt.serving.router.app import serve
+from prefect_bt.serving.router.deployment_folder import RouterFolder
+from prefect_bt.serving.router.process import (
+    SHUTDOWN_GRACE_SECONDS,
+    WAIT_TIMEOUT,
+    open_listening_socket,
+)
 from prefect_bt.serving.router.request_body import MAX_BODY_BYTES
 
 
@@ -23,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="prefect_bt.serving.router")
     parser.add_argument("state_dir", type=Path)
     parser.add_argument("name")
-    parser.add_argument("--host", default=HOST, help="where to listen, if that is not known yet")
+    parser.add_argument("--host", default=LOOPBACK, help="where to listen, if not known yet")
     parser.add_argument("--wait", type=float, default=WAIT_TIMEOUT, help="seconds for a server")
     parser.add_argument("--grace", type=float, default=SHUTDOWN_GRACE_SECONDS, help="in seconds")
     parser.add_argument("--max-body-bytes", type=int, default=MAX_BODY_BYTES)
@@ -36,8 +38,8 @@ def main() -> None:
         sys.exit(EXIT_EXPLAINED)
     folder.write_process(current_process())
     _raise_descriptor_limit()
-    limits = (options.wait, options.grace, _log, options.max_body_bytes)
-    asyncio.run(RouterServer(folder, *limits).serve(listening))
+    limits = (options.wait, options.grace, options.max_body_bytes)
+    asyncio.run(serve(folder, listening, *limits))
 
 
 def _raise_descriptor_limit() -> None:
@@ -45,10 +47,6 @@ def _raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _log(message: str) -> None:
-    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import socket
+import time
 import traceback
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -25,8 +25,8 @@ from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import STATUS_PATH
 from prefect_bt.serving.router.proxy import UpstreamUnavailable, forward_request, open_session
 from prefect_bt.serving.router.rejections import Rejected, not_supported
-from prefect_bt.serving.router.reloaded_file import LogFunction, ReloadedFile
-from prefect_bt.serving.router.request_body import MAX_BODY_BYTES, BodyLimits, RequestBody
+from prefect_bt.serving.router.reloaded_file import ReloadedFile
+from prefect_bt.serving.router.request_body import BodyLimits, RequestBody
 from prefect_bt.serving.router.route import Route, parse_route
 from prefect_bt.serving.router.upstream_waiter import UpstreamWaiter
 
@@ -49,14 +49,19 @@ _DENIED_PATHS: Final = frozenset(
 
 
 class Router:
-    """Answers the requests of one deployment."""
+    """Answers the requests of one deployment; each waits `wait_timeout` seconds for a server."""
 
-    def __init__(self, session: aiohttp.ClientSession, server: RouterServer) -> None:
-        self._folder, self._session, self._log = server.folder, session, server.log
-        self._wait_timeout = server.wait_timeout
-        self._limits = BodyLimits(server.max_body_bytes)
-        self._route = ReloadedFile(self._folder.route_file, parse_route, server.log)
-        self._key = ReloadedFile(self._folder.key_file, _parse_key, server.log)
+    def __init__(
+        self,
+        folder: RouterFolder,
+        session: aiohttp.ClientSession,
+        wait_timeout: float,
+        max_body_bytes: int,
+    ) -> None:
+        self._folder, self._session, self._wait_timeout = folder, session, wait_timeout
+        self._limits = BodyLimits(max_body_bytes)
+        self._route = ReloadedFile(folder.route_file, parse_route, _log)
+        self._key = ReloadedFile(folder.key_file, _parse_key, _log)
         self._logged_route: Route | None = None
         self._waiting = UpstreamWaiter(self._find_route)
         self._in_flight: Counter[int] = Counter()
@@ -74,7 +79,7 @@ class Router:
         except Exception as error:
             # Without the message: it may quote the request, and a key in it.
             where = "".join(traceback.format_tb(error.__traceback__)[-3:])
-            self._log(f"{type(error).__name__} in a request:\n{where}")
+            _log(f"{type(error).__name__} in a request:\n{where}")
             raise
         finally:
             body.close()
@@ -87,7 +92,7 @@ class Router:
         route = self._route.read()
         if route != self._logged_route:
             self._logged_route = route
-            self._log(f"revision {route.revision} at {route.target}" if route else "no route")
+            _log(f"revision {route.revision} at {route.target}" if route else "no route")
         return route
 
     async def _forward(self, request: web.BaseRequest, body: RequestBody) -> web.StreamResponse:
@@ -184,6 +189,10 @@ def _parse_key(text: bytes) -> KeyHash:
     return key
 
 
+def _log(message: str) -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message, flush=True)
+
+
 def _is_loopback(remote: str | None) -> bool:
     try:
         found = ipaddress.ip_address((remote or "").partition("%")[0])
@@ -193,41 +202,31 @@ def _is_loopback(remote: str | None) -> bool:
     return (mapped or found).is_loopback
 
 
-@dataclass(frozen=True)
-class RouterServer:
-    """The router's process.
+async def serve(
+    folder: RouterFolder,
+    listening: socket.socket,
+    wait_timeout: float,
+    grace: float,
+    max_body_bytes: int,
+) -> None:
+    """Serve until SIGTERM, or until the folder names another router or is gone.
 
-    `wait_timeout`: seconds that a request waits for a server. `grace`: seconds that requests in
-    flight have at the end. `max_body_bytes`: limit of one request's body.
+    Requests in flight have `grace` seconds at the end.
     """
-
-    folder: RouterFolder
-    wait_timeout: float
-    grace: float
-    log: LogFunction
-    max_body_bytes: int = MAX_BODY_BYTES
-
-    async def serve(self, listening: socket.socket) -> None:
-        """Serve until SIGTERM, or until the folder names another router or is gone."""
-        stopping = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        async with open_session() as session:
-            router = Router(session, self)
-            runner = web.ServerRunner(LimitedServer(router.handle), shutdown_timeout=self.grace)
-            await runner.setup()
-            await web.SockSite(runner, listening).start()
-            await self._wait_until_stopped(stopping)
-            router.reject_waiting()
-            await runner.cleanup()
-
-    async def _wait_until_stopped(self, stopping: asyncio.Event) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with open_session() as session:
+        router = Router(folder, session, wait_timeout, max_body_bytes)
+        runner = web.ServerRunner(LimitedServer(router.handle), shutdown_timeout=grace)
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
         own = current_process()
-        while not self.folder.is_replaced(own):
+        while not (stopping.is_set() or folder.is_replaced(own)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL):
                     await stopping.wait()
-            if stopping.is_set():
-                self.log("stopping")
-                return
-        self.log("stopping: the deployment's folder is gone, or has another router")
+        why = "" if stopping.is_set() else ": the deployment's folder is gone or has another router"
+        _log(f"stopping{why}")
+        router.reject_waiting()
+        await runner.cleanup()

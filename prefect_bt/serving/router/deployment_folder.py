@@ -18,17 +18,13 @@ from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.nodes.files import read_record, write_text_atomic
 from prefect_bt.host.processes import ProcessIdentity
-from prefect_bt.host.service import exclusive_lock
+from prefect_bt.host.service import exclusive_lock, local_url
 from prefect_bt.serving.router.api_keys import hash_key
 from prefect_bt.serving.router.route import Route, parse_route
-
-HOST: Final = "127.0.0.1"
 
 _SECRET_BYTES: Final = 32
 _MAX_NAME_LENGTH: Final = 200
 """Characters of a quoted name; file systems take 255 bytes."""
-_WILDCARDS: Final = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # noqa: S104
-"""Every address of a machine -> the one at which the machine itself reaches the router."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,7 @@ class ListenAddress:
     @property
     def address(self) -> str:
         """Return the URL for clients of this machine, such as `http://127.0.0.1:19000`."""
-        host = _WILDCARDS.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return local_url(self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 _STRUCTURE: Final = re.compile(rb'["{}\[\]]')
-_BLANK: Final = re.compile(rb"[ \t\n\r]*")
+_KEY_END: Final = re.compile(rb"[ \t\n\r]*+:")
 _BACKSLASH: Final = ord("\\")
 _MAX_NAME_BYTES: Final = 4096
 """Longest key or model's name that is read, in bytes."""
-
-
-class _StringToken(NamedTuple):
-    """A string of the body with its quotes: `body[start:end]`, inside `depth` brackets."""
-
-    start: int
-    end: int
-    depth: int
 
 
 def replace_model_alias(body: bytes, aliases: Mapping[str, str]) -> bytes:
@@ -36,21 +28,16 @@ def replace_model_alias(body: bytes, aliases: Mapping[str, str]) -> bytes:
         return body  # most requests, which are not searched
     if not body.lstrip(b" \t\n\r").startswith(b"{"):
         return body
-    found: list[tuple[_StringToken, str]] = []
+    pieces, last = list[bytes](), 0
     try:
-        for text in _iter_model_values(body):
-            name = _decode_string(body, text)
+        for start, end in _iter_model_values(body):
+            name = _decode_string(body, start, end)
             if name in aliases:
-                found.append((text, aliases[name]))
+                pieces += body[last:start], json.dumps(aliases[name]).encode()
+                last = end
     except ValueError:
         return body
-    if not found:
-        return body
-    pieces, last = list[bytes](), 0
-    for text, own in found:
-        pieces += body[last : text.start], json.dumps(own).encode()
-        last = text.end
-    return b"".join([*pieces, body[last:]])
+    return b"".join([*pieces, body[last:]]) if pieces else body
 
 
 def _occurs(text: str, body: bytes) -> bool:
@@ -58,29 +45,21 @@ def _occurs(text: str, body: bytes) -> bool:
     return escaped.encode() in body or plain.encode(errors="surrogatepass") in body
 
 
-def _iter_model_values(body: bytes) -> Iterator[_StringToken]:
-    """Yield the values of the outermost object's `model`. Raises ValueError for broken JSON."""
-    key = False
-    for text in _iter_strings(body):
-        if text.depth != 1:
-            key = False
-        elif _follows(body, text.end, b":"):
-            key = _decode_string(body, text) == "model"
-        else:
-            if key:
-                yield text
-            key = False
-
-
-def _iter_strings(body: bytes) -> Iterator[_StringToken]:
-    position, depth = 0, 0
+def _iter_model_values(body: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the outermost `model`'s values. Raises ValueError for broken JSON."""
+    is_model, depth, position = False, 0, 0
     while found := _STRUCTURE.search(body, position):
-        position, sign = found.end(), found.group()
-        if sign == b'"':
-            position = _string_end(body, found.start())
-            yield _StringToken(found.start(), position, depth)
-        else:
-            depth += 1 if sign in b"{[" else -1
+        start, position = found.span()
+        if found[0] != b'"':
+            depth += 1 if found[0] in b"{[" else -1
+            continue
+        position = _string_end(body, start)
+        if depth == 1 and _KEY_END.match(body, position):
+            is_model = _decode_string(body, start, position) == "model"
+            continue
+        if depth == 1 and is_model:
+            yield start, position
+        is_model = False
     if depth:
         raise ValueError("brackets are left open")
 
@@ -96,12 +75,5 @@ def _string_end(body: bytes, start: int) -> int:
             return end + 1
 
 
-def _follows(body: bytes, position: int, character: bytes) -> bool:
-    blank = _BLANK.match(body, position)
-    return blank is not None and body[blank.end() : blank.end() + 1] == character
-
-
-def _decode_string(body: bytes, text: _StringToken) -> str:
-    if text.end - text.start > _MAX_NAME_BYTES:
-        return ""
-    return str(json.loads(body[text.start : text.end]))
+def _decode_string(body: bytes, start: int, end: int) -> str:
+    return str(json.loads(body[start:end])) if end - start <= _MAX_NAME_BYTES else ""

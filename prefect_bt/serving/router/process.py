@@ -1,24 +1,38 @@
-"""Start the router of a deployment where none answers, query its status, stop it."""
+"""The router's process: its port, its start where none answers, its status, its stop."""
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import sys
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import ServerError
-from prefect_bt.host.service import STOP_TIMEOUT, fetch_json, start_process, wait_until_ready
-from prefect_bt.serving.router.deployment_folder import HOST, ListenAddress, RouterFolder
+from prefect_bt.host.service import (
+    LOOPBACK,
+    STOP_TIMEOUT,
+    fetch_json,
+    start_process,
+    wait_until_ready,
+)
+from prefect_bt.serving.router.deployment_folder import ListenAddress, RouterFolder
 
 WAIT_TIMEOUT: Final = 60.0
 """Seconds that a request waits for a server that accepts it."""
 SHUTDOWN_GRACE_SECONDS: Final = 30.0
 """Seconds that requests in flight have when the router is stopped."""
 STATUS_PATH: Final = "/_router/status"
+FIRST_PORT: Final = 19000
+LAST_PORT: Final = 19899
+"""Below the ports of gangs (host.ports) and the ports that Linux assigns to clients."""
 
+_BACKLOG: Final = 1024
 _STATUS_TIMEOUT: Final = 15.0
 _POLL_INTERVAL: Final = 0.05
 _INHERITED_VARIABLES: Final = frozenset(
@@ -67,7 +81,7 @@ def ensure_router(  # noqa: PLR0913 (address, and limits of a new router)
             _stop_process(place, timeout=STOP_TIMEOUT)
         if wanted is not None:
             place.write_listen_address(wanted)
-        options = ["--wait", str(wait_timeout), "--grace", str(grace), "--host", host or HOST]
+        options = ["--wait", str(wait_timeout), "--grace", str(grace), "--host", host or LOOPBACK]
         if max_body_bytes is not None:
             options += ["--max-body-bytes", str(max_body_bytes)]
         try:
@@ -110,7 +124,7 @@ def _resolve_listen_address(
         return ListenAddress(host, before.port) if host and before is not None else None
     if not 0 < port < 65536:
         raise ServerError(f"{port} is not a port.", next_step="Choose one from 1 to 65535.")
-    return ListenAddress(host or (before.host if before else HOST), port)
+    return ListenAddress(host or (before.host if before else LOOPBACK), port)
 
 
 def _check_address_unchanged(place: RouterFolder, requested: ListenAddress | None) -> str:
@@ -154,3 +168,61 @@ def _query_status(
         return None
     in_flight = {int(revision): int(count) for revision, count in answer["in_flight"].items()}
     return RouterStatus(listen.address, answer["revision"], in_flight, int(answer["waiting"]))
+
+
+# -- the port, which is chosen once, and kept ---------------------------------------------------
+
+
+def open_listening_socket(place: RouterFolder, host: str) -> socket.socket:
+    """Listen at the address of listen.json; without one choose a free port of `host` and store it.
+
+    Raise ServerError if no socket can be opened.
+    """
+    known = place.read_listen_address()
+    if known is not None:
+        return _bind(place, known)
+    if place.has_listen_file:
+        raise ServerError(
+            f"The address of deployment {place.name!r} cannot be read from listen.json.",
+            next_step="Give its host and port.",
+        )
+    for port in _candidates(place):
+        address = ListenAddress(host, port)
+        try:
+            found = _bind(place, address)
+        except ServerError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+        else:
+            place.write_listen_address(address)
+            return found
+    raise ServerError(
+        f"No port between {FIRST_PORT} and {LAST_PORT} is free for deployment {place.name!r}.",
+        next_step="Choose a port for it.",
+    )
+
+
+def _bind(place: RouterFolder, address: ListenAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        # create_server adds the address to the text of an error, which has it already here.
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else error
+        raise ServerError(
+            f"Deployment {place.name!r} cannot listen at {address.host}:{address.port}: {reason}.",
+            next_step="Stop the program that listens there, or choose another port (or host).",
+        ) from error
+
+
+def _candidates(place: RouterFolder) -> Iterator[int]:
+    """Yield the ports of the range that no other deployment has, from one given by the name."""
+    others = (p.read_listen_address() for p in RouterFolder.iter_all(place.state_dir) if p != place)
+    taken = {other.port for other in others if other is not None}
+    count = LAST_PORT - FIRST_PORT + 1
+    start = zlib.crc32(place.id.encode()) % count
+    for step in range(count):
+        port = FIRST_PORT + (start + step) % count
+        if port not in taken:
+            yield port

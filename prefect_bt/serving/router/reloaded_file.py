@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-LogFunction = Callable[[str], None]
 
 
 class ReloadedFile(Generic[T]):
     """The last valid version of a file. A version that cannot be read or parsed is logged once."""
 
-    def __init__(self, path: Path, parse: Callable[[bytes], T], log: LogFunction) -> None:
+    def __init__(self, path: Path, parse: Callable[[bytes], T], log: Callable[[str], None]) -> None:
         self._path, self._parse, self._log = path, parse, log
         self._text: bytes | None = None
         self._value: T | None = None

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 
 import pytest
 
-from prefect_bt.attempts.resources import save_resources
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
 from prefect_bt.ledger.opening import load_definition
@@ -138,10 +136,9 @@ def test_what_each_node_gets_is_shown_before_and_while_it_runs(cli: Cli, shop: S
     assert shown() == ("1 node: 1 x H100, 4 vCPU, 16 GiB", line)
     context = PlanContext(job.id, job.name, job.project_id, "", Capacity(1, 1 << 40, 1))
     plan = plan_gang(load_definition(job), context)
-    nodes = tuple(replace(node, resources=got) for node in plan.nodes)
     shop.ledger.begin_attempt(job.id)
-    save_resources(shop.ledger, replace(plan, nodes=nodes))
-    save_resources(shop.ledger, plan)  # what was written first stands
+    shop.ledger.save_resources(job.id, 0, got)
+    shop.ledger.save_resources(job.id, 0, plan.nodes[0].resources)  # the first one stands
     shop.ledger.begin_attempt(job.id)  # not planned yet: the one before tells
     line = "26 CPUs, 228 GiB, shared memory 114 GiB: the share of 1 of 4 GPUs"
     assert shown() == ("1 node: 1 x H100, 26 vCPU, 228 GiB", line)

@@ -126,28 +126,14 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
         ({**FULL, "config.json": "{}"}, "full", None, "names no architecture to load it as"),
         ({"tokenizer.json": ""}, "full", None, "config.json cannot be read: .*No such file"),
         ({"config.json": CONFIG}, "full", None, "no tokenizer in .*, and no base model is given"),
-        (ADAPTER, "lora", None, "c is an adapter, and no base model is given"),
         (FULL, "lora", base, "adapter_config.json cannot be read: .*No such file"),
-        (ADAPTER, "lora", tmp_path / "gone", "base model's folder .*gone is not there"),
-        (FULL, "gguf", None, "'gguf' is not full or lora"),
+        (ADAPTER, "lora", tmp_path / "gone", "the base model: .*gone/config.json cannot be read"),
     ]
     for number, (files, kind, stands_on, sentence) in enumerate(cases):
         path = folder(tmp_path / str(number), files)
         with pytest.raises(UnservableError, match=sentence) as refused:
             read_served(served(tmp_path, ("c", path, kind), base=stands_on))
         assert "\n" not in str(refused.value)
-    for names in (("a", "a"), ("a@b", "a%40b")):
-        with pytest.raises(UnservableError, match="Two models would answer as"):
-            read_served(served(tmp_path, *((name, base, "full") for name in names)))
-    with pytest.raises(UnservableError, match="names no model"):
-        read_served(served(tmp_path))
-    with pytest.raises(UnservableError, match=r"cannot be read: No such file"):
-        read_served(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text('{"models": [{"name": "a"}]}')
-    with pytest.raises(
-        UnservableError, match=r"is not a list of models to serve \(KeyError\('path'\)\)"
-    ):
-        read_served(tmp_path / "bad.json")
 
 
 def run_bare(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

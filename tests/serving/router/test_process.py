@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import ServerError
-from prefect_bt.serving.router.deployment_folder import HOST, RouterFolder
-from prefect_bt.serving.router.port import FIRST_PORT, LAST_PORT, open_listening_socket
-from prefect_bt.serving.router.process import ensure_router, query_router_status
+from prefect_bt.host.service import LOOPBACK
+from prefect_bt.serving.router.deployment_folder import RouterFolder
+from prefect_bt.serving.router.process import (
+    FIRST_PORT,
+    LAST_PORT,
+    ensure_router,
+    open_listening_socket,
+    query_router_status,
+)
 from tests.ports import free_port
 from tests.serving.router.machine import Deployment, Upstream, until
 
@@ -106,13 +112,13 @@ def test_deployments_have_a_port_each_and_keep_it(tmp_path: Path) -> None:
     places = [RouterFolder.for_deployment(tmp_path, name) for name in ("a", "b", "c")]
     found: list[int] = []
     for place in places:  # one after the other: no port is taken while the next one is chosen
-        with open_listening_socket(place, HOST) as socket_:
+        with open_listening_socket(place, LOOPBACK) as socket_:
             found.append(socket_.getsockname()[1])
     assert len(set(found)) == len(places)
     assert all(FIRST_PORT <= port <= LAST_PORT for port in found)
     for place, port in zip(places, found, strict=True):
         with open_listening_socket(place, "::1") as socket_:
-            assert socket_.getsockname()[:2] == (HOST, port)
+            assert socket_.getsockname()[:2] == (LOOPBACK, port)
 
 
 def test_a_host_that_is_not_this_machine_is_said_at_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from prefect_bt.definitions import (
     project_document,
 )
 from prefect_bt.errors import StoreError
-from prefect_bt.gc.weights_in_use import RESUMABLE_SECONDS, find_needed_copies
+from prefect_bt.gc.weights_in_use import find_needed_copies
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
@@ -76,8 +76,8 @@ class StoreOfWeights:
             self.ledger.pins.pin_weights(job_id, plan_weights(job)[0].key, "r1")
         return record
 
-    def needs(self, **given: Any) -> dict[str, str]:
-        return find_needed_copies(self.ledger, self.cache, self.mirror.list_names(), **given)
+    def needs(self) -> dict[str, str]:
+        return find_needed_copies(self.ledger, self.cache, self.mirror.list_names())
 
 
 @pytest.fixture
@@ -124,19 +124,18 @@ def test_the_longest_unused_go_first(
     assert kept.mirror.list_names() == [names[0]]
 
 
-def test_what_is_needed(kept: StoreOfWeights):
+def test_what_is_needed(kept: StoreOfWeights, monkeypatch: pytest.MonkeyPatch):
     name = kept.publish("hf://o/m", days=100)
     assert kept.needs() == {}
     job = kept.job("hf://o/m", pin=False)
     assert kept.needs() == {name: f"job {job.id} needs it"}
     kept.ledger.append_event(job.id, JobState.FAILED)
-    now = time.time()
-    assert kept.needs(now=now) == {name: f"job {job.id} (failed) may be retried"}
-    assert kept.needs(now=now + RESUMABLE_SECONDS + 60) == {}
+    assert kept.needs() == {name: f"job {job.id} (failed) may be retried"}
+    monkeypatch.setattr("prefect_bt.gc.weights_in_use.RESUMABLE_SECONDS", -60.0)  # a week later
+    assert kept.needs() == {}
     done = kept.job("hf://o/m", JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED)
     other = kept.job("hf://o/other", JobState.DEPLOYING)
-    later = now + RESUMABLE_SECONDS + 60
-    assert kept.needs(now=later) == {}
+    assert kept.needs() == {}
     assert done.id != other.id
 
 
