@@ -27,9 +27,9 @@ PIPES = (
         "floods into all other pipes, while their contents are read",
         FLOOD,
         """
-        cat $PIPES/orders > /dev/null & cat $PIPES/signals > /dev/null &
+        trap '' TERM; up; cat $PIPES/orders > /dev/null & cat $PIPES/signals > /dev/null &
         cat /dev/zero > $PIPES/signals & yes STOP > $PIPES/signals & yes 'run x.' > $PIPES/orders &
-        cat $PIPES/output > /dev/null & trap '' TERM; up; yes > $PIPES/output
+        cat $PIPES/output > /dev/null & yes > $PIPES/output
         while :; do sleep 1; done
         """,
         endless=True,
