@@ -49,7 +49,7 @@ def read_contents(checkpoint: CommittedCheckpoint) -> CheckpointContents:
         base_revision=_text(adapter.get("revision")),
         lora_rank=_max_lora_rank(adapter),
         has_weights=whole,
-        sharding="" if whole else _sharding(_all_paths(checkpoint)),
+        sharding="" if whole else _sharding(checkpoint),
         has_tokenizer=not _TOKENIZER_FILES.isdisjoint(paths),
         chat_template=next((e.sha256 for e in first.entries if e.path == CHAT_TEMPLATE), ""),
         unsupported_by_vllm=tuple(_list_unsupported_by_vllm(adapter)),
@@ -64,16 +64,10 @@ def _has_weights(manifest: Manifest) -> bool:
     return any("/" not in path and wanted.fullmatch(path) for path in paths)
 
 
-def _sharding(paths: Iterable[str]) -> str:
-    for path in paths:
-        for name, shard in _SHARD_PATTERNS:
-            if shard.fullmatch(path):
-                return name
-    return ""
-
-
-def _all_paths(checkpoint: CommittedCheckpoint) -> Iterable[str]:
-    return (entry.path for part in checkpoint.manifests for entry in part.entries)
+def _sharding(checkpoint: CommittedCheckpoint) -> str:
+    paths = [entry.path for part in checkpoint.manifests for entry in part.entries]
+    named = (name for path in paths for name, shard in _SHARD_PATTERNS if shard.fullmatch(path))
+    return next(named, "")
 
 
 def _max_lora_rank(adapter: Mapping[str, Any]) -> int | None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from prefect_bt.definitions import Checkpoint, CheckpointList, LoRACheckpoint, ModelWeightsFormat
 from prefect_bt.definitions.deploy import DEFAULT_DOWNLOAD_FOLDER
-from prefect_bt.errors import DefinitionError
+from prefect_bt.errors import CheckpointError, DefinitionError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.planning.translation import normalize_path
 from prefect_bt.serving.base_model import (
@@ -29,7 +29,7 @@ from prefect_bt.serving.servable_checkpoints import (
     get_candidate,
     get_newest_servable,
     list_servable,
-    not_servable_error,
+    why_not_servable,
 )
 from prefect_bt.serving.served_model import BaseModel, ModelSelection, SelectedCheckpoint
 
@@ -143,10 +143,13 @@ def _select_checkpoint(
 ) -> SelectedCheckpoint:
     stated = request.configured
     format_ = stated.model_weight_format if stated else None
-    if error := not_servable_error(job, item, format_):
-        raise error
+    if why := why_not_servable(item, format_):
+        what, remedy = why
+        steps = remedy if item.contents.sharding else f"{remedy} {job.alternatives}".strip()
+        where = f"The checkpoint {item.name} of job {job.job.id}"
+        raise CheckpointError(f"{where} {what}.", next_step=steps)
     found = item.contents.format or format_
-    assert found is not None, "not_servable_error requires a format"
+    assert found is not None, "why_not_servable requires a format"
     lora = stated.lora_details if isinstance(stated, LoRACheckpoint) else None
     return SelectedCheckpoint(
         name=item.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, find_uncommitted_reason
 from prefect_bt.definitions import ModelWeightsFormat
-from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError
+from prefect_bt.errors import CheckpointError, NotFoundError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.serving.checkpoint_contents import read_contents
@@ -35,10 +35,6 @@ class Candidate:
     def name(self) -> str:
         return self.checkpoint.checkpoint_id
 
-    @property
-    def is_servable(self) -> bool:
-        return not why_not_servable(self)
-
 
 @dataclass(frozen=True)
 class ServableCheckpoints:
@@ -49,7 +45,7 @@ class ServableCheckpoints:
 
     @property
     def servable(self) -> tuple[Candidate, ...]:
-        return tuple(item for item in self.candidates if item.is_servable)
+        return tuple(item for item in self.candidates if not why_not_servable(item))
 
     @property
     def alternatives(self) -> str:
@@ -104,19 +100,6 @@ def get_candidate(ledger: Ledger, found: ServableCheckpoints, name: str) -> Cand
             next_step=found.alternatives,
         )
     raise NotFoundError("checkpoint", f"{name} of job {found.job.id}", next_step=found.alternatives)
-
-
-def not_servable_error(
-    found: ServableCheckpoints, item: Candidate, stated: ModelWeightsFormat | None
-) -> PrefectBtError | None:
-    """Return the error of a checkpoint that cannot be served; None for one that can."""
-    why = why_not_servable(item, stated)
-    if not why:
-        return None
-    what, remedy = why
-    steps = remedy if item.contents.sharding else f"{remedy} {found.alternatives}".strip()
-    where = f"The checkpoint {item.name} of job {found.job.id}"
-    return CheckpointError(f"{where} {what}.", next_step=steps)
 
 
 def why_not_servable(

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from prefect_bt.checkpoints.manifest import load_manifest
 from prefect_bt.definitions import (
@@ -80,10 +80,10 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class ServingJob:
-    """A server as a job. `files`: name in the workspace -> its text, or the file to copy."""
+    """A server as a job. `files`: name in the workspace -> its text."""
 
     project: TrainingProject
-    files: Mapping[str, str | Path]
+    files: Mapping[str, str]
     engine: str
     served_names: tuple[str, ...]
     """Names of the models in requests."""
@@ -115,9 +115,10 @@ def build_serving_job(choice: ModelSelection, options: ServerOptions) -> Serving
         name=options.job_name,
         weights=list(_weights(choice, options.environment)),
     )
-    files: dict[str, str | Path] = {SERVED_FILE: render_served_file(choice)}
+    files = {SERVED_FILE: render_served_file(choice)}
     if engine.uses_served_file:
-        files |= {name: Path(__file__).parent / "engines" / name for name in EMBEDDED_FILES}
+        folder = Path(__file__).parent / "engines"
+        files |= {name: (folder / name).read_text("utf-8") for name in EMBEDDED_FILES}
     project = TrainingProject(name=PROJECT_NAME, job=job)
     return ServingJob(project, files, engine.name, names, choice, command.argv[0])
 
@@ -128,13 +129,6 @@ def render_served_file(choice: ModelSelection) -> str:
     models = [{"name": one.name, "path": one.folder, "kind": kind} for one in choice.models]
     served = {"models": models, "base": choice.base.folder if choice.base else None}
     return json.dumps(served, indent=1, ensure_ascii=False) + "\n"
-
-
-def write_files(files: Mapping[str, str | Path], folder: Path) -> None:
-    """Write the files of the workspace into `folder`."""
-    for name, content in files.items():
-        text = content if isinstance(content, str) else content.read_text("utf-8")
-        (folder / name).write_text(text, "utf-8")
 
 
 def resolve_compute(compute: Compute | None, capacity: Capacity) -> Compute:
@@ -208,17 +202,15 @@ def _weights(choice: ModelSelection, environment: EnvironmentVariables) -> Itera
 
 
 def _base_source(base: BaseModel, environment: EnvironmentVariables) -> WeightsSource:
-    token = environment.get(HF_TOKEN)
-    secret = base.auth_secret_name
-    if not secret and base.source.startswith("hf://") and isinstance(token, SecretReference):
-        secret = "" if base.auth else token.name
-    values: dict[str, Any] = {"source": base.source, "mount_location": base.mount_location}
-    if base.auth:
-        values["auth"] = WeightsAuth.model_validate(base.auth)
-    if secret:
-        values["auth_secret_name"] = secret
+    token, secret = environment.get(HF_TOKEN), base.auth_secret_name
+    uses_token = base.source.startswith("hf://") and not (secret or base.auth)
+    if uses_token and isinstance(token, SecretReference):
+        secret = token.name
     return WeightsSource(
-        **values,
+        source=base.source,
+        mount_location=base.mount_location,
+        auth=WeightsAuth.model_validate(base.auth) if base.auth else None,
+        auth_secret_name=secret or None,
         allow_patterns=_as_list(base.allow_patterns),
         ignore_patterns=_as_list(base.ignore_patterns),
     )

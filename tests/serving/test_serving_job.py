@@ -21,6 +21,7 @@ from prefect_bt.errors import DefinitionError, WeightsError
 from prefect_bt.planning.plan import VolumeKind
 from prefect_bt.planning.planner import plan_gang, plan_weights
 from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
+from prefect_bt.serving.engines import require_key
 from prefect_bt.serving.served_model import BaseModel
 from prefect_bt.serving.serving_job import (
     ServerOptions,
@@ -28,7 +29,6 @@ from prefect_bt.serving.serving_job import (
     pin_revisions,
     render_served_file,
     resolve_compute,
-    write_files,
 )
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 from prefect_bt.weights import NodeCache, mirror_source
@@ -158,16 +158,11 @@ def test_served_json():
     assert (whole["base"], whole["models"][0]["kind"]) == (None, "full")
 
 
-def test_the_workspace_is_laid_out(tmp_path):
-    serving = served(choice(chosen()))
-    write_files(serving.files, tmp_path)
-    programs = {"transformers_server.py", "require_key.py"}
-    assert {path.name for path in tmp_path.iterdir()} == {"served.json", *programs}
-    for name in programs:
-        assert (tmp_path / name).read_bytes() == Path(serving.files[name]).read_bytes()
-    assert (
-        json.loads((tmp_path / "served.json").read_text())["models"][0]["name"] == "checkpoint-10"
-    )
+def test_the_workspace_has_the_programs():
+    files = served(choice(chosen())).files
+    assert set(files) == {"served.json", "transformers_server.py", "require_key.py"}
+    assert files["require_key.py"] == Path(require_key.__file__).read_text("utf-8")
+    assert json.loads(files["served.json"])["models"][0]["name"] == "checkpoint-10"
 
 
 # -- what it has ----------------------------------------------------------------------------

@@ -122,7 +122,9 @@ class _FileViewer:
         """Show the content of a file, or its URL, and wait until the user has read it."""
         try:
             text, reason = self._read(file) if content else ("", "")
-            has_waited = _run_pager(text) if text else self._print_url(file, reason)
+            has_waited = bool(text) and _run_pager(text)
+            if not text:
+                self._print_url(file, reason)
         except PrefectBtError as error:
             self._terminal.error(str(error))
             has_waited = False
@@ -163,12 +165,11 @@ class _FileViewer:
         with self._terminal.spinner("Signing URLs"):
             return signed_urls(self._store, os.environ)
 
-    def _print_url(self, file: CheckpointFile, reason: str) -> bool:
+    def _print_url(self, file: CheckpointFile, reason: str) -> None:
         url = self._urls.url_for(file.key)
         self._terminal.echo(f"{file.path} ({format_bytes(file.size)}{reason})", style="bold")
         self._terminal.echo(url)
         self._terminal.echo(self._urls.note, style="dim")
-        return False
 
 
 def _run_pager(text: str) -> bool:

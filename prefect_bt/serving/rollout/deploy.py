@@ -36,7 +36,6 @@ from prefect_bt.serving.serving_job import (
     build_serving_job,
     pin_revisions,
     resolve_compute,
-    write_files,
 )
 from prefect_bt.settings import Settings, process_environment
 from prefect_bt.substrates import open_substrate
@@ -210,7 +209,8 @@ def _start(serving: ServingJob, options: DeployOptions, launcher: JobLauncher) -
         pin_revisions(ledger, record.id, serving)
 
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
-        write_files(serving.files, Path(folder))
+        for file, text in serving.files.items():
+            (Path(folder) / file).write_text(text, "utf-8")
         document = submit(
             serving.project,
             source_dir=Path(folder),
