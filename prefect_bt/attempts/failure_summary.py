@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from enum import IntEnum, auto
+from enum import Enum
 from typing import Final
 
 from prefect_bt.attempts.diagnosis import find_signal, is_agent_lost
@@ -70,36 +70,23 @@ def summarize_other_ranks(
     if len(exited) > _MAX_EXIT_CODES:
         codes = ", ".join(sorted((code for _, code in exited), key=lambda c: (len(c), c)))
         groups[_RankEnd.EXITED, codes] = [one for key in exited for one in groups.pop(key)]
-    said = [_format_clause(end, codes, groups[end, codes], first) for end, codes in sorted(groups)]
+    order = list(_RankEnd)
+    ends = sorted(groups, key=lambda key: (order.index(key[0]), key[1]))
+    said = [_format_clause(end, codes, groups[end, codes], first) for end, codes in ends]
     then = f"Then {', '.join(said)}." if said else ""
     return " ".join(filter(None, [then, _format_upload_errors(statuses)]))
 
 
-class _RankEnd(IntEnum):
-    """How a rank ended, in the order of the clauses."""
+class _RankEnd(Enum):
+    """How a rank ended, in the order of the clauses: the phrase for one rank, and for several."""
 
-    EXITED = auto()
-    SUCCEEDED = auto()
-    LOST = auto()
-    NOT_SET_UP = auto()
-    ORPHANED = auto()
-    STOPPED = auto()
-    KILLED = auto()
-
-
-_CLAUSES: Final[dict[_RankEnd, tuple[str, str]]] = {
-    _RankEnd.EXITED: (
-        "exited with {codes} by itself{delay}",
-        "exited with {codes} by themselves{delay}",
-    ),
-    _RankEnd.SUCCEEDED: ("had exited with 0", "had exited with 0"),
-    _RankEnd.LOST: ("was lost", "were lost"),
-    _RankEnd.NOT_SET_UP: ("could not be set up", "could not be set up"),
-    _RankEnd.ORPHANED: ("stopped, unwatched", "stopped, unwatched"),
-    _RankEnd.STOPPED: ("was stopped", "were stopped"),
-    _RankEnd.KILLED: ("had to be killed", "had to be killed"),
-}
-"""Phrase for one rank, and for several."""
+    EXITED = "exited with {codes} by itself{delay}", "exited with {codes} by themselves{delay}"
+    SUCCEEDED = "had exited with 0", "had exited with 0"
+    LOST = "was lost", "were lost"
+    NOT_SET_UP = "could not be set up", "could not be set up"
+    ORPHANED = "stopped, unwatched", "stopped, unwatched"
+    STOPPED = "was stopped", "were stopped"
+    KILLED = "had to be killed", "had to be killed"
 
 
 def _rank_end(status: NodeStatus, requested_at: float | None) -> _RankEnd:
@@ -119,7 +106,7 @@ def _rank_end(status: NodeStatus, requested_at: float | None) -> _RankEnd:
 def _format_clause(
     end: _RankEnd, codes: str, group: Sequence[NodeStatus], first: NodeStatus
 ) -> str:
-    one, several = _CLAUSES[end]
+    one, several = end.value
     words = (several if len(group) > 1 else one).format(
         codes=codes, delay=_format_delay(group, first)
     )

@@ -43,7 +43,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     events = ledger.list_events(record.id)
     last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
     job = load_definition(record).job
-    error = last.message if last.state in _WITH_ERROR else None
+    error = last.message if last.state.failed else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     resources = ledger.find_resources(record)
     runs = ledger.runs.list(record.id)
@@ -97,9 +97,6 @@ def store_ended_job(ledger: Ledger, job_id: str) -> None:
     """
     with suppress(PrefectBtError):
         store_document(ledger, job_id, lambda one: job_document(ledger, ledger.get_job(one)))
-
-
-_WITH_ERROR = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 
 
 def _attempt_documents(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
@@ -220,10 +217,9 @@ def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, A
 def _requested_memory(compute: Compute) -> int:
     from prefect_bt.definitions import parse_memory
 
-    try:
+    with suppress(DefinitionError):
         return parse_memory(compute.memory)
-    except DefinitionError:
-        return 0
+    return 0
 
 
 def current_user() -> str:

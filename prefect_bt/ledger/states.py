@@ -35,6 +35,10 @@ class JobState(StrEnum):
         return self in TERMINAL_STATES
 
     @property
+    def failed(self) -> bool:
+        return self in {JobState.FAILED, JobState.DEPLOY_FAILED}
+
+    @property
     def short_name(self) -> str:
         """Return the state without its prefix, in lower case: `running`, `deploy_failed`."""
         return self.value.removeprefix("TRAINING_JOB_").lower()
@@ -43,10 +47,7 @@ class JobState(StrEnum):
 TERMINAL_STATES: Final = frozenset(
     {JobState.COMPLETED, JobState.DEPLOY_FAILED, JobState.FAILED, JobState.STOPPED}
 )
-
-
-_FAILED_STATES: Final = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED})
-
+_FAILED_STATES: Final = TERMINAL_STATES - {JobState.COMPLETED}
 
 TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.PENDING: frozenset({JobState.CREATED}) | _FAILED_STATES,

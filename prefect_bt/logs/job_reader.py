@@ -13,10 +13,10 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
@@ -24,6 +24,7 @@ from prefect_bt.ledger.records import ArchivedLog, JobRecord, Outcome
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory
 from prefect_bt.logs.rank_reader import LogCursor, RankLog, StoredLog, list_stored_logs
+from prefect_bt.substrates.protocol import Substrate
 
 CHUNK_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 1 << 16
@@ -41,12 +42,6 @@ ALL_LINES: Final = LineFilter()
 _by_time: Final = attrgetter("at")
 
 
-class LiveNodes(Protocol):
-    """The part of a substrate that lists live logs."""
-
-    def list_nodes(self, job_id: str) -> Sequence[RankLog]: ...
-
-
 class JobLogs:
     """The logs of one job and how far they were read.
 
@@ -59,7 +54,7 @@ class JobLogs:
         ledger: Ledger,
         record: JobRecord,
         *,
-        live: LiveNodes | None = None,
+        live: Substrate | None = None,
         platform: JobHistory | None = None,
     ) -> None:
         self.ledger, self.record, self._live = ledger, record, live

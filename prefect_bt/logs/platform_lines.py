@@ -7,11 +7,10 @@ the job waits for. What happens on a node is in the log of its rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
-from prefect_bt import codec
-from prefect_bt.errors import ObjectNotFound
-from prefect_bt.ledger.job_objects import PinnedWeights
+from prefect_bt.ledger.job_objects import PinnedWeights, find_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
@@ -141,10 +140,9 @@ class JobHistory:
 
     def _find_progress(self, key: str) -> Progress | None:
         prefix = mirroring_prefix(self._record.project_id, self._record.id)
-        try:
-            return codec.loads(Progress, self._ledger.store.get(f"{prefix}/{key}"))
-        except (ObjectNotFound, ValueError):  # missing or unreadable
-            return None
+        with suppress(ValueError):  # unreadable
+            return find_object(self._ledger.store, f"{prefix}/{key}", Progress)
+        return None
 
     def _list_sources(self) -> list[tuple[str, str, PinnedWeights | None]]:
         """Return (redacted source, key, pinned revision) of each source of weights."""
@@ -160,7 +158,7 @@ class JobHistory:
 
 
 def _get_level(state: JobState) -> LogLevel:
-    return LogLevel.ERROR if state in {JobState.FAILED, JobState.DEPLOY_FAILED} else LogLevel.INFO
+    return LogLevel.ERROR if state.failed else LogLevel.INFO
 
 
 def _format_outcome(outcome: Outcome) -> _Entry:

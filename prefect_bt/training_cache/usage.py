@@ -110,8 +110,7 @@ def summarize_cache(
             summary.timestamp = at
             hidden = _MOUNT_POINTS if kind == "bases" else frozenset[str]()
             walk.walk(_Folder(folder.parent, key, prefix), hidden)
-    summary.entries = walk.entries()
-    summary.entries.sort(key=lambda entry: entry.path)
+    summary.entries = sorted((entry for _, _, entry in walk.kept), key=lambda entry: entry.path)
     return summary
 
 
@@ -154,11 +153,8 @@ class _CacheWalker:
         self, summary: CacheSummary, tick: Callable[[int], None], most: int | None, until: float
     ) -> None:
         self._summary, self._tick, self._most, self._until = summary, tick, most, until
-        self._kept: list[tuple[int, int, CacheEntry]] = []
+        self.kept: list[tuple[int, int, CacheEntry]] = []
         """A heap: the deepest first, of those the one found last."""
-
-    def entries(self) -> list[CacheEntry]:
-        return [entry for _, _, entry in self._kept]
 
     def walk(self, top: _Folder, hidden: frozenset[str]) -> None:
         waiting = [top]
@@ -213,11 +209,11 @@ class _CacheWalker:
             folder.parent.size += entry.size
         item = (-folder.depth, -summary.total_entries, entry)
         if self._most is None:
-            self._kept.append(item)
-        elif len(self._kept) < self._most:
-            heapq.heappush(self._kept, item)
+            self.kept.append(item)
+        elif len(self.kept) < self._most:
+            heapq.heappush(self.kept, item)
         elif self._most:
-            heapq.heappushpop(self._kept, item)
+            heapq.heappushpop(self.kept, item)
         if summary.total_entries % _PROGRESS_INTERVAL == 0:
             self._tick(summary.total_entries)
             summary.complete = time.monotonic() < self._until

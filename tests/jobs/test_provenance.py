@@ -45,8 +45,7 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run("init", "-q", "-b", "main")
     run("remote", "add", "origin", f"https://me:{PASSWORD}@example.com/r.git")
     run.folder = folder  # type: ignore[attr-defined]
-    for function in (find_git_state, collect_provenance):
-        monkeypatch.setitem(function.__kwdefaults__, "seconds", 600.0)
+    monkeypatch.setattr("prefect_bt.jobs.provenance.GIT_SECONDS", 600.0)
     return run
 
 

@@ -71,7 +71,7 @@ def transition_labels(events: Sequence[JobEvent], outcomes: Sequence[Outcome]) -
         return labels
     name = parse_checkpoint_name(last)
     labels |= {"checkpoint": name, "step": parse_step(name)}
-    failed = event.state in {JobState.FAILED, JobState.DEPLOY_FAILED} and before not in _NEVER_BEGAN
+    failed = event.state.failed and before not in _NEVER_BEGAN
     if failed or event.state is JobState.CREATED:
         labels |= {"failure-class": last.failure, "cause": last.cause}
     return labels

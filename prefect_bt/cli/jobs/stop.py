@@ -97,7 +97,7 @@ def _stop_jobs(
         state = _wait_for_job(terminal, ledger, record)
         if state is JobState.STOPPED:
             _cancel_pending_runs(terminal, ledger, record)
-        elif state in follow.FAILED_STATES:
+        elif state.failed:
             code = FAILED
     return code
 

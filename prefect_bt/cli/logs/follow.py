@@ -24,8 +24,6 @@ END_MESSAGES = {
     JobState.STOPPED: ("Training job {id} was stopped.", "yellow"),
 }
 
-FAILED_STATES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
-
 
 def open_logs(
     ledger: Ledger, record: JobRecord, terminal: Terminal, *, platform: bool = True
@@ -118,7 +116,7 @@ def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     last = ledger.list_events(job_id)[-1]
     words, style = END_MESSAGES.get(last.state, ("Training job {id} continues.", ""))
     terminal.info(words.format(id=job_id), style=style)
-    if last.state in FAILED_STATES:
+    if last.state.failed:
         failed = any(outcome.failure for outcome in ledger.list_outcomes(job_id))
         option = " --first-failure" if failed else ""
         hint = f"  Log: prefect-bt logs --job-id {job_id}{option}"

@@ -61,7 +61,7 @@ class RevisionStatus:
         if self.job_state is None:
             return "failed"
         if self.job_state.terminal:
-            failed = self.job_state in {JobState.FAILED, JobState.DEPLOY_FAILED}
+            failed = self.job_state.failed
             return "failed" if failed or (self.message and not self.ready) else "stopped"
         if not self.ready:
             return "starting"
