@@ -21,7 +21,7 @@ from prefect_bt.checkpoints.upload.progress_text import (
     summarize_uploads,
 )
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
-from prefect_bt.errors import PrefectBtError, StoreError
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, publish_job_card, report_commit
 from prefect_bt.flows.tasks.reporting.run_progress import ProgressArtifact
@@ -77,9 +77,6 @@ class UploadProgressReporter:
     def poll(self) -> None:
         try:
             ranks = self._uploads.read()
-        except StoreError:
-            return
-        try:
             self._log_commits(ranks)
             self._refresh_card()
             progress = summarize_uploads(ranks)
