@@ -22,11 +22,7 @@ from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.asynchronous import asynchronous
 
 
-@job_flow(
-    "serve",
-    on_cancellation=[handle_cancelled_run],
-    on_crashed=[handle_crashed_run],
-)
+@job_flow("serve", on_cancellation=[handle_cancelled_run], on_crashed=[handle_crashed_run])
 def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
     """Run a revision: mirror the checkpoints, start the server, route requests when it is ready.
 

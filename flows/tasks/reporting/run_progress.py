@@ -20,13 +20,7 @@ from prefect.logging import get_run_logger
 from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.text.control_characters import escape_controls
-from prefect_bt.text.progress import (
-    Phase,
-    Progress,
-    ProgressCallback,
-    StepFilter,
-    format_progress,
-)
+from prefect_bt.text.progress import Phase, Progress, ProgressCallback, StepFilter, format_progress
 
 CLOSE_TIMEOUT: Final = 20.0
 """Seconds in which the last values are sent to Prefect."""
