@@ -41,9 +41,7 @@ class TrainingImage(FormBlock):
         description="Reference for docker pull: pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime.",
     )
     registry_access: RegistryAccess = Field(
-        default=None,
-        title="Registry access",
-        description="Login of a private registry.",
+        default=None, title="Registry access", description="Login of a private registry."
     )
 
     def build(self) -> Image:

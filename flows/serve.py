@@ -18,18 +18,11 @@ from prefect_bt.blocks import TrainingStore
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
-from prefect_bt.flows.tasks.reporting.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.asynchronous import asynchronous
 
-ignore_broken_pipe()
 
-
-@job_flow(
-    "serve",
-    on_cancellation=[handle_cancelled_run],
-    on_crashed=[handle_crashed_run],
-)
+@job_flow("serve", on_cancellation=[handle_cancelled_run], on_crashed=[handle_crashed_run])
 def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
     """Run a revision: mirror the checkpoints, start the server, route requests when it is ready.
 

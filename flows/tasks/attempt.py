@@ -30,12 +30,7 @@ from prefect_bt.attempts.lifecycle import (
 )
 from prefect_bt.attempts.max_run_time import check_run_time, find_run_time_limit
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
-from prefect_bt.flows.tasks.job_task import (
-    call_task,
-    job_task,
-    outside_transaction,
-    read_result,
-)
+from prefect_bt.flows.tasks.job_task import call_task, job_task, outside_transaction, read_result
 from prefect_bt.flows.tasks.pull_image import ensure_image
 from prefect_bt.flows.tasks.reporting.rank_log import RankLogForwarder
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job

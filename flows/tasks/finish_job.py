@@ -65,27 +65,21 @@ def finalize_job(job: JobRun | None = None) -> Generator[JobRun]:
     """Record the end of the run's job, and remove its processes and files.
 
     The process owns the job until then. If the end cannot be recorded, the lock's file remains, by
-    which other processes find the job (jobs.stop.reconcile_job).
+    which other processes find the job (jobs.stop.reconcile_job). On `Superseded` the job is left to
+    the other machine.
     """
     job = job or JobRun()
     try:
-        with _yield_when_superseded(job), _record_end(job):
+        with _record_end(job):
             yield job
-    finally:
-        if job.site is not None:
-            _release_ownership(job.site)
-
-
-@contextmanager
-def _yield_when_superseded(job: JobRun) -> Generator[None]:
-    """Leave the job to the other machine on `Superseded`, also while its end is recorded."""
-    try:
-        yield
-    except Superseded as error:
+    except Superseded as error:  # also while the end is recorded
         if job.site is None:
             raise
         job.error = error
         shut_down_local_nodes(job.site, error.message)
+    finally:
+        if job.site is not None:
+            _release_ownership(job.site)
 
 
 @contextmanager

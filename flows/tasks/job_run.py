@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
+from rich.console import Console
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.flows.tasks.accept_job import accept_job, mirror_job_weights, rename_flow_run
@@ -37,3 +40,17 @@ def _mirror_and_run(site: JobContext) -> list[State[Any]]:
     # A job that is taken up has its weights: nothing comes between its gang and who watches it.
     mirrored = [] if site.resumed else mirror_job_weights(site)
     return [] if mirrored is None else run_attempts(site, mirrored)
+
+
+def _silence_console(self: Console) -> None:
+    self.quiet = True
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
+# A worker reads the output of its flows through pipes. When the worker is killed, Rich, which
+# Prefect prints with, would end the process at the next line, and so every job of the worker.
+# Set on import, before the run begins: Prefect's own first lines count, too.
+Console.on_broken_pipe = _silence_console

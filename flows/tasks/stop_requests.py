@@ -125,7 +125,7 @@ class _CancellationListener:
         )
         self._received = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] | None = None
+        self._task = self._loop.create_task(self._listen())
         self._thread = start_thread(self._run)
 
     def poll(self) -> bool:
@@ -137,16 +137,11 @@ class _CancellationListener:
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop ended by itself
-            self._loop.call_soon_threadsafe(self._cancel_task)
+            self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(timeout=2)
-
-    def _cancel_task(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
 
     def _run(self) -> None:
         try:
-            self._task = self._loop.create_task(self._listen())
             self._loop.run_until_complete(asyncio.wait([self._task]))
             if not self._task.cancelled() and (error := self._task.exception()):
                 _logger.debug("Prefect's events cannot be followed: %s", error)

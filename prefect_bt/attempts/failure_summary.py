@@ -11,7 +11,7 @@ from typing import Final
 
 from prefect_bt.attempts.diagnosis import find_signal, is_agent_lost
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
-from prefect_bt.text.ranks import format_ranks
+from prefect_bt.text.number_ranges import format_ranks
 
 _MAX_EXIT_CODES: Final = 3
 _OUR_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGKILL})

@@ -21,7 +21,7 @@ from prefect_bt.checkpoints.upload.upload_status import (
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
 from prefect_bt.ledger.states import JobState
-from prefect_bt.text.ranks import format_ranks
+from prefect_bt.text.number_ranges import format_ranks
 
 SYNCING: Final = "SYNCING"
 JOB_COMPLETED: Final = "COMPLETED"

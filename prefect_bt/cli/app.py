@@ -130,16 +130,12 @@ def _make_launcher(app: App) -> Callable[..., object]:
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         non_interactive: Annotated[
-            bool,
-            Parameter(group=_GLOBAL_OPTIONS, help=commands.NON_INTERACTIVE),
+            bool, Parameter(group=_GLOBAL_OPTIONS, help=commands.NON_INTERACTIVE)
         ] = False,
         log: Annotated[
             LogLevel,
             Parameter(
-                group=_GLOBAL_OPTIONS,
-                help=commands.LOG,
-                metavar="LEVEL",
-                show_choices=False,
+                group=_GLOBAL_OPTIONS, help=commands.LOG, metavar="LEVEL", show_choices=False
             ),
         ] = "humanfriendly",
     ) -> object:

@@ -61,11 +61,7 @@ from prefect_bt.definitions.json_documents import (
     project_document,
     training_project_from_json,
 )
-from prefect_bt.definitions.overrides import (
-    Overrides,
-    apply_overrides,
-    parse_accelerator_option,
-)
+from prefect_bt.definitions.overrides import Overrides, apply_overrides, parse_accelerator_option
 from prefect_bt.definitions.runtime import CacheConfig, Runtime
 from prefect_bt.definitions.session import (
     InteractiveSession,

@@ -130,10 +130,7 @@ def list_image_secret_names(job: TrainingJob) -> tuple[str, ...]:
 
 
 def _plan_node(
-    project: TrainingProject,
-    context: PlanContext,
-    *,
-    weights: tuple[WeightsPlan, ...],
+    project: TrainingProject, context: PlanContext, *, weights: tuple[WeightsPlan, ...]
 ) -> NodePlan:
     """Return the plan of rank 0."""
     job = project.job

@@ -1,9 +1,9 @@
-"""Parse numbers that select ranks and attempts: `3`, `0,2-5`, `-1` for the last."""
+"""Numbers of ranks and attempts: parse `3`, `0,2-5`, `-1` for the last; format ranks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _RANGE = re.compile(r"(\d+)-(\d+)")
@@ -54,3 +54,26 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0 and 3`, `ranks 0-5, 7`."""
+    spelled: list[str] = []
+    for first, last in to_ranges(ranks):
+        many = last - first > 1
+        spelled += [f"{first}-{last}"] if many else map(str, range(first, last + 1))
+    if len(spelled) == 2 and all(word.isdigit() for word in spelled):
+        return f"ranks {spelled[0]} and {spelled[1]}"
+    alone = len(spelled) == 1 and spelled[0].isdigit()
+    return f"rank{'' if alone else 's'} {', '.join(spelled)}"
+
+
+def to_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The unbroken ranges that hold the numbers, ascending, both ends included."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

@@ -122,7 +122,7 @@ class ProgressMeter:
         self._report()
 
     def add_present(self, size: int, *, items: int = 0) -> None:
-        """Count content that needed no transfer."""
+        """Count content that needed no transfer; a negative size is transferred again."""
         with self._lock:
             self._bytes += size
             self._items += items
@@ -131,15 +131,6 @@ class ProgressMeter:
         with self._lock:
             self._bytes += size
             self._transferred += size
-
-    def subtract(self, size: int) -> None:
-        """Discount bytes that have to be transferred again."""
-        with self._lock:
-            self._bytes -= size
-
-    def add_items(self, items: int = 1) -> None:
-        with self._lock:
-            self._items += items
 
     def snapshot(self) -> Progress:
         with self._lock:
@@ -161,17 +152,18 @@ class ProgressMeter:
             yield
             return
         ended = threading.Event()
-        thread = threading.Thread(target=self._report_until, args=(ended,), daemon=True)
+
+        def report() -> None:
+            while not ended.wait(REPORT_INTERVAL):
+                self._report()
+
+        thread = threading.Thread(target=report, daemon=True)
         thread.start()
         try:
             yield
         finally:
             ended.set()
             thread.join()
-            self._report()
-
-    def _report_until(self, ended: threading.Event) -> None:
-        while not ended.wait(REPORT_INTERVAL):
             self._report()
 
     def _report(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_bt.text.ranks import format_ranks, to_ranges
+from prefect_bt.text.number_ranges import format_ranks, to_ranges
 
 
 @pytest.mark.parametrize(

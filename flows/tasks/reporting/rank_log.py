@@ -57,13 +57,10 @@ class RankLogForwarder:
             if not data:
                 return False
             self._offset += len(data)
-            whole, newline, self._partial_line = (self._partial_line + data).rpartition(b"\n")
-            if len(self._partial_line) > MAX_LINE_BYTES:
-                whole, newline, self._partial_line = (
-                    whole + newline + self._partial_line,
-                    b"\n",
-                    b"",
-                )
+            whole, newline, rest = (self._partial_line + data).rpartition(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                whole, newline, rest = whole + newline + rest, b"\n", b""
+            self._partial_line = rest
             if newline:
                 self._forward_lines(whole)
         return True

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -21,16 +20,11 @@ from prefect.logging import get_run_logger
 from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.text.control_characters import escape_controls
-from prefect_bt.text.progress import (
-    Phase,
-    Progress,
-    ProgressCallback,
-    StepFilter,
-    format_progress,
-)
+from prefect_bt.text.progress import Phase, Progress, ProgressCallback, StepFilter, format_progress
 
 CLOSE_TIMEOUT: Final = 20.0
 """Seconds in which the last values are sent to Prefect."""
+POLL_INTERVAL: Final = 0.2
 _REPORT_SECONDS: Final = 2.0
 """Seconds between two calls of `on_report` for the same tenth."""
 
@@ -63,55 +57,35 @@ class RunProgress:
     def __init__(self, key: str, on_report: ProgressCallback | None) -> None:
         self._artifact, self._steps = ProgressArtifact(key), StepFilter()
         self._on_report, self._reported_at = on_report, 0.0
-        self._condition = threading.Condition()
-        self._progress: Progress | None = None
-        self._notes: deque[str] = deque()
-        self._closed = self._started = False
+        self._lock = threading.Lock()
+        self._last: Progress | None = None
+        self._news: Progress | None = None
+        self._notes: list[str] = []
+        self._started = False
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
 
     def update(self, progress: Progress) -> None:
-        with self._condition:
+        with self._lock:
             if note := self._steps.new_note(progress):
                 self._notes.append(note)
-            self._progress = progress
-            self._condition.notify()
+            self._last = self._news = progress
 
     def finish(self) -> None:
         """Show the end of a transfer whose last callback was not the end."""
-        with self._condition:
-            last = self._progress
-        if last is not None:
-            self.update(
-                replace(
-                    last,
-                    phase=Phase.DONE,
-                    items_done=last.items_total,
-                    bytes_done=last.bytes_total,
-                    rate=0.0,
-                )
-            )
+        if last := self._last:
+            done = {"items_done": last.items_total, "bytes_done": last.bytes_total}
+            self.update(replace(last, phase=Phase.DONE, rate=0.0, **done))
 
-    def close(self) -> None:
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-
-    def run(self) -> None:
-        """Report until `close`."""
-        closed = False
-        while not closed:
-            with self._condition:
-                if not self._closed:
-                    self._condition.wait()
-                closed, progress = self._closed, self._progress
-                notes, self._notes = list(self._notes), deque()
-            if progress is not None:
-                for note in notes:
-                    # Both can contain names from a hostile source.
-                    self._logger.warning("%s", escape_controls(f"{progress.name}: {note}"))
-                self._report(progress)
-
-    def _report(self, progress: Progress) -> None:
+    def poll(self) -> None:
+        """Report what is new."""
+        with self._lock:
+            progress, notes = self._news, self._notes
+            self._news, self._notes = None, []
+        if progress is None:
+            return
+        for note in notes:
+            # Both can contain names from a hostile source.
+            self._logger.warning("%s", escape_controls(f"{progress.name}: {note}"))
         text = escape_controls(f"{progress.name}: {format_progress(progress)}")
         if progress.phase is Phase.TRANSFERRING and progress.items_total and not self._started:
             self._started = True
@@ -136,9 +110,23 @@ def report_progress(
 ) -> Generator[RunProgress]:
     """Show a transfer's progress on the current run until the block ends."""
     progress = RunProgress(key, on_report)
-    thread = start_thread(progress.run)
-    try:
+    with poll_until_end(progress.poll, POLL_INTERVAL):
         yield progress
+
+
+@contextmanager
+def poll_until_end(poll: Callable[[], None], interval: float) -> Generator[None]:
+    """Call `poll` in a thread every `interval` seconds, and once when the block has ended."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(interval):
+            poll()
+        poll()
+
+    thread = start_thread(run)
+    try:
+        yield
     finally:
-        progress.close()
+        over.set()
         thread.join(CLOSE_TIMEOUT)

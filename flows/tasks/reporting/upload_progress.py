@@ -6,10 +6,9 @@ The values come from the uploaders through the store, so that they are right whe
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from prefect.logging import get_run_logger
@@ -21,10 +20,9 @@ from prefect_bt.checkpoints.upload.progress_text import (
     summarize_uploads,
 )
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
-from prefect_bt.errors import PrefectBtError, StoreError
-from prefect_bt.flows.tasks.job_task import start_thread
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, publish_job_card, report_commit
-from prefect_bt.flows.tasks.reporting.run_progress import ProgressArtifact
+from prefect_bt.flows.tasks.reporting.run_progress import ProgressArtifact, poll_until_end
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import StepFilter
 
@@ -38,19 +36,11 @@ in a month. A job may cost 60 requests, however long it takes; events are free.
 """
 
 
-@contextmanager
-def report_upload_progress(site: JobContext, attempt: int) -> Generator[None]:
+def report_upload_progress(site: JobContext, attempt: int) -> AbstractContextManager[None]:
     """Show the attempt's uploads on the run until the block ends."""
     if not site.checkpointing:
-        yield
-        return
-    over = threading.Event()
-    thread = start_thread(UploadProgressReporter(site, attempt).run, over)
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(30)
+        return nullcontext()
+    return poll_until_end(UploadProgressReporter(site, attempt).poll, POLL_INTERVAL)
 
 
 class UploadProgressReporter:
@@ -69,17 +59,9 @@ class UploadProgressReporter:
         self._errors: dict[int, str] = {}
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
 
-    def run(self, stop: threading.Event) -> None:
-        while not stop.wait(POLL_INTERVAL):
-            self.poll()
-        self.poll()
-
     def poll(self) -> None:
         try:
             ranks = self._uploads.read()
-        except StoreError:
-            return
-        try:
             self._log_commits(ranks)
             self._refresh_card()
             progress = summarize_uploads(ranks)

@@ -357,5 +357,5 @@ class Download:
         move = kept.finalize().replace if isinstance(kept, PartialFile) else kept.move_to
         self._staging.add(move, entry, is_synced=is_synced)
         kept.remove()
-        self._meter.add_items()
+        self._meter.add_present(0, items=1)
         self._on_finished(entry.path, entry.sha256)

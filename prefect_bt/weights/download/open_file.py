@@ -154,7 +154,7 @@ class OpenFile:
         """Forget what was hashed and counted, and the bytes of a sequential file."""
         if isinstance(self.kept, SequentialFile):
             self.kept.clear()
-        self._meter.subtract(self.received)
+        self._meter.add_present(-self.received)
         self.received = 0
         self.digest = OrderedDigest(create_digests(self.listed, self.listed.size or 0))
 
