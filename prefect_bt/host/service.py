@@ -85,8 +85,9 @@ def wait_until_ready(
     *,
     log: Path,
     timeout: float = START_TIMEOUT,
+    interval: float = _POLL_INTERVAL,
 ) -> T:
-    """Return the first true result of `check`, which is called again and again.
+    """Return the first true result of `check`, which is called every `interval` seconds.
 
     Raise ServerError if the process ends before, or after `timeout` seconds.
     """
@@ -94,7 +95,7 @@ def wait_until_ready(
     while process.poll() is None and time.monotonic() < deadline:
         if result := check():
             return result
-        time.sleep(_POLL_INTERVAL)
+        time.sleep(interval)
     ProcessIdentity(process.pid, read_start_time(process.pid)).stop(timeout=STOP_TIMEOUT)
     lines = log.read_text(errors="replace").strip().split("\n")
     if process.poll() == EXIT_EXPLAINED:

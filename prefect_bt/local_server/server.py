@@ -239,6 +239,7 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> No
         lambda: is_worker_online(document["api_url"], name),
         log=log_file,
         timeout=_WORKER_TIMEOUT,
+        interval=0.3,  # each question opens a client
     )
 
 
