@@ -78,7 +78,7 @@ def start_process(
     return ProcessIdentity(process.pid, read_start_time(process.pid)), process
 
 
-def wait_until_ready(
+def wait_until_ready(  # noqa: PLR0913 (options of one wait)
     name: str,
     process: subprocess.Popen[bytes],
     check: Callable[[], T | None],
