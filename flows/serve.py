@@ -25,11 +25,7 @@ from prefect_bt.jobs.asynchronous import asynchronous
 ignore_broken_pipe()
 
 
-@job_flow(
-    "serve",
-    on_cancellation=[handle_cancelled_run],
-    on_crashed=[handle_crashed_run],
-)
+@job_flow("serve", on_cancellation=[handle_cancelled_run], on_crashed=[handle_crashed_run])
 def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
     """Run a revision: mirror the checkpoints, start the server, route requests when it is ready.
 
