@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -114,5 +115,5 @@ def serve_checkpoints(
         terminal.echo(f"Serving {place.root} at {known.base if known else base}; Ctrl-C stops it.")
         terminal.echo("URLs: prefect-bt get_checkpoint_urls")
         server = FileServer(place.root, place.ensure_signing_key(), place.store_id)
-        serve(server, listening, idle_timeout=math.inf)
+        asyncio.run(serve(server, listening, idle_timeout=math.inf))
     return OK

@@ -67,7 +67,10 @@ def truss_config(
         "training_checkpoints": {
             "download_folder": choice.download_folder,
             "artifact_references": [
-                {"training_job_id": one.job_id, "paths": [_path(one.checkpoint)]}
+                {
+                    "training_job_id": one.job_id,
+                    "paths": [f"{normalize_path(f'rank-0/{one.checkpoint}')}/"],
+                }
                 for one in choice.models
             ],
         },
@@ -108,30 +111,21 @@ def write_truss_config(text: str, folder: Path | None) -> Path:
     return path
 
 
-def _path(checkpoint: str) -> str:
-    """Return the path of a checkpoint in Truss; the final slash marks a folder."""
-    return normalize_path(f"rank-0/{checkpoint}") + "/"
-
-
 def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
     """Return the start command. The shell reads each secret from the file that Truss mounts."""
     argv = vllm_argv(_as_in_truss(choice), compute, listen_flags(str(PORT)))
-    exports = [
-        f"export {_validate_variable_name(name)}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})"
-        for name, secret in secrets.items()
-    ]
+    exports = list[str]()
+    for name, secret in secrets.items():
+        if not _IDENTIFIER.fullmatch(name):
+            raise DefinitionError(
+                f"runtime.environment_variables has {name!r}, which is not a valid name of a "
+                "variable.",
+                next_step="Use letters, digits and _ only.",
+                field="runtime.environment_variables",
+            )
+        exports.append(f"export {name}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})")
     line = " && ".join([*exports, shlex.join(argv)])
     return f"sh -c {shlex.quote(line)}" if exports else line
-
-
-def _validate_variable_name(name: str) -> str:
-    if not _IDENTIFIER.fullmatch(name):
-        raise DefinitionError(
-            f"runtime.environment_variables has {name!r}, which is not a valid name of a variable.",
-            next_step="Use letters, digits and _ only.",
-            field="runtime.environment_variables",
-        )
-    return name
 
 
 def _as_in_truss(choice: ModelSelection) -> ModelSelection:
