@@ -67,10 +67,7 @@ def truss_config(
         "training_checkpoints": {
             "download_folder": choice.download_folder,
             "artifact_references": [
-                {
-                    "training_job_id": one.job_id,
-                    "paths": [f"{normalize_path(f'rank-0/{one.checkpoint}')}/"],
-                }
+                {"training_job_id": one.job_id, "paths": [_path(one.checkpoint)]}
                 for one in choice.models
             ],
         },
@@ -109,6 +106,11 @@ def write_truss_config(text: str, folder: Path | None) -> Path:
             next_step="Choose another folder with --truss-config-output-dir.",
         ) from error
     return path
+
+
+def _path(checkpoint: str) -> str:
+    """Return the path of a checkpoint in Truss; the final slash marks a folder."""
+    return normalize_path(f"rank-0/{checkpoint}") + "/"
 
 
 def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
