@@ -137,12 +137,7 @@ def _deploy_and_wait(
 
 @job_task("choose-checkpoints")
 def choose_checkpoints(
-    names: tuple[str, ...],
-    job_id: str,
-    project: str,
-    base_model: str,
-    *,
-    store: str | None = None,
+    names: tuple[str, ...], job_id: str, project: str, base_model: str, *, store: str | None = None
 ) -> ModelSelection:
     """Select the files to serve; raise the error of a checkpoint that cannot be served."""
     ledger = open_ledger(store)

@@ -265,21 +265,18 @@ class RevisionController:
 
     def _publish_address(self) -> None:
         self._log_once(f"{self._ref.deployment} answers at {self._address}/v1")
+        model, has_key = self._revision.models[0], self._router_folder.key_file.exists()
         try:
             create_link_artifact(
                 key=f"serving-{self._site.job_id}",
                 link=f"{self._address}/v1",
                 link_text=f"{self._ref.deployment} (OpenAI-compatible)",
-                description=self._curl(),
+                description=format_curl(
+                    self._address, model, has_key=has_key, endpoint=self._endpoint
+                ),
             )
         except API_ERRORS as error:
             self._log.debug("The address cannot be shown: %s", error)
-
-    def _curl(self) -> str:
-        has_key = self._router_folder.key_file.exists()
-        return format_curl(
-            self._address, self._revision.models[0], has_key=has_key, endpoint=self._endpoint
-        )
 
     def _log_once(self, message: str) -> None:
         if message != self._last_logged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import resource
 from pathlib import Path
 from typing import Final
@@ -38,9 +39,8 @@ def main() -> None:
     listening = create_listener(LOOPBACK, None, preferred=known.port if known else 0)
     register_server(place, listening, host=LOOPBACK, base="", foreground=False)
     files = FileServer(place.root, place.ensure_signing_key(), place.store_id)
-    serve(
-        files, listening, idle_timeout=given.idle, limits=ConnectionLimits(given.head, given.stall)
-    )
+    limits = ConnectionLimits(given.head, given.stall)
+    asyncio.run(serve(files, listening, idle_timeout=given.idle, limits=limits))
 
 
 def _bound_log() -> None:

@@ -67,20 +67,18 @@ class FileServer:
             # Asked before addresses are handed out: they must find the server while they hold.
             self.last_used = time.monotonic()
             return web.json_response({"prefect-bt": self.store_id})
-        self._check(key, dict(parse_qsl(request.rel_url.raw_query_string)))
+        query = dict(parse_qsl(request.rel_url.raw_query_string))
+        expires, given = query.get("expires", ""), query.get("signature", "")
+        if not is_signature_valid(
+            self.secret, key, expires=expires, signature=given, now=time.time()
+        ):
+            raise web.HTTPForbidden(text="This address was not signed here, or it has expired.")
         descriptor = await asyncio.to_thread(self._open, key)
         try:
             return await _send(request, descriptor, etag=f'"{key.rpartition("/")[2]}"')
         finally:
             self.last_used = time.monotonic()
             os.close(descriptor)
-
-    def _check(self, key: str, query: dict[str, str]) -> None:
-        expires, given = query.get("expires", ""), query.get("signature", "")
-        if not is_signature_valid(
-            self.secret, key, expires=expires, signature=given, now=time.time()
-        ):
-            raise web.HTTPForbidden(text="This address was not signed here, or it has expired.")
 
     def _open(self, key: str) -> int:
         missing = web.HTTPNotFound(text="There is no such checkpoint file.")
@@ -150,7 +148,7 @@ def _parse_range(header: str, size: int) -> tuple[int, int] | None:
     return int(first), min(size, int(last) + 1) if last else size
 
 
-def serve(
+async def serve(
     files: FileServer,
     listening: socket.socket,
     *,
@@ -158,18 +156,12 @@ def serve(
     limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve on a listening socket until SIGTERM, Ctrl-C or `idle_timeout` seconds without use."""
-    asyncio.run(_serve(files, listening, idle_timeout, limits or ConnectionLimits()))
-
-
-async def _serve(
-    files: FileServer, listening: socket.socket, idle: float, limits: ConnectionLimits
-) -> None:
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
-    server = FileConnections(files.answer, limits)
+    server = FileConnections(files.answer, limits or ConnectionLimits())
     accepting = asyncio.create_task(server.accept(listening))
-    unused = asyncio.create_task(_unused(files, server, idle))
+    unused = asyncio.create_task(_unused(files, server, idle_timeout))
     told = asyncio.create_task(stopping.wait())
     await asyncio.wait((accepting, unused, told), return_when=asyncio.FIRST_COMPLETED)
     if accepting.done():

@@ -1,12 +1,25 @@
-"""Sign and verify URLs. A client that has a URL may read that one object until it expires."""
+"""URLs of checkpoint files: those of the store, or signed ones that need no other credentials.
+
+A client that has a signed URL may read that one object until it expires.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
-from typing import Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
+
+from prefect_bt.host.service import is_loopback
+from prefect_bt.text.quantities import format_iso
+
+if TYPE_CHECKING:
+    from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
+    from prefect_bt.object_store.protocols import Store
 
 URL_LIFETIME_SECONDS: Final = 7 * 24 * 3600
 """Seconds that a URL is valid, and that an unused server keeps running."""
@@ -47,3 +60,62 @@ def is_signature_valid(
     if not hmac.compare_digest(ours, signature.encode("utf-8", "replace")):
         return False
     return int(expires) >= now
+
+
+# -- URLs for users ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileUrls:
+    """`url_for` returns the URL of an object key; `note` tells users how long URLs are valid."""
+
+    url_for: Callable[[str], str]
+    note: str
+
+
+def file_documents(found: Sequence[CommittedCheckpoint], urls: FileUrls) -> list[dict[str, object]]:
+    """Return a JSON record for each file of the checkpoints."""
+    return [
+        {
+            "url": urls.url_for(file.key),
+            "relative_file_name": file.path,
+            "node_rank": file.rank,
+            "size_bytes": file.size,
+            "last_modified": format_iso(file.modified or checkpoint.created_at),
+        }
+        for checkpoint in found
+        for file in checkpoint.files()
+    ]
+
+
+def unsigned_urls(store: Store) -> FileUrls:
+    """Return URLs of the store itself (file://, s3://)."""
+    root = store.url.rstrip("/")
+    note = "The URLs are not signed: readers need access to the store."
+    return FileUrls(lambda key: f"{root}/{key}", note)
+
+
+def signed_urls(store: Store, environment: Mapping[str, str]) -> FileUrls:
+    """Return URLs signed by a bucket, or by the file server of a local store.
+
+    Start the file server with `environment` if none runs; raise ServerError if it does not start.
+    A bucket that cannot sign has unsigned URLs.
+    """
+    from prefect_bt.file_server.process import ensure_server, find_server_folder
+    from prefect_bt.settings import Settings
+
+    valid = f"The URLs are valid for {URL_LIFETIME_SECONDS // 86400} days"
+    place = find_server_folder(store.url, Settings().state_dir)
+    if place is None:
+        plain = unsigned_urls(store)
+        return FileUrls(
+            lambda key: store.presign(key, seconds=URL_LIFETIME_SECONDS) or plain.url_for(key),
+            f"{valid}, or as long as the credentials that signed them.",
+        )
+    server, secret = ensure_server(place, environment=environment), place.ensure_signing_key()
+    expires = int(time.time()) + URL_LIFETIME_SECONDS
+    others = " to this machine (for others: prefect-bt checkpoints serve)"
+    return FileUrls(
+        lambda key: sign_url(server.base, secret, key, expires=expires),
+        f"{valid}, served at {server.base}{others if is_loopback(server.host) else ''}.",
+    )

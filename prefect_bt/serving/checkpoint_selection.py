@@ -281,9 +281,7 @@ def _resolve_adapter_base(ledger: Ledger, one: SelectedCheckpoint) -> BaseModel:
         what = f"was trained on {model!r}, a folder outside its job"
         step += f", or file://{model} if it is on this machine" if model[0] == "/" else ""
     raise DefinitionError(
-        f"The {one.label} {what}.",
-        next_step=f"{step}.",
-        field="checkpoint_details.base_model_id",
+        f"The {one.label} {what}.", next_step=f"{step}.", field="checkpoint_details.base_model_id"
     )
 
 

@@ -49,10 +49,7 @@ from prefect_bt.serving.engines.command_lines import (
     requested_memory,
     served_model_names,
 )
-from prefect_bt.serving.served_model import (
-    BaseModel,
-    ModelSelection,
-)
+from prefect_bt.serving.served_model import BaseModel, ModelSelection
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 from prefect_bt.weights.sources.checkpoint import checkpoint_revision
 from prefect_bt.weights.sources.patterns import filter_paths

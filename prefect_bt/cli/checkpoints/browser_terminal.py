@@ -30,7 +30,7 @@ from prefect_bt.cli.checkpoints.browser import Action, Explorer, Key, choose_vie
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import OK, Terminal, format_count
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.file_server.checkpoint_urls import FileUrls, signed_urls
+from prefect_bt.file_server.signed_urls import FileUrls, signed_urls
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.workspace.limits import format_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal, JobFilter, Remote
 from prefect_bt.cli.ui.terminal import OK, format_count
 from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.file_server import process
-from prefect_bt.file_server.checkpoint_urls import file_documents, signed_urls, unsigned_urls
+from prefect_bt.file_server.signed_urls import file_documents, signed_urls, unsigned_urls
 from prefect_bt.host.service import LOOPBACK, is_wildcard
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.object_store import open_store
@@ -114,5 +115,5 @@ def serve_checkpoints(
         terminal.echo(f"Serving {place.root} at {known.base if known else base}; Ctrl-C stops it.")
         terminal.echo("URLs: prefect-bt get_checkpoint_urls")
         server = FileServer(place.root, place.ensure_signing_key(), place.store_id)
-        serve(server, listening, idle_timeout=math.inf)
+        asyncio.run(serve(server, listening, idle_timeout=math.inf))
     return OK

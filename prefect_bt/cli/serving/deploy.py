@@ -14,10 +14,7 @@ from prefect_bt.cli.serving.deployments import wait_on_terminal
 from prefect_bt.cli.serving.resolve import DeploymentResolver
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output
 from prefect_bt.cli.ui.terminal import Terminal
-from prefect_bt.definitions import (
-    DeployCheckpointsConfig,
-    load_deploy_checkpoints_config,
-)
+from prefect_bt.definitions import DeployCheckpointsConfig, load_deploy_checkpoints_config
 from prefect_bt.errors import DefinitionError
 from prefect_bt.host.service import is_loopback
 from prefect_bt.ledger.opening import open_ledger

@@ -116,22 +116,18 @@ def _path(checkpoint: str) -> str:
 def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
     """Return the start command. The shell reads each secret from the file that Truss mounts."""
     argv = vllm_argv(_as_in_truss(choice), compute, listen_flags(str(PORT)))
-    exports = [
-        f"export {_validate_variable_name(name)}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})"
-        for name, secret in secrets.items()
-    ]
+    exports = list[str]()
+    for name, secret in secrets.items():
+        if not _IDENTIFIER.fullmatch(name):
+            raise DefinitionError(
+                f"runtime.environment_variables has {name!r}, which is not a valid name of a "
+                "variable.",
+                next_step="Use letters, digits and _ only.",
+                field="runtime.environment_variables",
+            )
+        exports.append(f"export {name}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})")
     line = " && ".join([*exports, shlex.join(argv)])
     return f"sh -c {shlex.quote(line)}" if exports else line
-
-
-def _validate_variable_name(name: str) -> str:
-    if not _IDENTIFIER.fullmatch(name):
-        raise DefinitionError(
-            f"runtime.environment_variables has {name!r}, which is not a valid name of a variable.",
-            next_step="Use letters, digits and _ only.",
-            field="runtime.environment_variables",
-        )
-    return name
 
 
 def _as_in_truss(choice: ModelSelection) -> ModelSelection:

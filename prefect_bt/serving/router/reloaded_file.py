@@ -32,16 +32,13 @@ class ReloadedFile(Generic[T]):
         except FileNotFoundError:
             self._text, self._value, self._error = None, None, ""
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            self._log_once(f"is not valid: {error}")
+            if str(error) != self._error:
+                kept = "; the previous one stays in use" if self._value is not None else ""
+                self._log(f"{self._path.name} is not valid: {error}{kept}")
+            self._error = str(error)
         return self._value
 
     @property
     def is_corrupt(self) -> bool:
         """Return whether there is a file, and never was a valid version."""
         return self._value is None and bool(self._error)
-
-    def _log_once(self, error: str) -> None:
-        if error != self._error:
-            kept = "; the previous one stays in use" if self._value is not None else ""
-            self._log(f"{self._path.name} {error}{kept}")
-        self._error = error

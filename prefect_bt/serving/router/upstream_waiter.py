@@ -56,6 +56,4 @@ async def _accepts_connections(route: Route) -> bool:
     except OSError:
         return False
     writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
     return True
