@@ -65,9 +65,8 @@ class ProcessScanner:
             folder = JobFolder(self.state_dir, job_id)
             # Read now: the note of the store can go with the folder.
             check = partial(self._check_flow, folder, list_stores(folder))
-            yield from _judge(
-                found, job_id, check, partial(self._find_group, self._read_flow, job_id)
-            )
+            find = partial(self._find_group, self._read_flow, job_id)
+            yield from _judge(found, job_id, check, find)
 
     def _check_node(self, handle: HostHandle) -> Liveness:
         if handle.folder.path.exists() or is_owned(self.state_dir, handle.job.job_id):

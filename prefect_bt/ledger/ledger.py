@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
@@ -63,11 +65,10 @@ class Ledger:
 
     def reserve_job_name(self, project_id: str) -> str:
         """Reserve the next name `job-<n>` of the project, and return it."""
-        taken = sum(1 for _ in self.store.list(f"{project_prefix(project_id)}/names"))
-        while True:
-            taken += 1
-            if create_object(self.store, f"{project_prefix(project_id)}/names/job-{taken}", {}):
-                return f"job-{taken}"
+        folder = f"{project_prefix(project_id)}/names"
+        taken = sum(1 for _ in self.store.list(folder))
+        names = (f"job-{number}" for number in count(taken + 1))
+        return next(name for name in names if create_object(self.store, f"{folder}/{name}", {}))
 
     def release_job_id(self, job_id: str) -> None:
         """Release an ID whose job was never written."""
@@ -99,10 +100,8 @@ class Ledger:
             pointer, job_id = json.loads(self.store.get(info.key)), info.key.rsplit("/", 1)[-1]
             if project_id is None or pointer == {"project_id": project_id}:
                 self._prefixes[job_id] = job_prefix(str(pointer["project_id"]), job_id)
-                try:
+                with suppress(NotFoundError):
                     found.append(self.get_job(job_id))
-                except NotFoundError:
-                    continue
         return sorted(found, key=lambda j: (j.created_at, j.id))
 
     def get_host(self, job_id: str) -> str:

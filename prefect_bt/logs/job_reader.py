@@ -67,9 +67,6 @@ class JobLogs:
         self.corruption: list[str] = []
         """One sentence for each log that differs from what was archived."""
 
-    def is_over(self) -> bool:
-        return self.ledger.get_state(self.record.id).terminal
-
     def has_unread(self) -> bool:
         """Return whether a log is not read to the end of its archived copy."""
         return any(not cursor.finished for cursor in self._cursors.values())
@@ -189,11 +186,6 @@ class JobLogs:
                 yield one
 
 
-def iter_lines(logs: JobLogs, query: LineFilter = ALL_LINES) -> Iterator[JobLine]:
-    """Yield every line that exists now."""
-    return logs.read_new(query, include_partial=True)
-
-
 def follow_lines(
     logs: JobLogs,
     query: LineFilter = ALL_LINES,
@@ -213,7 +205,7 @@ def follow_lines(
         yield from logs.read_newest(query, limit)
     while True:
         # Read first, so that the pass below finds everything written before the job ended.
-        over = logs.is_over()
+        over = logs.ledger.get_state(logs.record.id).terminal
         came = False
         for line in logs.read_new(query, max_seconds=MAX_READ_SECONDS):
             came = True

@@ -52,11 +52,5 @@ def read_snapshots(store: Store, project_id: str) -> list[CacheSummary]:
     return sorted(found, key=lambda one: one.timestamp, reverse=True)
 
 
-def find_newest_snapshot(store: Store, project_id: str) -> tuple[CacheSummary, list[str]] | None:
-    """Return the newest snapshot of any machine, and the hosts of older ones. Raise StoreError."""
-    found = read_snapshots(store, project_id)
-    return (found[0], sorted({one.host for one in found[1:]})) if found else None
-
-
 def _snapshots_prefix(project_id: str) -> str:
     return f"{project_prefix(project_id)}/cache"

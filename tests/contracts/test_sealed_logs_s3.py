@@ -10,7 +10,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.first_failure import read_first_failure
-from prefect_bt.logs.job_reader import JobLogs, follow_lines, iter_lines
+from prefect_bt.logs.job_reader import JobLogs, follow_lines
 from prefect_bt.logs.line_format import format_lines
 from prefect_bt.logs.log_archive import LogArchiver
 from prefect_bt.object_store import open_store
@@ -61,7 +61,7 @@ def test_sealed_followed_explained_and_damaged(
     key = next(info.key for info in ledger.store.list("") if info.key.endswith("rank-2.log"))
     ledger.store.put(key, b"5 a\n")
     cut = JobLogs(ledger, record)
-    assert len(list(iter_lines(cut))) == 10_001
+    assert len(list(cut.read_new(include_partial=True))) == 10_001
     assert cut.corruption == [
         "The log of rank 2 of attempt 0 is cut: 4 bytes are there, 9 were sealed."
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import JobLogs, follow_lines, iter_lines
+from prefect_bt.logs.job_reader import JobLogs, follow_lines
 from prefect_bt.logs.line_filter import LineFilter
 from prefect_bt.logs.log_archive import LogArchiver
 from prefect_bt.logs.rank_reader import MAX_LINE_BYTES
@@ -58,7 +58,7 @@ def ended(world: SealedWorld) -> bytes:
 
 def read(world: SealedWorld, query: LineFilter | None = None) -> tuple[list[str], list[str]]:
     logs = world.logs()
-    return texts(list(iter_lines(logs, query or LineFilter()))), logs.corruption
+    return texts(list(logs.read_new(query or LineFilter(), include_partial=True))), logs.corruption
 
 
 def test_what_was_sealed_is_not_complained_of(world: SealedWorld):
@@ -122,7 +122,8 @@ def test_an_outcome_of_an_older_version_says_nothing(world: SealedWorld):
 
 def test_a_log_without_newlines_is_read_in_pieces(world: SealedWorld):
     world.nodes[0, 0].data[:] = b"x" * (2 * MAX_LINE_BYTES + 5)
-    found = texts(list(iter_lines(world.logs(), LineFilter(ranks=frozenset({0})))))
+    query = LineFilter(ranks=frozenset({0}))
+    found = texts(list(world.logs().read_new(query, include_partial=True)))
     assert len(found) == 2
     assert sum(map(len, found)) == 2 * MAX_LINE_BYTES + 5
 

@@ -14,7 +14,7 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import CHUNK_BYTES, JobLogs, follow_lines, iter_lines
+from prefect_bt.logs.job_reader import CHUNK_BYTES, JobLogs, follow_lines
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import log_key
@@ -153,7 +153,7 @@ def test_merges_ranks_by_time_and_keeps_attempts_in_order(world: World):
     world.remove()
     world.begin(ranks=2)
     world.write(5, "clock went back", rank=1, attempt=1)
-    found = list(iter_lines(world.logs()))
+    found = list(world.logs().read_new(include_partial=True))
     assert texts(found) == ["a", "b", "c", "clock went back"]
     assert [line.attempt for line in found] == [0, 0, 0, 1]
     assert [line.line.replica for line in found] == ["rank-0", "rank-1", "rank-0", "rank-1"]
@@ -178,16 +178,17 @@ def test_filters(world: World, query: LineFilter, expected: list[str]):
             text = f"{attempt}/{rank} {word}"
             world.write(100 * attempt + rank, text, rank=rank, attempt=attempt)
         world.end_attempt(attempt)
-    assert texts(list(iter_lines(world.logs(), query))) == expected
+    assert texts(list(world.logs().read_new(query, include_partial=True))) == expected
 
 
 def test_lines_without_a_time_keep_their_place(world: World):
     world.begin(ranks=2)
     world.nodes[0, 0].data += b"10 first\nno stamp\n30 last\n"
     world.write(20, "between", rank=1)
-    assert texts(list(iter_lines(world.logs()))) == ["first", "no stamp", "between", "last"]
+    found = list(world.logs().read_new(include_partial=True))
+    assert texts(found) == ["first", "no stamp", "between", "last"]
     late = LineFilter(since=5)
-    assert "no stamp" in texts(list(iter_lines(world.logs(), late)))
+    assert "no stamp" in texts(list(world.logs().read_new(late, include_partial=True)))
 
 
 def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
@@ -196,7 +197,7 @@ def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
     for number in range(3 * CHUNK_BYTES // 2000):
         world.write(2 * number, f"{number} {line}", rank=0)
         world.write(2 * number + 1, f"{number} {line}", rank=1)
-    found = list(iter_lines(world.logs()))
+    found = list(world.logs().read_new(include_partial=True))
     assert len(found) == 2 * (3 * CHUNK_BYTES // 2000)
     stamps = [f.line.timestamp for f in found]
     assert stamps == sorted(stamps)
@@ -206,7 +207,7 @@ def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
 def test_an_unfinished_last_line_is_shown(world: World):
     world.begin()
     world.nodes[0, 0].data += b"1 whole\n2 cut"
-    assert texts(list(iter_lines(world.logs()))) == ["whole", "cut"]
+    assert texts(list(world.logs().read_new(include_partial=True))) == ["whole", "cut"]
 
 
 def test_a_substrate_out_of_reach_leaves_what_is_sealed(world: World):
@@ -214,8 +215,9 @@ def test_a_substrate_out_of_reach_leaves_what_is_sealed(world: World):
     world.write(1, "kept")
     world.end_attempt()
     world.unreachable = True
-    assert texts(list(iter_lines(world.logs()))) == ["kept"]
-    assert texts(list(iter_lines(JobLogs(world.ledger, world.record, live=None)))) == ["kept"]
+    assert texts(list(world.logs().read_new(include_partial=True))) == ["kept"]
+    stored = JobLogs(world.ledger, world.record, live=None)
+    assert texts(list(stored.read_new(include_partial=True))) == ["kept"]
 
 
 # -- following ------------------------------------------------------------------------------

@@ -151,10 +151,9 @@ def _print_all(
     *,
     limit: int | None,
 ) -> None:
-    from prefect_bt.logs.job_reader import iter_lines
-
     job_id = logs.record.id
-    found = iter_lines(logs, query) if limit is None else logs.read_newest(query, limit)
+    every = logs.read_new(query, include_partial=True)
+    found = every if limit is None else logs.read_newest(query, limit)
     if terminal.machine_readable:
         lines.write_document(found, job_id=job_id)
     elif not lines.write_lines(found, format_line):

@@ -12,7 +12,7 @@ from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.settings import Settings
-from prefect_bt.training_cache.snapshot import find_newest_snapshot
+from prefect_bt.training_cache.snapshot import read_snapshots
 from prefect_bt.training_cache.usage import CacheEntry, CacheSummary, summarize_cache
 
 SortBy = Literal["filepath", "size", "modified", "type", "permissions"]
@@ -80,10 +80,10 @@ def summarize(
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:
     """Return the newest snapshot of any machine, and print where it comes from."""
-    found = find_newest_snapshot(store, project_id)
-    if found is None:
+    found = read_snapshots(store, project_id)
+    if not found:
         return None
-    newest, other_hosts = found
+    newest, other_hosts = found[0], sorted({one.host for one in found[1:]})
     terminal.info(
         f"This machine has no cache of the project. Showing the snapshot of host {newest.host}, "
         f"captured at {newest.timestamp}."
