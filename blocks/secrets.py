@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from prefect.types import SecretDict
 from pydantic import Field, HttpUrl
@@ -40,8 +40,5 @@ class TrainingSecrets(FormBlock):
     def build(self) -> InMemorySecrets:
         """Return the secrets as a source for `prefect_bt.credentials.secrets.resolve_secrets`."""
         values = self.values.get_secret_value()
-        return InMemorySecrets({name: _as_text(value) for name, value in values.items()})
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+        return InMemorySecrets(texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,8 +24,7 @@ from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.flows.tasks.stop_requests import is_any_cancelled, watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.asynchronous import is_stop_requested
-from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.parent_calls import ParentCall, claim_call
+from prefect_bt.ledger.parent_calls import claim_call
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
@@ -78,7 +76,10 @@ def _open(request: JobRequest, run_id: str) -> tuple[JobContext, bool] | None:
     """
     parents, ledger = _list_parent_runs(), request.ledger()
     known = request.job_id or ledger.runs.find_job(run_id)
-    call = None if known else _claim_parent_call(ledger, parents, request.fingerprint)
+    call = None
+    if parents and not known:  # the call of the outermost parent that this run answers
+        life = "-".join(str(parent.run_count) for parent in reversed(parents))
+        call = claim_call(ledger, str(parents[-1].id), request.fingerprint, life=life)
     watched = [run_id, *(str(parent.id) for parent in parents)]
     waited = False
     while True:
@@ -116,16 +117,6 @@ def _list_parent_runs() -> list[FlowRun]:
             run = client.read_flow_run(task.flow_run_id)
             parents.append(run)
     return parents
-
-
-def _claim_parent_call(
-    ledger: Ledger, parents: Sequence[FlowRun], request: object
-) -> ParentCall | None:
-    """Claim the call of the outermost parent that this run answers; None without a parent."""
-    if not parents:
-        return None
-    life = "-".join(str(parent.run_count) for parent in reversed(parents))
-    return claim_call(ledger, str(parents[-1].id), request, life=life)
 
 
 def rename_flow_run(site: JobContext) -> None:

@@ -103,9 +103,8 @@ def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[A
 def _begin_attempt(site: JobContext) -> int:
     """Record the next attempt; return its number."""
     if site.ledger.get_state(site.job_id) is JobState.DEPLOYING:
-        transition_job(
-            site, JobState.CREATED, message="prepared again: the previous attempt never ran"
-        )
+        why = "prepared again: the previous attempt never ran"
+        transition_job(site, JobState.CREATED, message=why)
     attempt = site.ledger.begin_attempt(
         site.job_id,
         flow_run_id=str(flow_run.get_id()),

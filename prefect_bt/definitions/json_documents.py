@@ -64,7 +64,14 @@ def _compute_document(compute: Compute) -> dict[str, Any]:
 
 
 def _validate(model: type[T], document: Document) -> T:
-    data = _parse(model, document) if isinstance(document, (str, bytes)) else document
+    try:
+        data: object = json.loads(document) if isinstance(document, (str, bytes)) else document
+    except ValueError as error:
+        raise DefinitionError(
+            f"The document of a {model.__name__} is not JSON: {error}.",
+            next_step="Check it with `python -m json.tool`.",
+            line=error.lineno if isinstance(error, json.JSONDecodeError) else None,
+        ) from error
     if not isinstance(data, Mapping):
         raise DefinitionError(
             f"The JSON document of a {model.__name__} is a {type(data).__name__}.",
@@ -74,15 +81,3 @@ def _validate(model: type[T], document: Document) -> T:
         return model.model_validate(dict(cast("Mapping[str, Any]", data)), strict=False)
     except ValidationError as error:
         raise definition_error(error, model) from error
-
-
-def _parse(model: type[BaseModel], text: str | bytes) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise DefinitionError(
-            f"The document of a {model.__name__} is not JSON: {error}.",
-            next_step="Check it with `python -m json.tool`.",
-            line=line,
-        ) from error

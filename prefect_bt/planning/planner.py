@@ -160,17 +160,12 @@ def _plan_node(
 def _plan_volumes(
     project: TrainingProject, context: PlanContext, weights: tuple[WeightsPlan, ...]
 ) -> tuple[Volume, ...]:
-    volumes = (
-        *iter_volumes(project.job, context.project_id, project.team_name or ""),
-        *(_plan_weights_volume(source, context) for source in weights),
-    )
+    volumes = [*iter_volumes(project.job, context.project_id, project.team_name or "")]
+    for source in weights:
+        revision = context.revisions.get(source.key)
+        key = weights_tree_name(source.key, revision) if revision else source.key
+        volumes.append(Volume(VolumeKind.WEIGHTS, source.mount_location, key, read_only=True))
     return (*volumes, *iter_hf_cache_volumes(volumes))
-
-
-def _plan_weights_volume(source: WeightsPlan, context: PlanContext) -> Volume:
-    revision = context.revisions.get(source.key)
-    key = weights_tree_name(source.key, revision) if revision else source.key
-    return Volume(VolumeKind.WEIGHTS, source.mount_location, key, read_only=True)
 
 
 def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan | None:

@@ -67,7 +67,7 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
             parameters={"job_id": job_id, "store": {"url": store}},
             idempotency_key=str(uuid4()),  # the client itself repeats requests that time out
         )
-        return DeploymentRun(str(run.id), _run_url(run.id))
+        return DeploymentRun(str(run.id), url_for("flow-run", obj_id=run.id) or "")
 
 
 def check_deployment(name: str) -> None:
@@ -152,7 +152,7 @@ def reschedule_run(flow_run_id: str) -> bool:
 def run_url(flow_run_id: str) -> str:
     """Return the run's page in the Prefect UI; "" for a temporary server, which has none."""
     with _api_settings() as api_url:
-        return _run_url(UUID(flow_run_id)) if api_url else ""
+        return (api_url and url_for("flow-run", obj_id=UUID(flow_run_id))) or ""
 
 
 @dataclass(frozen=True)
@@ -269,10 +269,6 @@ def _temporary_server_settings() -> dict[Any, Any]:
     if "startup_timeout_seconds" not in known.ephemeral.model_fields_set:
         updates[PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS] = TEMPORARY_SERVER_TIMEOUT
     return updates
-
-
-def _run_url(flow_run_id: UUID) -> str:
-    return url_for("flow-run", obj_id=flow_run_id) or ""
 
 
 def _api_error(response: httpx.Response) -> ServerError:

@@ -80,7 +80,9 @@ def show_table(
 ) -> None:
     """Print a table. A narrow terminal hides columns, and names them below the table."""
     boxed = terminal.out.is_terminal and len(rows) <= _MAX_BOXED_ROWS
-    cells = {c.name: [_escape_line(c.cell(row, clickable=boxed)) for row in rows] for c in columns}
+    cells = {
+        c.name: [_escape(c.cell(row, clickable=boxed), line=True) for row in rows] for c in columns
+    }
     if not boxed:
         _print_plain(terminal, title, list(cells), cells.values())
         return
@@ -138,19 +140,14 @@ def make_link(url: str | None, *, text: str = "link") -> Text:
     return Text(text, style=f"link {url}") if safe else Text(escape_controls(url))
 
 
-def _escape(cell: Cell) -> str | Text:
+def _escape(cell: Cell, *, line: bool = False) -> str | Text:
     """Return a cell whose text neither steers the terminal nor is read as markup."""
     from rich.text import Text
 
     if isinstance(cell, Text):
         harmless = escape_controls(cell.plain)
         return cell if harmless == cell.plain else Text(harmless, style=cell.style)
-    return Text(escape_controls(cell))
-
-
-def _escape_line(cell: Cell) -> str | Text:
-    """Return a cell of one line, as `_escape` otherwise."""
-    return _escape(cell.replace("\n", "\u240a") if isinstance(cell, str) else cell)
+    return Text(escape_controls(cell.replace("\n", "\u240a") if line else cell))
 
 
 def _choose_columns(

@@ -27,7 +27,11 @@ def to_training_project(value: object) -> TrainingProject:
     One of ours is validated as well: a dict or a list in it may have changed since it was made.
     """
     ours = isinstance(value, TrainingProject)
-    if not ours and not _is_truss_project(value):
+    theirs = isinstance(value, BaseModel) and any(  # of truss, or of a subclass of it
+        kind.__name__ == "TrainingProject" and kind.__module__.partition(".")[0] == _TRUSS_PACKAGE
+        for kind in type(value).__mro__
+    )
+    if not ours and not theirs:
         raise DefinitionError(
             f"push was given a {type(value).__name__}, which is not a training project.",
             next_step="Give the path of a config file, or a TrainingProject.",
@@ -39,14 +43,6 @@ def to_training_project(value: object) -> TrainingProject:
     except ValidationError as error:
         raise definition_error(error, TrainingProject, where="The project to push") from error
     return value if isinstance(value, TrainingProject) else converted
-
-
-def _is_truss_project(value: object) -> bool:
-    """Return whether `value` is a TrainingProject of truss, or of a subclass of it."""
-    return isinstance(value, BaseModel) and any(
-        kind.__name__ == "TrainingProject" and kind.__module__.partition(".")[0] == _TRUSS_PACKAGE
-        for kind in type(value).__mro__
-    )
 
 
 def _to_document(value: object) -> object:
