@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
 from prefect_bt.cli.ui.tables import Column, print_csv, show_table
@@ -12,19 +10,15 @@ from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.settings import Settings
+from prefect_bt.training_cache.document import (
+    SortBy,
+    cache_document,
+    format_size,
+    sort_entries,
+)
 from prefect_bt.training_cache.snapshot import read_snapshots
-from prefect_bt.training_cache.usage import CacheEntry, CacheSummary, summarize_cache
+from prefect_bt.training_cache.usage import CacheSummary, summarize_cache
 
-SortBy = Literal["filepath", "size", "modified", "type", "permissions"]
-
-_SORT_KEYS: Final[dict[SortBy, Callable[[CacheEntry], Any]]] = {
-    "filepath": lambda entry: entry.path,
-    "size": lambda entry: entry.size,
-    "modified": lambda entry: entry.modified or 0.0,
-    "type": lambda entry: entry.file_type,
-    "permissions": lambda entry: entry.permissions,
-}
-_UNITS: Final = ((1000**4, "TB"), (1000**3, "GB"), (1000**2, "MB"), (1000, "KB"))
 _HEAD_FIELDS: Final = {
     "Cache captured at": "timestamp",
     "Project ID": "project_id",
@@ -72,8 +66,8 @@ def summarize(
         )
     if not summary.timestamp:
         summary = _find_snapshot(terminal, ledger.store, known.id) or summary
-    summary.entries.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
-    document = _cache_document(summary)
+    sort_entries(summary, sort, descending=order == "desc")
+    document = cache_document(summary)
     terminal.print_result(document, lambda: _show(terminal, document))
     return _report_uncounted(terminal, summary)
 
@@ -100,21 +94,9 @@ def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSu
     return newest
 
 
-def _format_size(count: int) -> str:
-    """Return `count` bytes in powers of 1000, formatted as truss does.
-
-    >>> _format_size(1000), _format_size(1001)
-    ('1000 B', '1.00 KB')
-    """
-    for size, unit in _UNITS:
-        if count > size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} B"
-
-
 _COLUMNS: Final = [
     Column("File Path", "path", wrap=True),
-    Column("Size", "size_bytes", _format_size, size=True),
+    Column("Size", "size_bytes", format_size, size=True),
     Column("Modified", "modified", hide=3),
     Column("Type", "type", hide=2),
     Column("Permissions", "permissions", hide=1),
@@ -162,34 +144,3 @@ def _format_paths(places: list[str]) -> str:
 def _truncate_path(path: str) -> str:
     short = f"{path[: _MAX_PATH_LENGTH // 2]} … {path[-20:]}"
     return short if len(path) > _MAX_PATH_LENGTH else path
-
-
-def _cache_document(summary: CacheSummary) -> dict[str, Any]:
-    """Return the JSON document of a cache, with the keys of truss."""
-    return {
-        "timestamp": summary.timestamp,
-        "project_id": summary.project_id,
-        **({"host": summary.host, "complete": summary.complete} if summary.host else {}),
-        "total_files": summary.total_entries,
-        "total_size_bytes": summary.total_size,
-        "total_size_human_readable": _format_size(summary.total_size),
-        "files": [_row(entry) for entry in summary.entries],
-    }
-
-
-def _row(entry: CacheEntry) -> dict[str, Any]:
-    return {
-        "path": entry.path,
-        "size_bytes": entry.size,
-        "size_human_readable": _format_size(entry.size),
-        "modified": _local_time(entry.modified),
-        "type": entry.file_type or "Unknown",
-        "permissions": entry.permissions or "Unknown",
-    }
-
-
-def _local_time(at: float | None) -> str:
-    try:
-        return "" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # a year outside the calendar
-        return ""
