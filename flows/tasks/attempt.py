@@ -227,7 +227,7 @@ def run_node(site: JobContext, attempt: int, rank: int) -> State[Any]:
 def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]:
     """Wait for the final flush of every rank. A job is not COMPLETED before it ends."""
     _ = site, attempt
-    gang.wait_for_flush(lambda _: None)
+    gang.wait_for_flush()
     failed = [f"rank {s.rank}: {s.upload_error}" for s in gang.statuses if s.upload_error]
     if failed:
         return Failed(message=f"Not committed: {'; '.join(failed)}")

@@ -91,13 +91,11 @@ class Gang:
                 return
             self.timing.sleep(self.timing.poll_interval)
 
-    def wait_for_flush(self, on_change: Callable[[Sequence[NodeStatus]], None]) -> None:
+    def wait_for_flush(self) -> None:
         """Return when every node has done its final flush; the node's own limit applies."""
         while not all(status.is_over for status in self.statuses):
             self.timing.sleep(self.timing.poll_interval)
-            before, self.statuses = self.statuses, [h.observe() for h in self.handles]
-            if self.statuses != before:
-                on_change(self.statuses)
+            self.statuses = [h.observe() for h in self.handles]
 
     def stop(self, reason: StopReason | str) -> None:
         """Send SIGTERM to every running node; the shared grace starts now."""
@@ -115,7 +113,7 @@ class Gang:
         """Stop, wait for the shared grace, force, flush: for a caller on its way out."""
         self.stop(reason)
         self.watch(stop_requested=lambda: False, on_change=lambda _: None)
-        self.wait_for_flush(lambda _: None)
+        self.wait_for_flush()
 
     def is_over(self) -> bool:
         """Return whether every node has ended."""

@@ -175,5 +175,5 @@ def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang
         return stop_at is not None and clock.now >= 1000 + stop_at
 
     gang.watch(stop_requested=stop_requested, on_change=lambda _: None)
-    gang.wait_for_flush(lambda _: None)
+    gang.wait_for_flush()
     return substrate, gang

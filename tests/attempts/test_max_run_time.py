@@ -48,7 +48,7 @@ from tests.node_agent.rig import JOB, Rig, make_plan, wait_line, with_checkpoint
 
 def watch(gang: Gang) -> Outcome:
     gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
-    gang.wait_for_flush(lambda _: None)
+    gang.wait_for_flush()
     return gang.make_outcome()
 
 

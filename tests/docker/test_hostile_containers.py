@@ -176,7 +176,7 @@ def test_a_stop_that_is_not_answered_removes_the_container(rig: DockerRig, which
     assert rig.client.containers(all=True, filters={"label": f"prefect-bt/job-id={rig.job}"}) == []
     assert not any(map(is_alive, (guard, agent)))
     assert gang.make_outcome().state is JobState.STOPPED
-    gang.wait_for_flush(lambda _: None)
+    gang.wait_for_flush()
     if which == "agent":
         upload = read_record(UploadStatus, handle.folder.upload_status)
         assert upload is not None

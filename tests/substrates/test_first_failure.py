@@ -18,7 +18,7 @@ WAITS = "while ! [ -e {file} ]; do sleep 0.02; done; "
 
 def watched(gang: Gang) -> Gang:
     gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
-    gang.wait_for_flush(lambda _: None)
+    gang.wait_for_flush()
     return gang
 
 
