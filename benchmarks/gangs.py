@@ -36,7 +36,7 @@ from figures import Goal, Row, alone, as_json, as_table, busy, paired
 
 from prefect_bt.host.processes import list_processes, read_command_line
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import Outcome
 
 PORT = 18493

@@ -9,7 +9,7 @@ from pydantic import Field, HttpUrl, WithJsonSchema
 from prefect_bt.blocks.compute import GPUChoice
 from prefect_bt.blocks.forms import NODES_LOGO, FormBlock, FormChoice
 from prefect_bt.definitions import AcceleratorSpec, Compute, Image, SecretReference
-from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.definitions.environment_variables import EnvironmentVariables
 
 if TYPE_CHECKING:
     from prefect_bt.serving.serving_job import ServerOptions

@@ -29,7 +29,7 @@ from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models
 from prefect_bt.serving.curl_example import format_curl
 from prefect_bt.serving.deployment_records import ReadinessVerdict

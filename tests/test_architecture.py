@@ -96,14 +96,14 @@ ENVIRON_READERS: dict[str, str] = {
     "local_server": "the server's process is started with this environment",
     "serving.engines.transformers_server": "it runs inside the job, and without prefect_bt",
     "serving.engines.require_key": "the same",
-    "serving.rollout.gate": "its command is run in this environment",
+    "serving.rollout.acceptance_gate": "its command is run in this environment",
     "flows.tasks.serving_watch": "the same, when the router died",
 }
 # "module:function" -> why it may swallow any exception. One that raises again is no matter.
 BROAD_EXCEPTS: dict[str, str] = {
     "cli.app:main": "whatever arrives there must be told to the user",
     "node_agent.agent:Agent._prepare": "whatever fails in staging is the node's reason",
-    "weights.threads:run_workers.run": "it raises again, in the thread that waits for all of them",
+    "weights.worker_threads:run_workers.run": "it raises again, in the thread that waits",
     "node_agent.upload_process:main": "whatever ends the uploader must be in its status",
     "local_server.watchdog:_call_logging_errors": "nothing restarts it: it reports, tries again",
 }

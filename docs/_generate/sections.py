@@ -31,7 +31,7 @@ def fill_in(markdown: str) -> str:
 def commands() -> str:
     """Return the overview, and every command with its options and examples in the same order."""
     from prefect_bt.cli.app import describe_command, make_app
-    from prefect_bt.cli.commands import COMMANDS, find_overview
+    from prefect_bt.cli.command_table import COMMANDS, find_overview
 
     app = make_app()
     examples = dict[str, str]()
@@ -161,7 +161,7 @@ def job_states() -> str:
 
 def failure_causes() -> str:
     """Return a table of the causes of failures with class and remedy."""
-    from prefect_bt.attempts.diagnosis import CAUSES
+    from prefect_bt.attempts.failure_causes import CAUSES
     from prefect_bt.ledger.records import Cause
 
     rows = [

@@ -14,8 +14,8 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import quote
 
-from prefect_bt.attempts.diagnosis import diagnose_node
-from prefect_bt.attempts.gang import Gang, launch_gang
+from prefect_bt.attempts.failure_causes import diagnose_node
+from prefect_bt.attempts.gang_policy import Gang, launch_gang
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import (
     adopt_gang,

@@ -34,11 +34,11 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.stale_nodes import shut_down_stale_nodes
 from prefect_bt.jobs.start import default_secret_sources
 from prefect_bt.jobs.submit import create_job
-from prefect_bt.jobs.superseded import shut_down_stale_nodes
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.parent_calls import ParentCall
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState

@@ -18,7 +18,7 @@ from typing import Final
 from prefect.artifacts import create_link_artifact
 from prefect.logging import get_run_logger
 
-from prefect_bt.attempts.gang import Gang, read_log_tail
+from prefect_bt.attempts.gang_policy import Gang, read_log_tail
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.credentials.secrets import resolve_secrets
 from prefect_bt.errors import PrefectBtError, ServerError, StoreError
@@ -29,7 +29,7 @@ from prefect_bt.planning.plan import GangPlan
 from prefect_bt.serving.curl_example import CHAT, format_curl
 from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger, ReadinessVerdict
 from prefect_bt.serving.engines.engine_key import KEY_REFERENCE, add_engine_key, derive_engine_key
-from prefect_bt.serving.rollout.gate import parse_gate, run_gate
+from prefect_bt.serving.rollout.acceptance_gate import parse_gate, run_gate
 from prefect_bt.serving.rollout.readiness import check_readiness, explain_log_tail
 from prefect_bt.serving.rollout.traffic import RevisionAction, choose_action
 from prefect_bt.serving.router.deployment_folder import RouterFolder

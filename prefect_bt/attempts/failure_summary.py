@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-from prefect_bt.attempts.diagnosis import find_signal, is_agent_lost
+from prefect_bt.attempts.failure_causes import find_signal, is_agent_lost
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.text.number_ranges import format_ranks
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from prefect_bt.attempts.diagnosis import diagnose_cause, diagnose_error
-from prefect_bt.attempts.gang import Gang
+from prefect_bt.attempts.failure_causes import diagnose_cause, diagnose_error
+from prefect_bt.attempts.gang_policy import Gang
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.max_run_time import find_run_time_limit
 from prefect_bt.attempts.retry_policy import RetryDecision, decide_retry

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from prefect_bt.cli import commands
+from prefect_bt.cli import command_table
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
 from prefect_bt.errors import PrefectBtError, UsageError
 
@@ -37,7 +37,7 @@ _REWORDED: Final = (
     (r"""\"\('(.*)',\)\"""", r'"\1"'),
 )
 """Patterns in the messages of cyclopts, and what users read instead."""
-_GLOBAL_OPTIONS: Final = Group(commands.GLOBAL_OPTIONS, sort_key=9)
+_GLOBAL_OPTIONS: Final = Group(command_table.GLOBAL_OPTIONS, sort_key=9)
 
 
 def make_app() -> App:
@@ -50,9 +50,9 @@ def make_app() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for name, about in commands.GROUPS.items():
+    for name, about in command_table.GROUPS.items():
         app.command(App(name=name, help=about))
-    for name, path, about in chain.from_iterable(commands.REGISTRY.values()):
+    for name, path, about in chain.from_iterable(command_table.REGISTRY.values()):
         parent, _, verb = name.rpartition(" ")
         for alias in (verb, *_ALIASES.get(name, ())):
             (app[parent] if parent else app).command(
@@ -87,7 +87,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     terminal = open_terminal(interactive=True, debug=_is_debug_requested(given))
     app = make_app()
     try:
-        if commands.HELP_FLAGS & set(given):
+        if command_table.HELP_FLAGS & set(given):
             describe_command(app, given)
         code = app.meta(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
@@ -130,12 +130,12 @@ def _make_launcher(app: App) -> Callable[..., object]:
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         non_interactive: Annotated[
-            bool, Parameter(group=_GLOBAL_OPTIONS, help=commands.NON_INTERACTIVE)
+            bool, Parameter(group=_GLOBAL_OPTIONS, help=command_table.NON_INTERACTIVE)
         ] = False,
         log: Annotated[
             LogLevel,
             Parameter(
-                group=_GLOBAL_OPTIONS, help=commands.LOG, metavar="LEVEL", show_choices=False
+                group=_GLOBAL_OPTIONS, help=command_table.LOG, metavar="LEVEL", show_choices=False
             ),
         ] = "humanfriendly",
     ) -> object:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from prefect_bt.cli import commands
+from prefect_bt.cli import command_table
 
 _JOB_COMMANDS: Final = frozenset({"push", "recreate", "retry"})
 _NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
@@ -28,10 +28,10 @@ def main() -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if overview := commands.find_overview(words):
+    if overview := command_table.find_overview(words):
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
         colored = sys.stdout.isatty() and not plain
-        print(commands.color_overview(overview) if colored else overview, flush=True)
+        print(command_table.color_overview(overview) if colored else overview, flush=True)
         return 0
     if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
         from prefect_bt.jobs.start import prestart_launcher

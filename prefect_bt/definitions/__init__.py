@@ -42,6 +42,12 @@ from prefect_bt.definitions.deploy import (
     TrainingArtifactReference,
     WhisperCheckpoint,
 )
+from prefect_bt.definitions.environment_variables import (
+    EnvironmentVariables,
+    SecretReference,
+    literal_variables,
+    secret_names,
+)
 from prefect_bt.definitions.error_messages import definition_error
 from prefect_bt.definitions.image import (
     AWSAssumeRoleDockerAuth,
@@ -54,6 +60,12 @@ from prefect_bt.definitions.image import (
     Image,
     RegistrySecretDockerAuth,
 )
+from prefect_bt.definitions.interactive_session import (
+    InteractiveSession,
+    InteractiveSessionAuthProvider,
+    InteractiveSessionProvider,
+    InteractiveSessionTrigger,
+)
 from prefect_bt.definitions.job import TrainingJob, TrainingProject, Workspace
 from prefect_bt.definitions.json_documents import (
     deploy_config_document,
@@ -63,18 +75,6 @@ from prefect_bt.definitions.json_documents import (
 )
 from prefect_bt.definitions.overrides import Overrides, apply_overrides, parse_accelerator_option
 from prefect_bt.definitions.runtime import CacheConfig, Runtime
-from prefect_bt.definitions.session import (
-    InteractiveSession,
-    InteractiveSessionAuthProvider,
-    InteractiveSessionProvider,
-    InteractiveSessionTrigger,
-)
-from prefect_bt.definitions.variables import (
-    EnvironmentVariables,
-    SecretReference,
-    literal_variables,
-    secret_names,
-)
 from prefect_bt.definitions.weights import WeightsAuth, WeightsAuthMethod, WeightsSource
 
 __all__ = [

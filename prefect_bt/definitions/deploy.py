@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_v
 
 from prefect_bt.definitions.base import OpenModel, StrictModel
 from prefect_bt.definitions.compute import Compute
-from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.definitions.environment_variables import EnvironmentVariables
 
 DEFAULT_LORA_RANK: Final = 16
 DEFAULT_DOWNLOAD_FOLDER: Final = "/tmp/training_checkpoints"  # noqa: S108

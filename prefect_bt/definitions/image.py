@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import model_validator
 
 from prefect_bt.definitions.base import NonEmptyStr, StrictModel
-from prefect_bt.definitions.variables import SecretReference
+from prefect_bt.definitions.environment_variables import SecretReference
 
 
 class DockerAuthType(StrEnum):

@@ -9,8 +9,8 @@ from pydantic import Field
 from prefect_bt.definitions.base import StrictModel
 from prefect_bt.definitions.compute import Compute
 from prefect_bt.definitions.image import Image
+from prefect_bt.definitions.interactive_session import InteractiveSession
 from prefect_bt.definitions.runtime import Runtime
-from prefect_bt.definitions.session import InteractiveSession
 from prefect_bt.definitions.weights import WeightsSource
 
 

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from prefect_bt.definitions.compute import AcceleratorSpec, AvailabilityModel, parse_accelerator
 from prefect_bt.definitions.error_messages import definition_error
-from prefect_bt.definitions.job import TrainingJob, TrainingProject
-from prefect_bt.definitions.session import (
+from prefect_bt.definitions.interactive_session import (
     DEFAULT_TIMEOUT_MINUTES,
     InteractiveSession,
     InteractiveSessionTrigger,
 )
+from prefect_bt.definitions.job import TrainingJob, TrainingProject
 from prefect_bt.errors import DefinitionError
 
 NO_ACCELERATOR: Final = "none"

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from prefect_bt.definitions.base import StrictModel
 from prefect_bt.definitions.checkpoints import CheckpointingConfig, LoadCheckpointConfig
-from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.definitions.environment_variables import EnvironmentVariables
 from prefect_bt.node_paths import CACHE_BASE
 
 

@@ -14,7 +14,7 @@ from prefect_bt.gc.liveness import JobStores
 from prefect_bt.gc.processes import ProcessScanner, scan_routers
 from prefect_bt.gc.store_objects import UploadScanner, scan_holds, scan_shared_downloads
 from prefect_bt.gc.weights import WeightsScanner
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.docker.endpoints import list_used_engines
 from prefect_bt.substrates.kubernetes.client import ClusterClient

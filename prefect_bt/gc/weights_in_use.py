@@ -13,7 +13,7 @@ from typing import Final
 
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.planner import plan_weights

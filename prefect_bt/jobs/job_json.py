@@ -20,7 +20,7 @@ from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.job_index.entries import store_document
 from prefect_bt.jobs.provenance import provenance_document
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.quantities import format_iso

@@ -21,7 +21,7 @@ from prefect_bt.host.job_lock import (
     lock_path,
 )
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
@@ -72,7 +72,7 @@ def _recover(ledger: Ledger, record: JobRecord, claim: JobLock) -> bool:
     state_dir, job_id = claim.state_dir, record.id
     # It ended while its lock was being acquired, or another machine runs it now.
     if not is_this_host(state_dir, ledger.get_host(job_id)) or ledger.get_state(job_id).terminal:
-        from prefect_bt.jobs.superseded import shut_down_stale_nodes
+        from prefect_bt.jobs.stale_nodes import shut_down_stale_nodes
 
         shut_down_stale_nodes(ledger, record, settings=Settings(state_dir=state_dir))
         claim.release_and_remove()

@@ -13,7 +13,7 @@ from prefect_bt.jobs.start import open_launcher, start_job
 from prefect_bt.jobs.stop import describe_owning_machine, reconcile_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from prefect_bt.text.durations import parse_duration

@@ -25,7 +25,7 @@ from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.start import JobLauncher, open_launcher, start_job
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import load_definition, open_ledger
+from prefect_bt.ledger.open_ledger import load_definition, open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget
 from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR

@@ -26,7 +26,7 @@ class FailureClass(StrEnum):
 
 
 class Cause(StrEnum):
-    """Reason why a node or an attempt failed; class and remedy: prefect_bt.attempts.diagnosis.
+    """Reason why a node or an attempt failed; class and remedy: prefect_bt.attempts.failure_causes.
 
     A substrate maps its own states to causes. Values are stored: add, never respell.
     """

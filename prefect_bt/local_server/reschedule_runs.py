@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Scheduled
 
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.setup import POOL, use_api
 from prefect_bt.prefect_api.client import reschedule_run

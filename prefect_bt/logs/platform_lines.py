@@ -148,7 +148,7 @@ class JobHistory:
         """Return (redacted source, key, pinned revision) of each source of weights."""
         if not self._has_weights:
             return []
-        from prefect_bt.ledger.opening import load_definition
+        from prefect_bt.ledger.open_ledger import load_definition
         from prefect_bt.planning.planner import plan_weights
         from prefect_bt.text.url_redaction import redact_url
 

@@ -26,7 +26,7 @@ from prefect_bt.host.nodes.files import StatusFile, read_record
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, StopReason
 from prefect_bt.node_agent import staging
-from prefect_bt.node_agent.activity import ActivityMonitor
+from prefect_bt.node_agent.activity_monitor import ActivityMonitor
 from prefect_bt.node_agent.command_environment import (
     HostEnvironment,
     build_command_environment,

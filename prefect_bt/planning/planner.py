@@ -23,7 +23,6 @@ from prefect_bt.errors import PlanError
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.allocation import allocate_resources
 from prefect_bt.planning.context import PlanContext
-from prefect_bt.planning.notes import iter_notes
 from prefect_bt.planning.plan import (
     CheckpointPlan,
     GangPlan,
@@ -34,6 +33,7 @@ from prefect_bt.planning.plan import (
     WeightsAuthPlan,
     WeightsPlan,
 )
+from prefect_bt.planning.plan_notes import iter_notes
 from prefect_bt.planning.translation import (
     checkpoint_dir,
     iter_hf_cache_volumes,

@@ -18,8 +18,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from prefect_bt.credentials import cloud_identity
+from prefect_bt.definitions.environment_variables import SecretReference
 from prefect_bt.definitions.image import AWSIAMDockerAuth, DockerAuth
-from prefect_bt.definitions.variables import SecretReference
 from prefect_bt.errors import IdentityError, SecretError
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import DOCKER_HUB, ImageReference, normalize_registry_host

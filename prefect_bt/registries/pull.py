@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.registries.credentials import ANONYMOUS, Login, resolve_login
-from prefect_bt.registries.engine import EngineClient, LayerProgress
+from prefect_bt.registries.engine_client import EngineClient, LayerProgress
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
 from prefect_bt.registries.reference import ImageReference, parse_reference
 from prefect_bt.settings import Settings

@@ -20,7 +20,7 @@ from prefect_bt.definitions import WeightsSource
 from prefect_bt.errors import DefinitionError, NotFoundError
 from prefect_bt.ledger.job_objects import PinnedWeights
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.planning.plan import LoadedCheckpoint, WeightsPlan
 from prefect_bt.planning.planner import plan_weights

@@ -40,7 +40,7 @@ class Revision:
     """Models that one server serves. `models` are their names in requests.
 
     `patience` limits the seconds between the start of the server's process and its first answer.
-    `gate` is the document of the test before promotion (serving.rollout.gate); None: no test.
+    `gate` is the document of the test before promotion (rollout.acceptance_gate); None: no test.
     `key_secret` is the secret that clients send as the API key; "": no key.
     """
 

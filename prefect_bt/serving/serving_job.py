@@ -32,7 +32,7 @@ from prefect_bt.definitions import (
     WeightsAuth,
     WeightsSource,
 )
-from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.definitions.environment_variables import EnvironmentVariables
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.planning.plan import WeightsPlan

@@ -2,7 +2,7 @@
 
 A substrate is a pure function (node plan -> the platform's terms), a total table (the platform's
 states -> NodeStatus), and a map of its exceptions. The policy (fail fast, wait, stop together) is
-in prefect_bt.attempts.gang only.
+in prefect_bt.attempts.gang_policy only.
 """
 
 from __future__ import annotations

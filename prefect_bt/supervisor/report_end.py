@@ -17,7 +17,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from prefect_bt.errors import ServerError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import wait_for_server_url
 from prefect_bt.prefect_api.client import prefect_client

@@ -79,7 +79,7 @@ def _run_job(job_id: str) -> int:
     from prefect.settings import PREFECT_API_URL
 
     from prefect_bt.flows.tasks.reporting.report import API_ERRORS
-    from prefect_bt.ledger.opening import open_ledger
+    from prefect_bt.ledger.open_ledger import open_ledger
 
     ledger = open_ledger()
     try:

@@ -17,7 +17,7 @@ from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.patterns import select_files
 from prefect_bt.weights.sources.protocol import SourceRequest, TransientError, open_source
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.threads import RETRY_DELAYS, call_with_retries
+from prefect_bt.weights.worker_threads import RETRY_DELAYS, call_with_retries
 
 
 class MirrorPlan(NamedTuple):

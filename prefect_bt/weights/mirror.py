@@ -25,7 +25,7 @@ from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.eviction import enforce_budget, ensure_disk_space
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
-from prefect_bt.weights.download.engine import Download
+from prefect_bt.weights.download.downloader import Download
 from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.sources.patterns import select_files
@@ -39,7 +39,12 @@ from prefect_bt.weights.sources.protocol import (
 )
 from prefect_bt.weights.store_copy.copies import StoreMirror
 from prefect_bt.weights.store_copy.shared_download import SharedDownload
-from prefect_bt.weights.threads import RETRY_DELAYS, StopSignal, call_with_retries, run_workers
+from prefect_bt.weights.worker_threads import (
+    RETRY_DELAYS,
+    StopSignal,
+    call_with_retries,
+    run_workers,
+)
 
 T = TypeVar("T")
 _POLL_INTERVAL: Final = 0.1

@@ -23,14 +23,14 @@ BROKEN = [
         "from prefect_bt.ledger.records import Job",
         "errors (level 0) imports ledger.records",
     ),
-    ("dependencies", "errors", "import prefect_bt.attempts.gang", "imports attempts"),
+    ("dependencies", "errors", "import prefect_bt.attempts.gang_policy", "imports attempts"),
     ("dependencies", "errors", "from prefect_bt.ledger import records", "imports ledger.records"),
     ("dependencies", "errors", "from .ledger import records", "imports ledger.records"),
     ("dependencies", "definitions.job", "from ..attempts import Gang", "imports attempts"),
     (
         "dependencies",
         "ledger.records",
-        "def f():\n    from prefect_bt.attempts.gang import Gang",
+        "def f():\n    from prefect_bt.attempts.gang_policy import Gang",
         "imports attempts",
     ),
     (

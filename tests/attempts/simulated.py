@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from prefect_bt.attempts.gang import Gang, Timing, launch_gang
+from prefect_bt.attempts.gang_policy import Gang, Timing, launch_gang
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.nodes.launch import launch_nodes
 from prefect_bt.ledger.records import NodePhase, NodeStatus

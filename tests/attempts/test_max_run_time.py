@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.attempts.gang import Gang, launch_gang
+from prefect_bt.attempts.gang_policy import Gang, launch_gang
 from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import adopt_gang, launch_failure_outcome
 from prefect_bt.attempts.max_run_time import (
@@ -27,7 +27,7 @@ from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.submit import write_job
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import (
     Cause,
     FailureClass,

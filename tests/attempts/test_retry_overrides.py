@@ -23,7 +23,7 @@ from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.submit import write_job
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import Cause, FailureClass, JobRecord, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
 

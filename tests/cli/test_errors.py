@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from prefect_bt.cli.app import make_app
-from prefect_bt.cli.commands import COMMANDS, color_overview, find_overview
+from prefect_bt.cli.command_table import COMMANDS, color_overview, find_overview
 
 from .conftest import COMMAND, Cli, Shop, Within
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from prefect_bt.cli.app import describe_command, make_app
-from prefect_bt.cli.commands import COMMANDS
+from prefect_bt.cli.command_table import COMMANDS
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.slow]

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from prefect_bt.attempts.diagnosis import CAUSES
+from prefect_bt.attempts.failure_causes import CAUSES
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.json_merge import merge
 

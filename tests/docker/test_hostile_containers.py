@@ -17,8 +17,8 @@ import docker
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.attempts.diagnosis import diagnose_node
-from prefect_bt.attempts.gang import Gang, Timing
+from prefect_bt.attempts.failure_causes import diagnose_node
+from prefect_bt.attempts.gang_policy import Gang, Timing
 from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE, read_record, write_text_atomic
 from prefect_bt.ledger.records import (
     Cause,

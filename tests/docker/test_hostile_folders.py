@@ -12,7 +12,7 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.gc.job_folders import JobScanner
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.host.state_folder import volume_folder
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import Cause
 from prefect_bt.planning.plan import Volume, VolumeKind
 from tests.node_agent.rig import all_lines, own_lines, wait_over

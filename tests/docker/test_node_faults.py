@@ -13,7 +13,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.attempts.diagnosis import diagnose_node
+from prefect_bt.attempts.failure_causes import diagnose_node
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.nodes.handle import NODE_GONE
 from prefect_bt.host.processes import find_marked_processes

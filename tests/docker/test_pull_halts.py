@@ -9,7 +9,7 @@ import docker
 import pytest
 
 from prefect_bt.errors import ImageError
-from prefect_bt.registries.engine import EngineClient
+from prefect_bt.registries.engine_client import EngineClient
 from prefect_bt.registries.pull import pull_image
 from prefect_bt.text.progress import Progress
 

@@ -31,7 +31,7 @@ from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Orphan
 from prefect_bt.host.job_lock import is_owned
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.local_server.password import CLIENT_VARIABLE, read_auth
 from prefect_bt.settings import Settings

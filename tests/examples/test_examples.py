@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_keys import job_prefix
 
 missing = [n for n in ("torch", "transformers", "accelerate", "peft") if not find_spec(n)]

@@ -13,7 +13,7 @@ from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Findings, OrphanKind, remove_all
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings

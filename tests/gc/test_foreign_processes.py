@@ -18,7 +18,7 @@ from prefect_bt.host.job_lock import JobLock, lock_job
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE
 from prefect_bt.host.state_folder import JobFolder, make_mark
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from tests.gc.conftest import Site, environ_of
 from tests.node_agent.rig import is_alive, wait_over, wait_until

@@ -13,7 +13,7 @@ from prefect_bt.host.job_lock import JobLock, has_lock_file, lock_job
 from prefect_bt.host.nodes.files import write_text_atomic
 from prefect_bt.host.processes import list_processes
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from tests.gc.conftest import Site, environ_of
 from tests.node_agent.rig import agent_pids, mark_of, wait_over, wait_running

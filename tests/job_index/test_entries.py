@@ -16,7 +16,7 @@ from prefect_bt.job_index import entries
 from prefect_bt.job_index.entries import JobIndex, ReadDocument, store_document
 from prefect_bt.jobs.delete import delete_job
 from prefect_bt.jobs.job_json import job_document, store_ended_job
-from prefect_bt.jobs.prune import execute_prune, plan_prune
+from prefect_bt.jobs.prune_checkpoints import execute_prune, plan_prune
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, RetentionPolicy

@@ -29,7 +29,7 @@ from prefect_bt.jobs.delete import delete_project
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import make_id, project_index_key, project_record_key

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from tests.e2e.conftest import Machine, until
 

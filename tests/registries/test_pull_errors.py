@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.attempts.diagnosis import CAUSES
+from prefect_bt.attempts.failure_causes import CAUSES
 from prefect_bt.ledger.records import Cause
 from prefect_bt.registries.pull_errors import (
     PullError,

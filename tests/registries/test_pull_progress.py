@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect_bt.registries.engine import LayerProgress
+from prefect_bt.registries.engine_client import LayerProgress
 
 EVENTS = [
     {"status": "Pulling from team/train", "id": "1"},

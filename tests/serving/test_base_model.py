@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
 from tests.checkpoints import folders

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import NotFoundError
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.serving.deployment_records import (
     NO_REVISION,
     DeploymentLedger,

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.attempts.gang import Gang
+from prefect_bt.attempts.gang_policy import Gang
 from prefect_bt.ledger.records import Cause, FailureClass
 from prefect_bt.ledger.states import JobState
 from tests.node_agent.rig import Rig, wait_line, wait_over, wait_running

@@ -15,7 +15,7 @@ from prefect_bt.host.job_lock import (
     lock_path,
     remove_job_lock,
 )
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.supervisor.supervised_job import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
-from prefect_bt.weights.download.engine import BLOCK_BYTES
+from prefect_bt.weights.download.downloader import BLOCK_BYTES
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import RangesUnsupported
 

@@ -14,11 +14,11 @@ from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.text.progress import Progress
 from prefect_bt.weights import NodeCache, mirror, mirror_source
-from prefect_bt.weights.download import engine
+from prefect_bt.weights.download import downloader
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    engine.RETRY_DELAYS = mirror.RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
+    downloader.RETRY_DELAYS = mirror.RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
         given["source"],

@@ -159,13 +159,13 @@ if __name__ == "__main__":
     from prefect_bt.planning.plan import WeightsPlan
     from prefect_bt.weights import NodeCache, mirror_source
     from prefect_bt.weights.cache import partial_file
-    from prefect_bt.weights.download import engine
+    from prefect_bt.weights.download import downloader
     from prefect_bt.weights.sources import protocol
 
     given = json.loads(sys.argv[1])
-    partial_file.GRANULE_BYTES = engine.GRANULE_BYTES = GRANULE  # pyright: ignore[reportAttributeAccessIssue]
-    engine.BLOCK_BYTES = BLOCK  # pyright: ignore[reportAttributeAccessIssue]
-    engine.CONNECTIONS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
+    partial_file.GRANULE_BYTES = downloader.GRANULE_BYTES = GRANULE  # pyright: ignore[reportAttributeAccessIssue]
+    downloader.BLOCK_BYTES = BLOCK  # pyright: ignore[reportAttributeAccessIssue]
+    downloader.CONNECTIONS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["tests_weights_ranged"] = sys.modules["__main__"]
     protocol.SOURCES["http"] = "tests_weights_ranged:RangedSource"
     cache = NodeCache(Path(given["root"]))

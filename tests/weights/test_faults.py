@@ -19,13 +19,13 @@ from prefect_bt.text.progress import Progress
 from prefect_bt.weights import NodeCache
 from prefect_bt.weights.cache.partial_file import PartialFile
 from prefect_bt.weights.cache.staged_tree import StagingTree
-from prefect_bt.weights.download.engine import BLOCK_BYTES
+from prefect_bt.weights.download.downloader import BLOCK_BYTES
 from prefect_bt.weights.manifest import FileEntry
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import TransientError
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
-from prefect_bt.weights.threads import Closed
+from prefect_bt.weights.worker_threads import Closed
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.s3_server import shared_s3
@@ -201,7 +201,7 @@ def test_another_object_of_the_same_length_is_not_continued(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a tag, and with none."""
-    monkeypatch.setattr("prefect_bt.weights.download.engine.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.downloader.RETRY_DELAYS", ())
     for tags in (True, False):
         source_here.files, source_here.tags = {"a.bin": bytes([1]) * (3 << 20)}, tags
         cut_off_at(source_here, 2 << 20)
@@ -233,7 +233,7 @@ def test_what_changed_while_it_was_read_is_not_remembered(
 def test_servers_without_ranges(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.weights.download.engine.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.downloader.RETRY_DELAYS", ())
     source_here.files |= {f"large-{n}.bin": os.urandom(BLOCK_BYTES + n) for n in range(3)}
     size = sum(map(len, source_here.files.values()))
     cut_off_at(source_here, 2 << 20)

@@ -14,7 +14,7 @@ from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import OK, format_count
 from prefect_bt.errors import PrefectBtError, WorkspaceError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
 
 

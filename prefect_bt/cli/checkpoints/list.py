@@ -12,7 +12,7 @@ from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Or
 from prefect_bt.cli.ui.tables import Column, Document, format_local_time, print_csv, show_table
 from prefect_bt.cli.ui.terminal import Terminal, can_draw
 from prefect_bt.file_server.signed_urls import file_documents, unsigned_urls
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.workspace.limits import format_bytes
 

@@ -17,8 +17,8 @@ from prefect_bt.cli.ui.options import (
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import UsageError
-from prefect_bt.jobs.prune import PrunePlan, check_names, execute_prune, plan_prune
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.jobs.prune_checkpoints import PrunePlan, check_names, execute_prune, plan_prune
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.settings import Settings
 from prefect_bt.workspace.limits import format_bytes

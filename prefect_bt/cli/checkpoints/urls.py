@@ -21,7 +21,7 @@ from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.file_server import process
 from prefect_bt.file_server.signed_urls import file_documents, signed_urls, unsigned_urls
 from prefect_bt.host.service import LOOPBACK, is_wildcard
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 

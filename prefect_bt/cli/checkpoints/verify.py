@@ -17,7 +17,7 @@ from prefect_bt.cli.ui.options import (
 )
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.workspace.limits import format_bytes
 
 

@@ -13,7 +13,7 @@ from prefect_bt.jobs.delete import (
     list_project_jobs,
 )
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 
 

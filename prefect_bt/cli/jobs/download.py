@@ -9,7 +9,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Remote
 from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.jobs.download import download_workspace
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
 
 

@@ -12,7 +12,7 @@ from prefect_bt.jobs.drill import check_drillable, run_drill, stop_drill
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import open_launcher
 from prefect_bt.jobs.submit import submit
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 
 
 def drill(

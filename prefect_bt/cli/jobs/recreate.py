@@ -19,7 +19,7 @@ from prefect_bt.cli.ui.options import (
 from prefect_bt.jobs import resubmit
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.submit import recreate as submit_again
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 
 
 def recreate(

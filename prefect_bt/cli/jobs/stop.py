@@ -11,7 +11,7 @@ from prefect_bt.errors import PrefectBtError, StateError, UsageError
 from prefect_bt.jobs.job_json import current_user, job_document
 from prefect_bt.jobs.stop import stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.prefect_api.client import cancel_run

@@ -10,7 +10,7 @@ from prefect_bt.cli.logs.follow import exit_code, follow_job
 from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.host.mounts.volumes import list_exposure_warnings
 from prefect_bt.jobs.job_json import job_document
-from prefect_bt.ledger.opening import load_definition, open_ledger
+from prefect_bt.ledger.open_ledger import load_definition, open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings

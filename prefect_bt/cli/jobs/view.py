@@ -62,7 +62,7 @@ def view(
 
     `prefect-bt view --project my-project -o json`
     """
-    from prefect_bt.ledger.opening import open_ledger
+    from prefect_bt.ledger.open_ledger import open_ledger
 
     if all and limit is not None:
         raise UsageError("--all and --limit exclude each other.", next_step="Give one of them.")

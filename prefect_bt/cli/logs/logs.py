@@ -105,7 +105,7 @@ def logs(
 
     `prefect-bt logs --first-failure`
     """
-    from prefect_bt.ledger.opening import open_ledger
+    from prefect_bt.ledger.open_ledger import open_ledger
     from prefect_bt.logs.line_filter import LineFilter
 
     chosen = parse_number_ranges(attempt)

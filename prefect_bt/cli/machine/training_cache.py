@@ -7,7 +7,7 @@ from typing import Any, Final
 from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
 from prefect_bt.cli.ui.tables import Column, print_csv, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.settings import Settings
 from prefect_bt.training_cache.document import (

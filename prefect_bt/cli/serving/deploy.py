@@ -17,7 +17,7 @@ from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import DeployCheckpointsConfig, load_deploy_checkpoints_config
 from prefect_bt.errors import DefinitionError
 from prefect_bt.host.service import is_loopback
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.serving.curl_example import CHAT, EXAMPLE_PROMPT, TRANSCRIPTION, format_curl
 from prefect_bt.serving.deployment_records import ReadinessVerdict
 from prefect_bt.serving.engines.truss_config import truss_config_text, write_truss_config

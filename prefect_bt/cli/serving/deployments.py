@@ -25,7 +25,7 @@ from prefect_bt.errors import ServingError
 from prefect_bt.jobs.job_json import current_user
 from prefect_bt.jobs.stop import wait_for_end
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict
 from prefect_bt.serving.rollout import revisions
 from prefect_bt.serving.rollout.wait import AwaitedRevision, wait_for_revision

@@ -29,7 +29,7 @@ from prefect_bt.definitions import (
     SecretReference,
     parse_accelerator_option,
 )
-from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.definitions.environment_variables import EnvironmentVariables
 from prefect_bt.errors import DefinitionError
 from prefect_bt.jobs.job_json import current_user
 from prefect_bt.ledger.ledger import Ledger
@@ -41,8 +41,8 @@ from prefect_bt.serving.checkpoint_selection import (
     select_models,
 )
 from prefect_bt.serving.engines.command_lines import get_engine
+from prefect_bt.serving.rollout.acceptance_gate import load_gate_file
 from prefect_bt.serving.rollout.deploy import DeployOptions
-from prefect_bt.serving.rollout.gate import load_gate_file
 from prefect_bt.serving.servable_checkpoints import (
     LATEST,
     ServableCheckpoints,

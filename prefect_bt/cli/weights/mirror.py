@@ -31,7 +31,7 @@ from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.dry_run import plan_mirror
 from prefect_bt.weights.mirror import format_result
 from prefect_bt.weights.sources.protocol import SourceRequest
-from prefect_bt.weights.threads import run_workers
+from prefect_bt.weights.worker_threads import run_workers
 
 _MAX_CONCURRENT: Final = 2
 """Sources at a time: the second one uses the bandwidth while the first one lists or hashes."""

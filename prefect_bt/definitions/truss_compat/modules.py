@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from prefect_bt.definitions import deploy, session
+from prefect_bt.definitions import deploy, interactive_session
 from prefect_bt.definitions.truss_compat import functions
 
 TRUSS_PACKAGES: Final = ("truss", "truss_train")
@@ -108,7 +108,9 @@ def _make_module(name: str) -> ModuleType:
     module = ModuleType(name, f"prefect_bt's stand-in for {name}")
     # Imported on use: it imports this module.
     known = {**vars(import_module("prefect_bt.definitions")), **vars(functions)}
-    known["DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES"] = session.DEFAULT_TIMEOUT_MINUTES
+    known["DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES"] = (
+        interactive_session.DEFAULT_TIMEOUT_MINUTES
+    )
     known["DEFAULT_LORA_RANK"] = deploy.DEFAULT_LORA_RANK
     if name == "truss.base.truss_config":
         known["CheckpointList"] = deploy.ArtifactList

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from prefect_bt.attempts.diagnosis import format_signal
+from prefect_bt.attempts.failure_causes import format_signal
 from prefect_bt.host import processes
 from prefect_bt.host.nodes.files import StatusFile
 from prefect_bt.ledger.records import NodePhase
-from prefect_bt.node_agent.activity import ActivityMonitor
+from prefect_bt.node_agent.activity_monitor import ActivityMonitor
 from prefect_bt.node_agent.commands.runner import PIPE_BYTES, Runner
 from prefect_bt.node_agent.commands.stop_signal import StopMonitor
 from prefect_bt.node_agent.log_writer import LogFile, OutputLog

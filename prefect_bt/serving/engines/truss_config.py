@@ -14,7 +14,11 @@ from typing import Any, Final
 import yaml
 
 from prefect_bt.definitions import Compute, ModelWeightsFormat
-from prefect_bt.definitions.variables import EnvironmentVariables, literal_variables, secret_names
+from prefect_bt.definitions.environment_variables import (
+    EnvironmentVariables,
+    literal_variables,
+    secret_names,
+)
 from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.translation import normalize_path
 from prefect_bt.serving.engines.command_lines import (

@@ -20,11 +20,11 @@ from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
 from prefect_bt.jobs.submit import plan_submission, submit
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget, ServingRef
 from prefect_bt.serving.checkpoint_selection import check_model_name
 from prefect_bt.serving.deployment_records import DeploymentLedger, Revision
-from prefect_bt.serving.rollout.gate import parse_gate
+from prefect_bt.serving.rollout.acceptance_gate import parse_gate
 from prefect_bt.serving.rollout.revisions import hold_checkpoints
 from prefect_bt.serving.rollout.wait import AwaitedRevision
 from prefect_bt.serving.router.deployment_folder import RouterFolder
@@ -59,8 +59,8 @@ class DeployOptions:
     `host` and `port` are the deployment's address, by default a free port on the loopback
     interface. `key_secret` names the secret with the API key, by default that of the deployment.
     `ready_timeout` limits the seconds until the first answer. `hold`: do not promote the revision.
-    `gate` is a document of serving.rollout.gate. `secrets` is looked up first; `secrets_block` is
-    the saved block of it.
+    `gate` is a document of rollout.acceptance_gate. `secrets` is looked up first; `secrets_block`
+    is the saved block of it.
     """
 
     model_name: str

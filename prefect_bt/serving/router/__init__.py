@@ -2,7 +2,7 @@
 
 A request goes to the revision of `route.json` when it arrives, and stays there until it is
 answered. While there is no route, or the server accepts no connection, the request waits. Begin
-with `app`, then `proxy`. The files in the state folder:
+with `router`, then `proxy`. The files in the state folder:
 
     <state dir>/deployments/<quoted name>/
         listen.json   {"host", "port"}: the router's address; chosen once

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.host.service import EXIT_EXPLAINED, LOOPBACK, current_process
-from prefect_bt.serving.router.app import serve
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import (
     SHUTDOWN_GRACE_SECONDS,
@@ -19,6 +18,7 @@ from prefect_bt.serving.router.process import (
     open_listening_socket,
 )
 from prefect_bt.serving.router.request_body import MAX_BODY_BYTES
+from prefect_bt.serving.router.router import serve
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.job_lock import try_lock
 from prefect_bt.host.writeback import start_writeback
-from prefect_bt.weights.threads import Closed
+from prefect_bt.weights.worker_threads import Closed
 
 GRANULE_BYTES: Final = 1 << 20
 """The unit of the map. A kill costs a connection at most one granule and its memory."""

@@ -30,7 +30,7 @@ from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, count_received, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.threads import Closed
+from prefect_bt.weights.worker_threads import Closed
 
 _MAX_LINKS: Final = 60_000
 """Hard links of a blob after which a tree keeps a file of its own; ext4 allows 65,000."""

@@ -1,1 +1,1 @@
-"""The download of a source's files. Begin with `engine`."""
+"""The download of a source's files. Begin with `downloader`."""

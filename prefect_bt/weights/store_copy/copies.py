@@ -25,7 +25,7 @@ from prefect_bt.filesystem.rehash import ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
-from prefect_bt.weights.threads import EventLike, StopSignal, call_with_retries, run_workers
+from prefect_bt.weights.worker_threads import EventLike, StopSignal, call_with_retries, run_workers
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -25,7 +25,7 @@ from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror, UploadStopped, sharing_prefix
-from prefect_bt.weights.threads import StopSignal
+from prefect_bt.weights.worker_threads import StopSignal
 
 RENEW_SECONDS: Final = 5.0
 EXPIRE_SECONDS: Final = 30.0

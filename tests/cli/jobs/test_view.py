@@ -11,7 +11,7 @@ import pytest
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import FailureClass, Outcome, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix

@@ -266,7 +266,7 @@ def test_what_a_killed_prune_leaves_is_enough_for_the_caretaker(
     job_id = job_of(ledger, here)
     killed(f"""
 from prefect_bt.jobs.delete import claim_finished_job
-from prefect_bt.ledger.opening import (open_ledger)
+from prefect_bt.ledger.open_ledger import (open_ledger)
 from prefect_bt.settings import Settings
 with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
     die()

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from prefect_bt.serving.engines import transformers_server
-from prefect_bt.serving.rollout.gate import parse_gate, run_gate
+from prefect_bt.serving.rollout.acceptance_gate import parse_gate, run_gate
 from prefect_bt.serving.rollout.readiness import (
     check_readiness,
     explain_log_tail,

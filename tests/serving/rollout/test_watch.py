@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 from prefect.logging import disable_run_logger
 
-from prefect_bt.attempts.gang import Gang
+from prefect_bt.attempts.gang_policy import Gang
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import decide_job_retry, record_outcome
 from prefect_bt.flows.tasks.serving_watch import RevisionController
 from prefect_bt.jobs import resubmit
-from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import FailureClass, NodePhase, NodeStatus, Outcome, ServingRef
 from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict, Revision

@@ -9,10 +9,10 @@ import pytest
 
 from prefect_bt.errors import ServerError
 from prefect_bt.host.processes import ProcessIdentity
-from prefect_bt.serving.router.app import _is_loopback, _parse_key
 from prefect_bt.serving.router.deployment_folder import ListenAddress, RouterFolder
 from prefect_bt.serving.router.reloaded_file import ReloadedFile
 from prefect_bt.serving.router.route import Route, parse_route
+from prefect_bt.serving.router.router import _is_loopback, _parse_key
 
 TARGET = "http://127.0.0.1:20011"
 

@@ -25,7 +25,7 @@ from prefect_bt.weights.cache.partial_file import (
 )
 from prefect_bt.weights.download.open_file import OrderedDigest
 from prefect_bt.weights.sources.file_listing import ListedFile
-from prefect_bt.weights.threads import Closed
+from prefect_bt.weights.worker_threads import Closed
 
 DATA = os.urandom(4 * GRANULE_BYTES + 1000)
 SIZE = len(DATA)

@@ -14,7 +14,7 @@ import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
-from prefect_bt.weights.download import engine
+from prefect_bt.weights.download import downloader
 from prefect_bt.weights.sources import bucket
 from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
@@ -43,7 +43,7 @@ def upstream() -> str:
 @pytest.fixture
 def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
     """The environment points at it; nothing waits for long."""
-    monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(downloader, "RETRY_DELAYS", (0.01, 0.01))
     monkeypatch.setattr("prefect_bt.weights.mirror.RETRY_DELAYS", (0.01,))
     with FaultyServer(upstream) as faulty:
         use(monkeypatch, faulty.url)

@@ -14,7 +14,7 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
-from prefect_bt.weights.download import engine
+from prefect_bt.weights.download import downloader
 from prefect_bt.weights.sources.http_source import WebSource
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
 from tests.weights.conftest import mirror, requested, tree
@@ -29,7 +29,7 @@ TOKEN = "planted-bearer-token"
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
-    monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(downloader, "RETRY_DELAYS", (0.01, 0.01))
     monkeypatch.setattr("prefect_bt.weights.mirror.RETRY_DELAYS", (0.01,))
     with serving_files(tmp_path) as (served, certificate):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

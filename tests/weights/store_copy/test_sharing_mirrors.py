@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.weights.download import engine
+from prefect_bt.weights.download import downloader
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.store_copy.copies import blob_key, sharing_prefix
@@ -36,7 +36,7 @@ def digest(data: bytes) -> str:
 def test_wrong_digests_of_another_host_do_not_end_a_mirror(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
 ) -> None:
-    monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01,) * 4)
+    monkeypatch.setattr(downloader, "RETRY_DELAYS", (0.01,) * 4)
     name = mirrored(tmp_path / "first").name
     store = DiskStore(tmp_path / "store")
     wrong = {path: digest(b"wrong" + data) for path, data in source_here.files.items()}

@@ -18,7 +18,7 @@ import pytest
 
 from prefect_bt.errors import DefinitionError
 from prefect_bt.host.processes import FLOW_VARIABLE, kill_flow_helpers
-from prefect_bt.serving.rollout.gate import Gate, GateResult, parse_gate, run_gate
+from prefect_bt.serving.rollout.acceptance_gate import Gate, GateResult, parse_gate, run_gate
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -188,7 +188,7 @@ def test_a_command_ends_with_its_flow(tmp_path: Path, sign: signal.Signals) -> N
     """At once, or when its supervisor removes what a killed flow left."""
     pids = tmp_path / "pids"
     caller = (
-        "import sys; from prefect_bt.serving.rollout.gate import Gate, run_gate; "
+        "import sys; from prefect_bt.serving.rollout.acceptance_gate import Gate, run_gate; "
         "run_gate(Gate(command=sys.argv[1], seconds=60), 'http://127.0.0.1:1', ['a'])"
     )
     command = f"sleep 300 & echo $! $$ >{pids}.new; mv {pids}.new {pids}; wait"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.attempts.diagnosis import CAUSES
-from prefect_bt.attempts.gang import RESPONSE_TIMEOUT, Gang, launch_gang
+from prefect_bt.attempts.failure_causes import CAUSES
+from prefect_bt.attempts.gang_policy import RESPONSE_TIMEOUT, Gang, launch_gang
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
 from prefect_bt.ledger.states import JobState

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.attempts.diagnosis import (
+from prefect_bt.attempts.failure_causes import (
     CAUSES,
     CAUSES_BY_SIGNAL,
     determine_cause,

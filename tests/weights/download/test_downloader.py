@@ -15,8 +15,8 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.text.progress import Progress
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
-from prefect_bt.weights.download import engine
-from prefect_bt.weights.download.engine import BLOCK_BYTES
+from prefect_bt.weights.download import downloader
+from prefect_bt.weights.download.downloader import BLOCK_BYTES
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError
@@ -42,7 +42,7 @@ class Recording(ArrangedSource):
 @pytest.fixture
 def recording(source_here: Arranged, monkeypatch: pytest.MonkeyPatch) -> Arranged:
     monkeypatch.setitem(protocol.SOURCES, "arranged", f"{__name__}:Recording")
-    monkeypatch.setattr(engine, "RETRY_DELAYS", (0.01,) * 4)
+    monkeypatch.setattr(downloader, "RETRY_DELAYS", (0.01,) * 4)
     monkeypatch.setattr(Recording, "answer", lambda data: iter([data]), raising=False)
     REQUESTS.clear()
     return source_here
@@ -104,7 +104,7 @@ def test_bytes_that_trickle_are_a_stall(
             time.sleep(0.01)
 
     monkeypatch.setattr(Recording, "answer", trickle)
-    monkeypatch.setattr(engine, "MAX_SECONDS_PER_GRANULE", 0.05)
+    monkeypatch.setattr(downloader, "MAX_SECONDS_PER_GRANULE", 0.05)
     with pytest.raises(WeightsError, match="stalled at byte"):
         mirrored(tmp_path)
 
@@ -117,7 +117,7 @@ def test_a_slow_server_that_brings_granules_is_read_on(
             yield data[at : at + GRANULE_BYTES]
 
     monkeypatch.setattr(Recording, "answer", slow)
-    monkeypatch.setattr(engine, "MAX_SECONDS_PER_GRANULE", 0.0)
+    monkeypatch.setattr(downloader, "MAX_SECONDS_PER_GRANULE", 0.0)
     assert tree(mirrored(tmp_path).folder) == recording.files
 
 
@@ -169,7 +169,7 @@ def test_small_files_that_arrived_before_an_error_are_kept(
 def test_a_silent_source_gets_all_connections(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "CONNECTIONS", (8, 8))
+    monkeypatch.setattr(downloader, "CONNECTIONS", (8, 8))
     together = threading.Barrier(8, timeout=20)
     source_here.files = {f"{n}": bytes(1000 + n) for n in range(8)}
     source_here.before = lambda _path, _at: together.wait() and None

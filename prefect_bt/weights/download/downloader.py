@@ -26,7 +26,12 @@ from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.manifest import FileEntry
 from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError, source_error
-from prefect_bt.weights.threads import RETRY_DELAYS, StopSignal, call_with_retries, run_workers
+from prefect_bt.weights.worker_threads import (
+    RETRY_DELAYS,
+    StopSignal,
+    call_with_retries,
+    run_workers,
+)
 
 BLOCK_BYTES: Final = 8 << 20
 """The largest request: what each connection holds in memory."""

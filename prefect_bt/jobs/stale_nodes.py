@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from prefect_bt.attempts.gang import Gang
+from prefect_bt.attempts.gang_policy import Gang
 from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.errors import NotFoundError

@@ -11,7 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prefect_bt.attempts.diagnosis import Diagnosis, diagnose_cause, diagnose_node, is_agent_lost
+from prefect_bt.attempts.failure_causes import (
+    Diagnosis,
+    diagnose_cause,
+    diagnose_node,
+    is_agent_lost,
+)
 from prefect_bt.attempts.failure_summary import (
     ended_on_request,
     format_moment,
