@@ -80,6 +80,9 @@ def _decode_generic(kind: Any, data: Any) -> Any:
     if origin is list:
         return [_decode(arguments[0], item) for item in data]
     if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(data, Mapping):
+            raise TypeError(f"expected an object, got {type(data).__name__}")
+        data = cast("Mapping[str, Any]", data)
         return {key: _decode(arguments[1], item) for key, item in data.items()}
     return data
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
@@ -13,8 +14,12 @@ from prefect.states import Cancelled
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import plan_job_image, resolve_image_secrets
 from prefect_bt.errors import ImageError
-from prefect_bt.flows.tasks.job_task import call_task, job_task
+from prefect_bt.flows.tasks.job_task import call_task, job_task, start_thread
 from prefect_bt.flows.tasks.reporting.run_progress import report_progress
+
+POLL_INTERVAL: Final = 0.5
+"""Seconds between two checks for a requested stop. A present image takes less, so that it costs no
+request to Prefect."""
 
 
 def ensure_image(site: JobContext, attempt: int, stop_requested: Callable[[], bool]) -> bool:
@@ -24,20 +29,30 @@ def ensure_image(site: JobContext, attempt: int, stop_requested: Callable[[], bo
     """
     if not site.substrate.supports_images:
         return True
-    try:
-        call_task(pull_image, site, attempt, _StopEvent(stop_requested))
-    except ImageError:
-        if not stop_requested():
-            raise
+    with _stop_event(stop_requested) as stop:
+        try:
+            call_task(pull_image, site, attempt, stop)
+        except ImageError:
+            if not stop_requested():
+                raise
     return not stop_requested()
 
 
-class _StopEvent(threading.Event):
-    """An event that is set once a stop is requested, in the thread that looks at it."""
+@contextmanager
+def _stop_event(stop_requested: Callable[[], bool]) -> Generator[threading.Event]:
+    """Yield an event that is set when a stop is requested or the block ends."""
+    stop = threading.Event()
 
-    def __init__(self, stop_requested: Callable[[], bool]) -> None:
-        super().__init__()
-        self.is_set = stop_requested
+    def check() -> None:
+        while not stop.wait(POLL_INTERVAL):
+            if stop_requested():
+                stop.set()
+
+    start_thread(check)
+    try:
+        yield stop
+    finally:
+        stop.set()
 
 
 @job_task("pull-image", run_name="attempt {attempt} · pull image")

@@ -48,10 +48,10 @@ from prefect_bt.substrates import SUBSTRATES
 
 B = TypeVar("B", bound=Block)
 
-SubstrateBlock = LocalSubstrate | DockerSubstrate | KubernetesSubstrate
-SubstrateChoice = SubstrateBlock | str | None
+AnySubstrateBlock = LocalSubstrate | DockerSubstrate | KubernetesSubstrate
+SubstrateChoice = AnySubstrateBlock | str | None
 """A block, its name, or the name of a substrate, with the settings of the process."""
-_SUBSTRATE_BLOCKS: Final[dict[str, type[SubstrateBlock]]] = {
+_SUBSTRATE_BLOCKS: Final[dict[str, type[AnySubstrateBlock]]] = {
     kind.get_block_type_slug(): kind
     for kind in (LocalSubstrate, DockerSubstrate, KubernetesSubstrate)
 }
@@ -180,7 +180,7 @@ class JobRequest:
         return block.settings()
 
     @cached_property
-    def _substrate_block(self) -> SubstrateBlock | None:
+    def _substrate_block(self) -> AnySubstrateBlock | None:
         """Return the substrate's block, loaded if given by name; DefinitionError if unknown."""
         given = self.substrate
         if not isinstance(given, str):
@@ -225,7 +225,7 @@ def _substrate(value: object) -> SubstrateChoice:
         return None
     given = cast("dict[str, Any]", value)
     if "$ref" in given:
-        return cast("SubstrateBlock | None", _block(Block, given))
+        return cast("AnySubstrateBlock | None", _block(Block, given))
     slug = str(given.get("block_type_slug"))
     return _block(_SUBSTRATE_BLOCKS.get(slug, LocalSubstrate), given)
 

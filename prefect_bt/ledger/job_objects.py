@@ -29,15 +29,21 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionErr
 
 
 def find_object(store: Store, key: str, kind: type[T]) -> T | None:
-    """Return the JSON object at `key`; None if it is missing. StoreError."""
+    """Return the JSON object at `key`; None if it is missing.
+
+    Raises StoreError, and ValueError, TypeError or KeyError for a damaged one.
+    """
     try:
-        return codec.loads(kind, store.get(key))
+        found = codec.loads(kind, store.get(key))
     except ObjectNotFound:
         return None
+    if found is None:
+        raise TypeError(f"{key} is null")
+    return found
 
 
 def create_object(store: Store, key: str, document: object) -> bool:
-    """Create a JSON object; return False if there is one. StoreError."""
+    """Create a JSON object; return False if there is one. Raises StoreError."""
     try:
         store.create(key, codec.dumps(document).encode())
     except ObjectExists:

@@ -32,7 +32,7 @@ MAX_BACKOFF_SECONDS: Final = 60.0
 
 def main(listening: socket.socket | None = None) -> int:
     """Run until `down` stops the process or removes the server file."""
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _handle_sigterm)
     jobs, runs = _JobRecovery(), _RunRescheduler()
     pause, due = POLL_INTERVAL, 0.0
     while True:
@@ -100,7 +100,7 @@ class _RunRescheduler:
         return read_server(Settings().state_dir) or {}
 
 
-def _end(*_: object) -> None:
+def _handle_sigterm(*_: object) -> None:
     sys.exit(0)
 
 

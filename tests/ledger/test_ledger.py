@@ -12,6 +12,7 @@ from prefect_bt.ledger.job_objects import load_pin
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import job_index_key
 from prefect_bt.object_store import open_store
 
 
@@ -51,6 +52,14 @@ def test_an_unknown_project_lists_the_known(ledger: Ledger) -> None:
 def test_an_unknown_job_is_one_sentence(ledger: Ledger, job_id: str) -> None:
     with pytest.raises(NotFoundError, match="No job"):
         ledger.get_job(job_id)
+
+
+@pytest.mark.parametrize("damaged", [b"[]", b"null", b"7", b'"text"', b"{"])
+def test_a_damaged_pointer_is_an_error_that_callers_expect(ledger: Ledger, damaged: bytes) -> None:
+    """Garbage collection and recovery skip a job for these errors, and go on with the others."""
+    ledger.store.put(job_index_key("abc1234"), damaged)
+    with pytest.raises((TypeError, ValueError)):
+        ledger.get_job("abc1234")
 
 
 def test_many_pushes_share_no_project_id_and_no_name(ledger: Ledger) -> None:

@@ -59,7 +59,7 @@ class RunProgress:
         self._on_report, self._reported_at = on_report, 0.0
         self._lock = threading.Lock()
         self._last: Progress | None = None
-        self._news: Progress | None = None
+        self._unreported: Progress | None = None
         self._notes: list[str] = []
         self._started = False
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
@@ -68,7 +68,7 @@ class RunProgress:
         with self._lock:
             if note := self._steps.new_note(progress):
                 self._notes.append(note)
-            self._last = self._news = progress
+            self._last = self._unreported = progress
 
     def finish(self) -> None:
         """Show the end of a transfer whose last callback was not the end."""
@@ -79,8 +79,8 @@ class RunProgress:
     def poll(self) -> None:
         """Report what is new."""
         with self._lock:
-            progress, notes = self._news, self._notes
-            self._news, self._notes = None, []
+            progress, notes = self._unreported, self._notes
+            self._unreported, self._notes = None, []
         if progress is None:
             return
         for note in notes:
@@ -115,7 +115,9 @@ def report_progress(
 
 
 @contextmanager
-def poll_until_end(poll: Callable[[], None], interval: float) -> Generator[None]:
+def poll_until_end(
+    poll: Callable[[], None], interval: float, *, timeout: float = CLOSE_TIMEOUT
+) -> Generator[None]:
     """Call `poll` in a thread every `interval` seconds, and once when the block has ended."""
     over = threading.Event()
 
@@ -129,4 +131,4 @@ def poll_until_end(poll: Callable[[], None], interval: float) -> Generator[None]
         yield
     finally:
         over.set()
-        thread.join(CLOSE_TIMEOUT)
+        thread.join(timeout)

@@ -40,7 +40,7 @@ def report_upload_progress(site: JobContext, attempt: int) -> AbstractContextMan
     """Show the attempt's uploads on the run until the block ends."""
     if not site.checkpointing:
         return nullcontext()
-    return poll_until_end(UploadProgressReporter(site, attempt).poll, POLL_INTERVAL)
+    return poll_until_end(UploadProgressReporter(site, attempt).poll, POLL_INTERVAL, timeout=30)
 
 
 class UploadProgressReporter:

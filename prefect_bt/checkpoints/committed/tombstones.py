@@ -170,7 +170,7 @@ def discard_outdated(store: Store, project_id: str, job_id: str) -> None:
     """Delete outdated withdrawals: the job may resume from their checkpoints. StoreError."""
     for key, withdrawal in list_outdated(store, project_id, job_id).items():
         store.delete(key)
-        # Its prune may have begun to delete: it then checks the withdrawal, as this does.
+        # Its prune may have begun to delete: the withdrawal must then exist.
         if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
             replace_tombstone(store, key, withdrawal)
 

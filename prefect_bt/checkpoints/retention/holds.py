@@ -101,7 +101,7 @@ def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold
 
 
 def iter_orphaned_holds(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
-    """Yield the expired holds of all jobs of the store, with their keys."""
+    """Yield the holds of all jobs whose holder has ended, with their keys."""
     for job in ledger.list_jobs():
         for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
             try:

@@ -99,7 +99,7 @@ class Uploader:
         self._not_before: dict[str, float] = {}
         """Name -> time from which a version may be committed in which only logs changed."""
         self._retries = RetrySchedule(options.scan)
-        self._has_committed, self._scanned_at = False, 0.0
+        self._is_committing, self._scanned_at = False, 0.0
 
     def run(self, stop: threading.Event) -> UploadStatus:
         """Commit until `stop` is set, then flush every complete checkpoint, settled or not.
@@ -112,7 +112,7 @@ class Uploader:
             while not stop.is_set():
                 if not self._scan_once():
                     stop.wait(self._options.scan)
-                elif not self._has_committed:
+                elif not self._is_committing:
                     self._wait_for_change(stop)
             return self._flush()
         except Superseded as error:
@@ -142,7 +142,7 @@ class Uploader:
                 if taken is not None and not self._is_handled(taken, part=taken is not one):
                     quiet[name] = taken
         # A commit scans, too, and takes the notifications: scan again without waiting for one.
-        self._has_committed = bool(quiet)
+        self._is_committing = bool(quiet)
         self._commit_all(quiet)
         self._report_problems(self._retries.errors)
         return True

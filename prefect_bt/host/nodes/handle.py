@@ -193,13 +193,13 @@ class HostHandle:
     # -- ending and deleting ----------------------------------------------------------------
 
     def _kill_processes(self, *, keep_uploader: bool) -> bool:
-        return processes.kill_until_gone(
-            partial(self._marked_processes, keep_uploader=keep_uploader), timeout=KILL_TIMEOUT
-        )
+        mark, root = self._read_mark(), self.folder.root  # once: the files may vanish meanwhile
+        find = partial(processes.find_marked_processes, exclude_uploader=keep_uploader)
+        return processes.kill_until_gone(lambda: find(mark, root), timeout=KILL_TIMEOUT)
 
-    def _marked_processes(self, *, keep_uploader: bool = True) -> list[int]:
+    def _marked_processes(self) -> list[int]:
         mark, root = self._read_mark(), self.folder.root
-        return processes.find_marked_processes(mark, root, exclude_uploader=keep_uploader)
+        return processes.find_marked_processes(mark, root, exclude_uploader=True)
 
     def _kill_all(self) -> None:
         if not self._kill_processes(keep_uploader=False):

@@ -32,7 +32,9 @@ PORT_PLACEHOLDER: Final = f'"${LEADER_PORT_VARIABLE}"'
 VLLM_LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's --max-lora-rank (1 is left out)."""
 SERVED_FILE: Final = "served.json"
-_MERGE: Final = f"Merge it into its base model and deploy that, or use the engine {TRANSFORMERS}."
+_MERGE_HINT: Final = (
+    f"Merge it into its base model and deploy that, or use the engine {TRANSFORMERS}."
+)
 EMBEDDED_FILES: Final = ("transformers_server.py", "require_key.py")
 _ZERO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
 _WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
@@ -141,7 +143,7 @@ def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
         raise DefinitionError(
             f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM "
             f"supports up to {VLLM_LORA_RANKS[-1]}.",
-            next_step=_MERGE,
+            next_step=_MERGE_HINT,
         )
     return fitting
 
@@ -183,7 +185,7 @@ def _vllm_lora_argv(
             raise DefinitionError(
                 f"The adapter {one.checkpoint} of job {one.job_id} has "
                 f"{' and '.join(unsupported)}, which vLLM does not load.",
-                next_step=_MERGE,
+                next_step=_MERGE_HINT,
             )
     assert choice.base is not None, "no adapter is selected without a base model"
     folder, name, count = choice.base.folder, choice.base_name, count_accelerators(compute)

@@ -118,9 +118,12 @@ def restrict_models(ids: Mapping[str, str]) -> None:
 
 def read_served(path: Path) -> ServingConfig:
     """Read and check the models of a served.json."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    base = Path(document["base"]) if document["base"] else None
-    models = [Model(m["name"], Path(m["path"]), m["kind"]) for m in document["models"]]
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        base = Path(document["base"]) if document.get("base") else None
+        models = [Model(m["name"], Path(m["path"]), m["kind"]) for m in document["models"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnservableError(f"{path} is not a list of models to serve ({error}).") from error
     for model in models:
         check_model(model, base)
     return ServingConfig(models, base)

@@ -32,10 +32,10 @@ class ReloadedFile(Generic[T]):
         except FileNotFoundError:
             self._text, self._value, self._error = None, None, ""
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            if str(error) != self._error:
+            if (str(error) or type(error).__name__) != self._error:
                 kept = "; the previous one stays in use" if self._value is not None else ""
                 self._log(f"{self._path.name} is not valid: {error}{kept}")
-            self._error = str(error)
+            self._error = str(error) or type(error).__name__
         return self._value
 
     @property

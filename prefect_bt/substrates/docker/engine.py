@@ -138,7 +138,10 @@ class DockerEngine:
 
     def _unreachable_error(self, error: Exception, rank: int | None = None) -> SubstrateError:
         socket_path = Path(urlsplit(self.address).path)
-        is_closed = socket_path.is_socket() and not os.access(socket_path, os.W_OK)
+        try:
+            is_closed = socket_path.is_socket() and not os.access(socket_path, os.W_OK)
+        except PermissionError:  # a folder above is closed
+            is_closed = True
         return SubstrateError(
             f"The Docker Engine does not answer: {str(error).strip().rstrip('.')}.",
             substrate=SUBSTRATE_NAME,

@@ -218,7 +218,7 @@ class HttpSource(protocol.RemoteSource):
         fault = classify_fault(error)
         if fault.kind is FaultKind.NO_RANGES or "Could not parse path" in text:  # httpx can
             return HttpFault("the server sends whole files only", FaultKind.NO_RANGES)
-        if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | ValueError):
+        if type(error) in {httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError}:
             return HttpFault("it is not a URL", FaultKind.INVALID_NAME)
         return HttpFault(fault.reason or self._no_answer, fault.kind)
 
