@@ -1,4 +1,4 @@
-"""How a run of `train` ends, in whichever process that happens."""
+"""Record the end of a run of `train`, in the process of the run or in another one."""
 
 from __future__ import annotations
 

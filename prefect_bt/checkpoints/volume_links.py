@@ -72,7 +72,7 @@ class OpenFile(NamedTuple):
         return os.fstat(self.descriptor)
 
     def stat_by_name(self) -> os.stat_result:
-        """Return the facts of the entry that has the file's name now."""
+        """Return the facts of the entry that has the file's name at present."""
         folder = self.resolved.folder.descriptor
         return os.stat(self.resolved.name, dir_fd=folder, follow_symlinks=False)
 

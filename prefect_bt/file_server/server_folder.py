@@ -31,10 +31,8 @@ def find_local_root(store_url: str) -> Path | None:
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """A file server as it described itself.
-
-    `base`: the part of URLs before the key. `host`: the address that the server bound.
-    """
+    """Record of a file server. `base`: the part of URLs before the key. `host`: the bound
+    address."""
 
     base: str
     host: str

@@ -1,4 +1,4 @@
-"""Addresses of sources as they may be shown."""
+"""URLs of sources without their secrets."""
 
 from __future__ import annotations
 

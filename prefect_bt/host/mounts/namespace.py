@@ -41,7 +41,7 @@ from prefect_bt.host.mounts.namespace_plan import (
 HIDDEN_FOLDER = ".prefect-bt"
 
 _PRESERVED_FLAGS = sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC | sc.MS_NOATIME | sc.MS_NODIRATIME
-"""statvfs reports these under the numbers that mount takes them by."""
+"""Mount flags that a bind keeps; statvfs reports them under the same numbers."""
 _ST_RELATIME = 4096
 
 
