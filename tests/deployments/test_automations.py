@@ -37,7 +37,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """With a server that no other test uses: their jobs would fire the automations, too."""
     root = tmp_path_factory.mktemp("automations")
     with serve(root) as environment:
-        yield Machine(root, environment)
+        # Flows in this process use that server, too, and not a temporary one with its database.
+        yield Machine(root, {**environment, **Machine(root, environment).api})
 
 
 @pytest.fixture(scope="module")
