@@ -20,6 +20,7 @@ from prefect_bt import codec
 from prefect_bt.attempts.failure_causes import diagnose_node
 from prefect_bt.attempts.gang_policy import Gang, Timing
 from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE, read_record, write_text_atomic
+from prefect_bt.host.processes import find_uploader_processes
 from prefect_bt.ledger.records import (
     Cause,
     FailureClass,
@@ -34,6 +35,7 @@ from tests.node_agent.rig import (
     agent_pids,
     all_lines,
     is_alive,
+    mark_of,
     wait_line,
     wait_running,
     wait_until,
@@ -164,6 +166,7 @@ def test_a_stop_that_is_not_answered_removes_the_container(rig: DockerRig, which
     handle = rig.launch_plan(with_checkpoints(rig.plan(f"{save}; sleep 300")))
     wait_file(handle.folder.path / "workspace/up")
     wait_running(handle)
+    wait_until(lambda: find_uploader_processes(mark_of(handle)), "no uploader")  # the agent's work
     guard, agent = agent_pids(handle)
     stopped = [agent] if which == "agent" else [guard, agent]
     for pid in stopped:
