@@ -37,7 +37,7 @@ NODES_LOGO: Final = HttpUrl(f"{_CDN}/2d0b896006ad463b49c28aaac14f31e00e32cfab-25
 
 
 class AwaitableValue:
-    """Available value that code in a coroutine may also await."""
+    """Value that is available at once; `await` returns the value itself."""
 
     def __await__(self) -> Generator[Any, Any, Self]:
         """Return the value itself."""

@@ -9,7 +9,7 @@
 
 The outermost folder named after a step wins, then the outermost model folder. So the parts of a
 pipeline (`unet/config.json`) stay with the pipeline, and a final model saved above `checkpoint-N`
-does not change the other checkpoints. Recognised types: docs/compatibility.md, Checkpoints.
+does not change the other checkpoints. Recognized types: docs/compatibility.md, Checkpoints.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LocalCheckpoint:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """Type, base model and step of a checkpoint. `type` is empty if no type is recognised."""
+    """Type, base model and step of a checkpoint. `type` is empty if no type is recognized."""
 
     type: str = ""
     base_model: str | None = None
@@ -120,7 +120,7 @@ def is_temporary(component: str) -> bool:
 
 
 def strip_temporary_suffix(path: str) -> str:
-    """Return the final name of a temporary file; empty if its name does not contain it."""
+    """Return a path without a suffix of temporary files, such as `.tmp`; "" if it has none."""
     stripped = _TEMPORARY_SUFFIX.sub("", path)
     return stripped if stripped != path else ""
 

@@ -128,7 +128,7 @@ def rank_objects_prefix(origin: UploadOrigin, attempt: int) -> str:
 
 
 def is_own_object(origin: UploadOrigin, key: str) -> bool:
-    """Return whether this rank stored the object; a key without a rank belongs to the only rank."""
+    """Return whether the rank of `origin` stored the object, or the only rank of its job."""
     if not key.startswith(f"{all_objects_prefix(origin)}/"):
         return False
     place = key.removeprefix(f"{all_objects_prefix(origin)}/").split("/")

@@ -21,7 +21,7 @@ class Redactor:
     """Masks known values in text: raw, line by line, JSON-escaped, URL-encoded, hex and base64.
 
     A value that was changed in any other way is not masked: in upper case, reversed, cut into
-    pieces, with colours or other escapes within, compressed or encrypted (docs/logs.md).
+    pieces, with colors or other escapes within, compressed or encrypted (docs/logs.md).
 
     Base64 is masked at each of its three alignments, so that `user:password` headers are covered.
     If a value is a JSON document (a service account, S3 keys), its keys, secrets, tokens and

@@ -1,7 +1,7 @@
-"""Credentials for weights sources: the fields of secrets, roles, and what this machine has.
+"""Credentials for weights sources: secrets, roles, and the machine's own credentials.
 
-Errors name the expected keys and no part of the secret: a wrong key may be a value in the wrong
-place. Formats: docs/compatibility.md, Weights sources and their authentication.
+Errors name the expected keys and no part of the secret: a wrong key may be a misplaced value.
+Formats: docs/compatibility.md, Weights sources and their authentication.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Re-hash contents in several threads, to find those that are missing or corrupt."""
+"""Hash stored contents again, in several threads, to find missing or corrupt ones."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Pins(_JobObjects):
         return reference if created else self.read_image(job_id)
 
     def read_image(self, job_id: str) -> str:
-        """Return the image with its digest, or the id of a local one; "" before the pin."""
+        """Return the pinned image, by digest or by the id of a local image; "" before the pin."""
         return str(find_object(self._store, self._image_key(job_id), str) or "")
 
     def _folder(self, job_id: str) -> str:

@@ -108,7 +108,7 @@ class LineParser:
 
 
 class LogCursor:
-    """Position in one log. `log` is where it is now, None if it is nowhere."""
+    """Position in one rank's log. `log` is live or archived; None while there is none."""
 
     def __init__(self, attempt: int, rank: int) -> None:
         self.log: RankLog | None = None

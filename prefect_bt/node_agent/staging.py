@@ -1,4 +1,4 @@
-"""Stage what the first command needs: workspace, own checkpoints, loaded checkpoints.
+"""Stage the files of the first command: workspace, own and loaded checkpoints.
 
 The functions work on host folders, in a thread, so that a stop request is noticed during a long
 download. Packages are imported only when they are needed.

@@ -55,11 +55,10 @@ class Store(Protocol):
     ) -> str:
         """Write or replace an object with a file's bytes. Return the digest (hex) of these bytes.
 
-        The file is read once. The object is visible when all bytes are stored. If they do not have
-        the digest `sha256` (unless it is empty), nothing is stored: StoreError. An interrupted
-        multipart upload continues after the parts whose stored bytes are right; `on_bytes` counts
-        these too. An error raised by `on_bytes` ends the upload. An OSError of the source file is
-        passed on.
+        The file is read once. The object is visible when all bytes are stored. If `sha256` is given
+        and differs, store nothing and raise StoreError. An interrupted multipart upload continues
+        after its verified parts, which `on_bytes` counts too. An error raised by `on_bytes` ends
+        the upload. An OSError of the source file is passed on.
         """
         ...
 

@@ -25,7 +25,7 @@ def iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
 
 
 def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
-    """Yield the differences between this machine, which runs the commands, and an image."""
+    """Yield differences between the job's image and this machine, which runs the commands."""
     yield (
         f"The image {job.image.base_image} is not used: the local substrate runs the commands "
         "with what this machine has installed."

@@ -1,6 +1,6 @@
 """Read the properties of a committed checkpoint that serving needs. Reads manifests, not weights.
 
-`checkpoints.layout` recognised the type when the checkpoint was committed. Serving needs more:
+`checkpoints.layout` recognized the type when the checkpoint was committed. Serving needs more:
 whether the weights are complete, which tokenizer and chat template belong to them, and what an
 adapter requires.
 """

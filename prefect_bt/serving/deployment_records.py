@@ -5,7 +5,7 @@
         revisions/<n>/revision.json content of revision n
         revisions/<n>/job.json      the job that runs the revision
         verdicts/<n>-<attempt>.json whether that attempt of the job is ready, and why not
-        moves/<seq>.json            desired revision from then on, in order
+        moves/<seq>.json            changes of the desired revision, in order
 
 All records are created once and never changed, so two processes never share a number. The desired
 revision replaces the serving one when it is ready. Revision 0 means that the deployment is stopped.
@@ -84,7 +84,7 @@ class ReadinessVerdict:
 
 @dataclass(frozen=True)
 class DesiredRevision:
-    """Revision that serves from then on, when it is ready."""
+    """Request, made at the time `at`, that `revision` serves when it is ready."""
 
     revision: int
     at: float

@@ -2,7 +2,7 @@
 
 A terminal obeys what it prints: it moves the cursor, sets its title, writes the clipboard, turns
 text around. Lines, names and messages of a job are its author's, or come from what it read,
-so only colours of log lines reach the terminal as they are.
+so only colors of log lines reach the terminal as they are.
 
     C0 and DEL       their pictures, such as ␛ for ESC and ␇ for BEL
     C1, bidi, …      their numbers, such as \\x9b and \\u202e
@@ -36,7 +36,7 @@ def escape_controls(text: str) -> str:
 
 
 def escape_line_controls(text: str) -> str:
-    """Return one line of a log: as `escape_controls`, but its colours stay, and end with it.
+    """Return one line of a log: as `escape_controls`, but its colors stay, and end with it.
 
     A line feed inside becomes its picture, so that one line stays one.
 

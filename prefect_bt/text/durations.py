@@ -56,7 +56,7 @@ def parse_since(text: str, *, now: float) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """Return text that parse_duration reads, rounded to seconds from a minute on.
+    """Return text for parse_duration. A duration of a minute or more is rounded to seconds.
 
     >>> format_duration(43200), format_duration(5400), format_duration(0.5)
     ('12h', '1h30m', '0.5s')

@@ -31,7 +31,7 @@ class MirrorPlan(NamedTuple):
 
 
 def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = True) -> MirrorPlan:
-    """Return what a mirror would transfer. Write nothing; raise the errors of a mirror."""
+    """Plan the transfers of a mirror. Write nothing; raise the same errors as a mirror."""
     plan, source = request.plan, open_source(request)
     retry = RETRY_DELAYS, threading.Event(), TransientError
     ask, listing = partial(call_with_retries, source.list_files, *retry), None

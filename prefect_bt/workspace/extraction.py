@@ -29,7 +29,7 @@ _LINK_OVERHEAD_BYTES: Final = 256
 
 
 class ExtractionRoot:
-    """Members below `root`, an empty folder that nothing else uses.
+    """Writer of archive members below `root`, an empty folder of this process.
 
     A name is a link in `_links`, or a file or folder on the file system, never both. Methods raise
     WorkspaceError or OSError.

@@ -162,7 +162,7 @@ class _Collector:
 
 
 def _rewrite_link(entry: PackEntry, names: set[str], root: Path) -> PackEntry:
-    """Return the entry as it works in a node: a relative link, or the content of its target.
+    """Return an entry that is valid in a node: a relative link, or its target's content.
 
     Truss keeps the text of every link to a file. A link to a target that is not packed would be
     broken in the node, and unpacking refuses a link that leads outside.

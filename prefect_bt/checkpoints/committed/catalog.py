@@ -102,10 +102,10 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
 
 
 def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | None:
-    """Return the checkpoint to resume from: the last committed one with the parts of all ranks.
+    """Return the checkpoint to resume from: the newest committed one with all ranks' parts.
 
-    A model, adapter or folder named after a step precedes any other folder (logs, event files);
-    None without a committed checkpoint.
+    Prefer a model, adapter or folder named after a step to other folders (logs, event files).
+    None if there is no committed checkpoint.
     """
     found = [one for one in list_checkpoints(store, project_id, job_id) if not one.missing_ranks]
     models = [one for one in found if one.type or one.step is not None]

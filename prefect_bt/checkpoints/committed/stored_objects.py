@@ -117,9 +117,9 @@ class StoredObjects:
 
     @contextmanager
     def reserve_key(self, fingerprint: str) -> Generator[str]:
-        """Yield an unused key for a large file, which no other thread gets.
+        """Reserve an unused key for a large file: no other thread gets this key.
 
-        The same file gets the same key again after an exception in the block.
+        An exception in the block frees the key.
         """
         folder = f"{rank_objects_prefix(self._origin, self._origin.attempt)}/{fingerprint[:2]}"
         with self._lock:

@@ -93,7 +93,7 @@ def _summarize(messages: list[str]) -> str:
 
 
 def _escape_surrogates(value: Any) -> Any:
-    """Return printable text: in names of files that are not UTF-8, bytes become `\\udcff`."""
+    """Escape the bytes of file names that are not UTF-8, as in `\\udcff`."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, tuple):

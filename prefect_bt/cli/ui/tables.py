@@ -119,7 +119,7 @@ def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell
 
 
 def print_csv(columns: Sequence[Column], rows: Iterable[Document], *, newline: str = "\n") -> None:
-    """Write CSV to standard output; sizes in bytes, then as people read them."""
+    """Write CSV to standard output. A size has two columns: bytes, and readable text."""
     writer = csv.writer(sys.stdout, lineterminator=newline)
     names = [(f"{c.name} (bytes)", f"{c.name} (human readable)") if c.size else (c.name,)
              for c in columns]  # fmt: skip

@@ -38,7 +38,7 @@ def push(config: Any, **options: Any) -> Any:
 
 @contextmanager
 def import_target(module_path: Path | str, target_type: type[T]) -> Generator[T]:
-    """Yield the one `target_type` of a config file; errors as of `load_training_project`."""
+    """Yield the only `target_type` of a config file. Raises as `load_training_project`."""
     # Imported on use: the loader imports this module.
     loader = importlib.import_module("prefect_bt.definitions.config_file.loader")
     yield cast("T", loader.load_target(Path(module_path), target_type))

@@ -124,7 +124,7 @@ def _bind_children(host: str, private: Path, *, mounted: str, behind: str | None
     for entry in listed:
         own = private / entry.name
         if entry.is_symlink():
-            own.symlink_to(os.readlink(entry.path))  # noqa: PTH115 (a Path would normalise it)
+            own.symlink_to(os.readlink(entry.path))  # noqa: PTH115 (a Path would normalize it)
         elif entry.is_dir(follow_symlinks=False):
             own.mkdir()
             _try_bind(entry.path, f"{mounted}/{entry.name}")

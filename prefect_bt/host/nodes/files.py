@@ -91,7 +91,7 @@ class StatusFile:
         return True
 
     def save_with_retry(self, *, timeout: float = 60.0) -> None:
-        """Save, again for `timeout` seconds on errors: the last status decides the outcome."""
+        """Save the status; retry errors for `timeout` seconds: it decides the outcome."""
         deadline = time.monotonic() + timeout
         while not self.save() and time.monotonic() < deadline:
             time.sleep(0.5)

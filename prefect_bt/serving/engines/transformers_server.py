@@ -206,7 +206,7 @@ def link_models(served: ServingConfig, folder: Path) -> None:
 
 
 def rewrite_base_path(adapter_config: Path, base: Path | None) -> None:
-    """Replace the name or path of the base model that training wrote."""
+    """Write the path `base` of the base model into an adapter's configuration."""
     settings = json.loads(adapter_config.read_text(encoding="utf-8"))
     settings.update(base_model_name_or_path=str(base), revision=None)
     adapter_config.unlink()

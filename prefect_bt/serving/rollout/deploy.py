@@ -49,7 +49,7 @@ RESTART_BUDGET: Final = RetryBudget(
     first_delay=0.5,
     longest_delay=15.0,
 )
-"""Budget of a server that was ready once: it restarts after any end (attempts.judge_retry)."""
+"""Budget of a server that was ready once: it restarts after any end (attempts.retry_policy)."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class DeployOptions:
     `host` and `port` are the deployment's address, by default a free port on the loopback
     interface. `key_secret` names the secret with the API key, by default that of the deployment.
     `ready_timeout` limits the seconds until the first answer. `hold`: do not promote the revision.
-    `gate` is a document of rollout.acceptance_gate. `secrets` is looked up first; `secrets_block`
-    is the saved block of it.
+    `gate` is a document of rollout.acceptance_gate. `secrets` is searched before the default
+    sources; `secrets_block` names the saved block of `secrets`.
     """
 
     model_name: str

@@ -104,7 +104,7 @@ def stop_router(state_dir: Path, name: str, *, grace: float = SHUTDOWN_GRACE_SEC
 def query_router_status(
     state_dir: Path, name: str, *, timeout: float = _STATUS_TIMEOUT
 ) -> RouterStatus | None:
-    """Return None if the router does not run, or does not answer within `timeout` seconds."""
+    """Read the router's status. None if it does not run or answer within `timeout` seconds."""
     place = RouterFolder.for_deployment(state_dir, name)
     deadline = time.monotonic() + timeout
     while place.is_running():

@@ -277,7 +277,7 @@ def _parse_object(action: str, data: bytes) -> Json:
 
 
 def _iter_events(answer: Any, action: str) -> Generator[Json]:
-    """Yield the event in each complete line. ClusterError for an error event.
+    """Yield the event in each complete line. Raise ClusterError for an error event.
 
     A last line without a line end is dropped.
     """

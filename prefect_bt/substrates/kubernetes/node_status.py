@@ -1,4 +1,4 @@
-"""Final statuses of nodes whose agent did not report its end. Pure."""
+"""Determine the final status of a node whose agent reported none. Pure."""
 
 from __future__ import annotations
 
