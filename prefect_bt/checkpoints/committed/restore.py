@@ -28,7 +28,7 @@ from prefect_bt.checkpoints.committed.download import (
     set_folder_times,
 )
 from prefect_bt.checkpoints.layout import ROOT, FileStat, group_by_checkpoint, join_checkpoint_path
-from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, load_manifest
+from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, read_manifest
 from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
 from prefect_bt.checkpoints.watch.scanner import MAX_DEPTH
 from prefect_bt.errors import CheckpointError
@@ -118,7 +118,7 @@ def load_checkpoints(
     names: list[str] = []
     for checkpoint in loaded:
         for key in checkpoint.manifests:
-            manifest = load_manifest(store.get(key), key=key)
+            manifest = read_manifest(store, key)
             if manifest.rank == 0:
                 names.append(manifest.name)
             for path, entry in _desired_files([manifest]).items():

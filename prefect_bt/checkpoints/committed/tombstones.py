@@ -78,20 +78,15 @@ def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tupl
     objects = f"{job_objects_prefix(project_id, job_id)}/"
     for info in store.list(tombstones_prefix(project_id, job_id)):
         try:
-            found = _load(store.get(info.key), manifests=manifests, objects=objects)
+            found = codec.decode(Tombstone, json.loads(store.get(info.key)))
+            found = replace(
+                found,
+                manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
+                objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
+            )
         except (ObjectNotFound, *_DECODE_ERRORS):
             continue
         yield info.key, found
-
-
-def _load(data: bytes, *, manifests: str, objects: str) -> Tombstone:
-    """Return the withdrawal without names outside the two folders. Raises any of _DAMAGED."""
-    found = codec.decode(Tombstone, json.loads(data))
-    return replace(
-        found,
-        manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
-        objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
-    )
 
 
 def _is_below(key: str, folder: str) -> bool:
@@ -132,8 +127,7 @@ class Generation:
         prefix = job_prefix(project_id, job_id)
         keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
         attempts = [int(k[-2]) for k in keys if k[-1] == "attempt.json" and k[-2].isdecimal()]
-        epoch = Epochs(store, job_id, prefix, clock=time.time).newest_run()
-        return cls(attempt=max(attempts, default=-1), epoch=epoch)
+        return cls(max(attempts, default=-1), _newest_epoch(store, project_id, job_id))
 
     def has_passed(self, store: Store, project_id: str, job_id: str) -> bool:
         """Return whether the job was started again since. Attempts are not listed: they
@@ -142,13 +136,16 @@ class Generation:
             key = f"{attempt_prefix(project_id, job_id, self.attempt + 1)}/attempt.json"
             store.get_range(key, start=0, length=1)
         except ObjectNotFound:
-            prefix = job_prefix(project_id, job_id)
-            return Epochs(store, job_id, prefix, clock=time.time).newest_run() > self.epoch
+            return _newest_epoch(store, project_id, job_id) > self.epoch
         return True
 
     def is_after(self, withdrawal: Tombstone) -> bool:
         """Return whether the job was started again since the withdrawal was written."""
         return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
+
+
+def _newest_epoch(store: Store, project_id: str, job_id: str) -> int:
+    return Epochs(store, job_id, job_prefix(project_id, job_id), clock=time.time).newest_run()
 
 
 def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:

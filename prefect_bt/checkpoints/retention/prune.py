@@ -33,7 +33,7 @@ from prefect_bt.checkpoints.manifest import (
     ManifestRef,
     UploadOrigin,
     is_own_object,
-    load_manifest,
+    read_manifest,
 )
 from prefect_bt.checkpoints.retention.holds import Hold, list_active_holds
 from prefect_bt.errors import CheckpointError, ObjectNotFound
@@ -72,7 +72,7 @@ class Inventory:
         """None: it does not parse."""
         for ref in iter_manifest_refs(store, project_id, job_id):
             try:
-                self.manifests[ref] = load_manifest(store.get(ref.key), key=ref.key)
+                self.manifests[ref] = read_manifest(store, ref.key)
             except ObjectNotFound:
                 continue
             except CheckpointError:
