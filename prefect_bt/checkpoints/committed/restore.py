@@ -85,11 +85,12 @@ def restore_directory(  # noqa: PLR0913 (all of them name one place)
     ]
     wanted = _desired_files(manifests)
     volumes = Volumes(directory, mounts)
-    links = set(_list_links(directory))
+    links = {found.path for found in _iter_entries(directory) if found.is_link}
     behind = {path for path in wanted if _is_below_any(path, links)}
     direct = {path: entry for path, entry in wanted.items() if path not in behind}
     right = find_matching(volumes, direct)
-    strays = [path for path in _list_files(directory) if path not in right]
+    files = [found.path for found in _iter_entries(directory) if not found.is_link]
+    strays = [path for path in files if path not in right]
     _move_aside(strays, directory, aside_dir)
     for path in right:
         _apply_metadata(directory, path, direct[path])
@@ -183,14 +184,6 @@ def _iter_entries(directory: Path) -> Iterator[TreeEntry]:
             continue
         if not found.is_folder or found.path.count("/") >= MAX_DEPTH:
             yield found
-
-
-def _list_files(directory: Path) -> list[str]:
-    return [found.path for found in _iter_entries(directory) if not found.is_link]
-
-
-def _list_links(directory: Path) -> list[str]:
-    return [found.path for found in _iter_entries(directory) if found.is_link]
 
 
 def _find_wrong_links(

@@ -56,8 +56,6 @@ class PruneResult:
     deleted_keys: tuple[str, ...] = ()
     """Keys of the objects that are gone."""
     freed_bytes: int = 0
-    aborted_uploads: int = 0
-    """Unfinished uploads that were aborted."""
     unreadable_manifests: tuple[str, ...] = ()
     """Manifests that do not parse. Their objects are unknown, so no object was deleted."""
 
@@ -194,13 +192,11 @@ def delete_unreferenced(
     unnamed = inventory.unreferenced_objects()
     _delete_objects(store, unnamed, fence)
     fence()
-    unfinished = list(store.list_unfinished_uploads(job_objects_prefix(project_id, job_id)))
-    for upload in unfinished:
+    for upload in list(store.list_unfinished_uploads(job_objects_prefix(project_id, job_id))):
         store.abort_upload(upload)
     return PruneResult(
         deleted_keys=tuple(sorted(unnamed)),
         freed_bytes=sum(unnamed.values()),
-        aborted_uploads=len(unfinished),
         unreadable_manifests=inventory.unreadable_manifests,
     )
 
