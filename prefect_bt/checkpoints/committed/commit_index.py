@@ -35,7 +35,7 @@ def find_newest_refs(
     """Return the newest manifest by (rank, name)."""
     newest: dict[tuple[int, str], ManifestRef] = {}
     refs = list(iter_manifest_refs(store, project_id, job_id))
-    # Read after the manifests: a prune writes its withdrawal before it deletes manifests.
+    # Read after the manifests: a prune writes its tombstone before it deletes manifests.
     going = find_half_deleted(store, project_id, job_id, present={ref.key for ref in refs})
     for ref in refs:
         if ref.key in going:

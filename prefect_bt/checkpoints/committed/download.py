@@ -223,11 +223,18 @@ def _download_one(
     finally:
         os.close(descriptor)
     parent, _, name = path.rpartition("/")
-    folder = confined.open_folder(site.root, parent, create=True, mode=0o777)
-    try:
+    with open_or_create(site.root, parent) as folder:
         os.replace(staged, name, src_dir_fd=site.staging, dst_dir_fd=folder)
+
+
+@contextmanager
+def open_or_create(root: Path, relative: str) -> Generator[int]:
+    """Open a folder below `root`, and create it if it is missing; never through a link."""
+    descriptor = confined.open_folder(root, relative, create=True, mode=0o777)
+    try:
+        yield descriptor
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _download_verified(

@@ -11,8 +11,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from prefect_bt.checkpoints.committed.download import (
     download_files,
     file_matches,
     find_matching,
+    open_or_create,
     set_folder_times,
 )
 from prefect_bt.checkpoints.layout import ROOT, FileStat, group_by_checkpoint, join_checkpoint_path
@@ -36,7 +37,6 @@ from prefect_bt.filesystem.confined import (
     TreeEntry,
     folder_fd,
     open_file,
-    open_folder,
     open_regular,
     walk_tree,
 )
@@ -149,7 +149,7 @@ def _link_leader_files(directory: Path, name: str) -> None:
         parent, _, last = top.rpartition("/")
         target = os.path.relpath(f"rank-0/{top}", parent or ".")
         # If another entry has the name, the checkpoint is at its documented path only.
-        with _open_or_create(directory, parent) as folder, suppress(FileExistsError):
+        with open_or_create(directory, parent) as folder, suppress(FileExistsError):
             os.symlink(target, last, dir_fd=folder)
 
 
@@ -214,19 +214,9 @@ def _move_aside(paths: Sequence[str], directory: Path, aside_dir: Path) -> None:
     for path in paths:
         parent, _, name = path.rpartition("/")
         aside_dir.mkdir(parents=True, exist_ok=True)
-        with folder_fd(directory, parent) as source, _open_or_create(aside_dir, parent) as target:
+        with folder_fd(directory, parent) as source, open_or_create(aside_dir, parent) as target:
             _rename(name, source, target)
     _remove_empty_folders(directory)
-
-
-@contextmanager
-def _open_or_create(root: Path, relative: str) -> Generator[int]:
-    """Open a folder below `root`, and create it if it is missing; never through a link."""
-    descriptor = open_folder(root, relative, create=True, mode=0o777)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _unused_name(name: str, within: int) -> str:

@@ -1,11 +1,11 @@
-"""Withdrawals: checkpoints that a prune is about to delete, recorded before it deletes them.
+"""Tombstones: checkpoints that a prune is about to delete, recorded before it deletes them.
 
     .../withdrawn/<uuid>.json      one per checkpoint and pruning process
 
-A withdrawal and a hold (retention/holds.py) exclude each other. A pruner writes its withdrawal,
-then looks for holds; a holder writes its hold, then looks for withdrawals. The second of them sees
+A tombstone and a hold (retention/holds.py) exclude each other. A pruner writes its tombstone,
+then looks for holds; a holder writes its hold, then looks for tombstones. The second of them sees
 the first, so no held manifest is deleted, without a lock or a clock. The process that wrote a
-withdrawal removes it. A withdrawal of a killed process is replaced by a new one, so that the old
+tombstone removes it. A tombstone of a killed process is replaced by a new one, so that the old
 one can be removed with its manifests; but if no manifest was deleted and the job was restarted
 since, it is dropped (`discard_outdated`).
 """
@@ -50,14 +50,14 @@ class Tombstone:
 
 
 def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tombstone) -> str:
-    """Write the withdrawal; return its key."""
+    """Write the tombstone; return its key."""
     key = f"{tombstones_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
     store.create(key, _dump(tombstone))
     return key
 
 
 def replace_tombstone(store: Store, key: str, tombstone: Tombstone) -> None:
-    """Write a withdrawal at its key again, if another process dropped it."""
+    """Write a tombstone at its key again, if another process dropped it."""
     try:
         store.get_range(key, start=0, length=1)
     except ObjectNotFound:
@@ -69,10 +69,10 @@ def _dump(tombstone: Tombstone) -> bytes:
 
 
 def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Tombstone]]:
-    """Yield every unfinished withdrawal with its key, including those in progress.
+    """Yield every unfinished tombstone with its key, including those in progress.
 
-    Names in a withdrawal that are not of its job are left out: they must not be deleted. An
-    unreadable withdrawal is ignored: nothing is deleted for it.
+    Names in a tombstone that are not of its job are left out: they must not be deleted. An
+    unreadable tombstone is ignored: nothing is deleted for it.
     """
     manifests = f"{manifests_prefix(project_id, job_id)}/"
     objects = f"{job_objects_prefix(project_id, job_id)}/"
@@ -96,22 +96,15 @@ def _is_below(key: str, folder: str) -> bool:
 def find_half_deleted(
     store: Store, project_id: str, job_id: str, *, present: Collection[str]
 ) -> set[str]:
-    """Return the `present` manifests of withdrawals whose deletion has begun.
+    """Return the `present` manifests of tombstones whose deletion has begun.
 
-    A withdrawal without a deletion may still be revoked because of a hold.
+    A tombstone without a deletion may still be revoked because of a hold.
     """
     going: set[str] = set()
     for _, found in iter_tombstones(store, project_id, job_id):
         if not set(present).issuperset(found.manifests):
             going.update(found.manifests)
     return going
-
-
-def find_tombstoned_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
-    """Return the keys of manifests that are about to be deleted."""
-    return {
-        key for _, found in iter_tombstones(store, project_id, job_id) for key in found.manifests
-    }
 
 
 @dataclass(frozen=True)
@@ -139,9 +132,9 @@ class Generation:
             return _newest_epoch(store, project_id, job_id) > self.epoch
         return True
 
-    def is_after(self, withdrawal: Tombstone) -> bool:
-        """Return whether the job was started again since the withdrawal was written."""
-        return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
+    def is_after(self, tombstone: Tombstone) -> bool:
+        """Return whether the job was started again since the tombstone was written."""
+        return tombstone.epoch < self.epoch or tombstone.attempt < self.attempt
 
 
 def _newest_epoch(store: Store, project_id: str, job_id: str) -> int:
@@ -149,7 +142,7 @@ def _newest_epoch(store: Store, project_id: str, job_id: str) -> int:
 
 
 def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
-    """Return withdrawals by key that deleted nothing before the job was started again.
+    """Return tombstones by key that deleted nothing before the job was started again.
     StoreError."""
     begun = dict(iter_tombstones(store, project_id, job_id))
     if not begun:
@@ -157,19 +150,19 @@ def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombs
     now = Generation.read(store, project_id, job_id)
     there = _manifests(store, project_id, job_id)
     return {
-        key: withdrawal
-        for key, withdrawal in begun.items()
-        if now.is_after(withdrawal) and there.issuperset(withdrawal.manifests)
+        key: tombstone
+        for key, tombstone in begun.items()
+        if now.is_after(tombstone) and there.issuperset(tombstone.manifests)
     }
 
 
 def discard_outdated(store: Store, project_id: str, job_id: str) -> None:
-    """Delete outdated withdrawals: the job may resume from their checkpoints. StoreError."""
-    for key, withdrawal in list_outdated(store, project_id, job_id).items():
+    """Delete outdated tombstones: the job may resume from their checkpoints. StoreError."""
+    for key, tombstone in list_outdated(store, project_id, job_id).items():
         store.delete(key)
-        # Its prune may have begun to delete: the withdrawal must then exist.
-        if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
-            replace_tombstone(store, key, withdrawal)
+        # Its prune may have begun to delete: the tombstone must then exist.
+        if not _manifests(store, project_id, job_id).issuperset(tombstone.manifests):
+            replace_tombstone(store, key, tombstone)
 
 
 def _manifests(store: Store, project_id: str, job_id: str) -> set[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.committed.tombstones import find_tombstoned_manifests
+from prefect_bt.checkpoints.committed.tombstones import iter_tombstones
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_keys import deleting_key, holds_prefix, manifests_prefix, quote_name
@@ -125,9 +125,10 @@ def _is_active(ledger: Ledger, hold: Hold) -> bool:
 
 def _list_remaining_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
     """Return the keys of the job's manifests that are not about to be deleted."""
-    # Withdrawals first, then manifests: in the other order, a manifest that is deleted in between
-    # would be seen, but not its withdrawal.
-    going = find_tombstoned_manifests(store, project_id, job_id)
+    # Tombstones first, then manifests: in the other order, a manifest that is deleted in between
+    # would be seen, but not its tombstone.
+    tombstones = dict(iter_tombstones(store, project_id, job_id)).values()
+    going = {key for tombstone in tombstones for key in tombstone.manifests}
     try:
         store.get(deleting_key(project_id, job_id))
     except ObjectNotFound:
