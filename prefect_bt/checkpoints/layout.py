@@ -151,6 +151,16 @@ def get_series(name: str) -> str:
     return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
 
 
+def find_previous(name: str, others: Iterable[str]) -> str | None:
+    """Return the name in `others` with the next lower step in the series of `name`."""
+    step, series = parse_step(name), get_series(name)
+    if step is None:
+        return None
+    steps = {other: parse_step(other) for other in others if get_series(other) == series}
+    lower = [(known, other) for other, known in steps.items() if known is not None and known < step]
+    return max(lower)[1] if lower else None
+
+
 def is_marker_file(path: str) -> bool:
     """Return whether a file of this name may make its folder a checkpoint."""
     name = path.rpartition("/")[2]

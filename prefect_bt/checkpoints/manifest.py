@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -25,6 +25,7 @@ from prefect_bt.object_keys import (
     objects_prefix,
     quote_name,
 )
+from prefect_bt.object_store.protocols import Store
 
 FORMAT: Final = 1
 PERMISSION_MASK: Final = 0o777
@@ -81,15 +82,14 @@ class Manifest:
 
     @property
     def key(self) -> str:
-        return manifest_key(self)
+        folder = manifests_prefix(self.project_id, self.job_id)
+        place = f"rank-{self.rank}/{quote_name(self.name)}"
+        return f"{folder}/{place}/{self.attempt:04d}-{self.version:04d}.json"
 
     @property
     def digests(self) -> dict[str, str]:
         """Return the digests by path."""
         return {entry.path: entry.sha256 for entry in self.entries}
-
-    def with_next_version(self) -> Manifest:
-        return replace(self, version=self.version + 1)
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,6 @@ class ManifestRef:
     @property
     def sort_key(self) -> tuple[int, int]:
         return self.attempt, self.version
-
-
-def manifest_key(manifest: Manifest) -> str:
-    folder = manifests_prefix(manifest.project_id, manifest.job_id)
-    place = f"rank-{manifest.rank}/{quote_name(manifest.name)}"
-    return f"{folder}/{place}/{manifest.attempt:04d}-{manifest.version:04d}.json"
 
 
 def parse_manifest_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
@@ -151,6 +145,11 @@ def entry_logical_path(origin: UploadOrigin, name: str, path: str) -> str:
 def dump_manifest(manifest: Manifest) -> bytes:
     # File names are bytes; those that are not UTF-8 travel as lone surrogates, as json reads them.
     return codec.dumps(manifest, indent=1).encode("utf-8", "surrogatepass")
+
+
+def read_manifest(store: Store, key: str) -> Manifest:
+    """Return the manifest at `key`. Raises StoreError, and CheckpointError as `load_manifest`."""
+    return load_manifest(store.get(key), key=key)
 
 
 def load_manifest(data: bytes, *, key: str) -> Manifest:

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
-from prefect_bt.checkpoints.upload.upload_status import (
-    RankUpload,
-    UploadStatusReader,
-    find_uncommitted_reason,
-)
+from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, find_uncommitted_reason
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
 from prefect_bt.ledger.states import JobState
@@ -66,7 +62,9 @@ def read_sync_status(
         if outcome is not None and _has_node_reports(outcome):
             uploads: _UploadsByRank = {}
         else:
-            uploads = _read_uploads(ledger, record, begun.attempt)
+            place = record.project_id, record.id, begun.attempt
+            reports = UploadStatusReader(ledger.store, *place).read()
+            uploads = {one.rank: one.status for one in reports}
         if outcome is None and not state.terminal:
             if uploads or state is JobState.RUNNING:
                 return _running_status(uploads)
@@ -80,15 +78,8 @@ def _has_node_reports(outcome: Outcome) -> bool:
     return bool(outcome.nodes) and all(node.phase is NodePhase.DONE for node in outcome.nodes)
 
 
-def _read_uploads(ledger: Ledger, record: JobRecord, attempt: int) -> dict[int, UploadStatus]:
-    found: list[RankUpload] = UploadStatusReader(
-        ledger.store, record.project_id, record.id, attempt
-    ).read()
-    return {one.rank: one.status for one in found}
-
-
 def _running_status(statuses: _UploadsByRank) -> SyncStatus:
-    failed = [f"{_with_rank(rank, one.error)}" for rank, one in statuses.items() if one.error]
+    failed = [_with_rank(rank, one.error) for rank, one in statuses.items() if one.error]
     uploads = tuple(statuses.values())
     return SyncStatus(None if failed else SYNCING, _summarize(failed), uploads)
 
@@ -113,16 +104,11 @@ def _iter_uncommitted(
     elif statuses is not None and statuses.flushed:
         error, uncommitted = statuses.error, statuses.uncommitted
     elif statuses is not None or (node is not None and node.started_at is not None):
-        during = (
-            f" while it uploaded {statuses.current}"
-            if statuses is not None and statuses.current
-            else ""
-        )
-        last = (
-            f" (its last committed checkpoint is {statuses.committed[-1]})"
-            if statuses and statuses.committed
-            else ""
-        )
+        during = last = ""
+        if statuses is not None and statuses.current:
+            during = f" while it uploaded {statuses.current}"
+        if statuses is not None and statuses.committed:
+            last = f" (its last committed checkpoint is {statuses.committed[-1]})"
         yield f"rank {rank} was lost before its final upload{during}{last}"
         return
     else:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prefect_bt.checkpoints.committed.commit_index import find_newest_refs
-from prefect_bt.checkpoints.layout import get_series, join_checkpoint_path, parse_step
-from prefect_bt.checkpoints.manifest import Manifest, load_manifest
+from prefect_bt.checkpoints.layout import find_previous, join_checkpoint_path
+from prefect_bt.checkpoints.manifest import Manifest, read_manifest
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.number_ranges import natural_key
@@ -61,7 +61,7 @@ class CommittedCheckpoint:
     @property
     def newest_manifest(self) -> str:
         """Return the key of the part that was committed last."""
-        return max(self.manifests, key=_commit_order).key
+        return max(self.manifests, key=lambda part: (part.attempt, part.committed_at)).key
 
     def files(self) -> Iterator[CheckpointFile]:
         """Return every file of every rank, by rank and path."""
@@ -88,16 +88,18 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
     gone: set[str] = set()
     for (_, name), ref in sorted(find_newest_refs(store, project_id, job_id).items()):
         try:
-            parts.setdefault(name, []).append(load_manifest(store.get(ref.key), key=ref.key))
+            parts.setdefault(name, []).append(read_manifest(store, ref.key))
         except ObjectNotFound:
             # Deleted between listing and reading, with the parts of its other ranks.
             gone.add(name)
     for name in gone:
         del parts[name]
     ranks = {name: {manifest.rank for manifest in found} for name, found in parts.items()}
-    merged = [
-        _merge_ranks(found, _find_missing_ranks(name, ranks)) for name, found in parts.items()
-    ]
+    merged: list[CommittedCheckpoint] = []
+    for name, found in parts.items():
+        previous = find_previous(name, ranks)
+        missing = ranks[previous] - ranks[name] if previous else set[int]()
+        merged.append(_merge_ranks(found, tuple(sorted(missing))))
     return sorted(merged, key=lambda one: (one.attempt, one.created_at, one.step or -1))
 
 
@@ -163,26 +165,7 @@ def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCh
     )
 
 
-def _find_missing_ranks(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
-    """Return the ranks of the nearest lower step that this checkpoint lacks."""
-    step, stem = parse_step(name), get_series(name)
-    if step is None:
-        return ()
-    lower = [
-        (other_step, other)
-        for other in ranks
-        if get_series(other) == stem
-        and (other_step := parse_step(other)) is not None
-        and other_step < step
-    ]
-    return tuple(sorted(ranks[max(lower)[1]] - ranks[name])) if lower else ()
-
-
 def short_id(job_id: str, name: str) -> str:
     """Return an id that is the same for every version and attempt of a name in one job."""
     text = f"{job_id}/{name}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:_ID_LENGTH]
-
-
-def _commit_order(manifest: Manifest) -> tuple[int, float]:
-    return manifest.attempt, manifest.committed_at

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from prefect_bt.checkpoints.committed.stored_objects import StoredObjects
 from prefect_bt.checkpoints.committed.tombstones import find_half_deleted
-from prefect_bt.checkpoints.layout import LocalCheckpoint, get_series, parse_step
+from prefect_bt.checkpoints.layout import LocalCheckpoint, find_previous
 from prefect_bt.checkpoints.manifest import (
     Manifest,
     ManifestRef,
     UploadOrigin,
     dump_manifest,
-    load_manifest,
     parse_manifest_key,
+    read_manifest,
 )
 from prefect_bt.errors import CheckpointError, ObjectExists
 from prefect_bt.object_keys import manifests_prefix
@@ -35,7 +35,7 @@ def find_newest_refs(
     """Return the newest manifest by (rank, name)."""
     newest: dict[tuple[int, str], ManifestRef] = {}
     refs = list(iter_manifest_refs(store, project_id, job_id))
-    # Read after the manifests: a prune writes its withdrawal before it deletes manifests.
+    # Read after the manifests: a prune writes its tombstone before it deletes manifests.
     going = find_half_deleted(store, project_id, job_id, present={ref.key for ref in refs})
     for ref in refs:
         if ref.key in going:
@@ -63,7 +63,7 @@ class CommitIndex:
             if ref.rank == origin.rank:
                 # A damaged manifest is no commit, and must not prevent later commits.
                 with contextlib.suppress(CheckpointError):
-                    self._newest[ref.name] = load_manifest(store.get(ref.key), key=ref.key)
+                    self._newest[ref.name] = read_manifest(store, ref.key)
         self.stored = StoredObjects(store, origin, self._newest.values(), own_only=own_objects_only)
 
     @property
@@ -102,18 +102,8 @@ class CommitIndex:
 
     def find_references(self, name: str) -> list[Manifest]:
         """Return complete checkpoints to compare with: the former version, the next lower step."""
-        step, stem = parse_step(name), get_series(name)
-        own = [self._newest[name]] if name in self._newest else []
-        if step is None:
-            return own
-        siblings = [
-            (other, manifest)
-            for manifest in self._newest.values()
-            if get_series(manifest.name) == stem
-            and (other := parse_step(manifest.name)) is not None
-            and other < step
-        ]
-        return own + ([max(siblings, key=lambda pair: pair[0])[1]] if siblings else [])
+        wanted = (name, find_previous(name, self._newest))
+        return [self._newest[one] for one in wanted if one is not None and one in self._newest]
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Write the manifest, whose presence is the commit. Return it as stored. Raises
@@ -127,16 +117,12 @@ class CommitIndex:
             except ObjectExists:
                 # It is ours if only the answer was lost, else that of another uploader of this
                 # rank.
-                there = self._load_if_valid(manifest.key)
+                there = None
+                with contextlib.suppress(CheckpointError):
+                    there = read_manifest(self._store, manifest.key)
                 if there is None or there.digests != manifest.digests:
-                    manifest = manifest.with_next_version()
+                    manifest = replace(manifest, version=manifest.version + 1)
                     continue
                 manifest = there
             self._newest[manifest.name] = manifest
             return manifest
-
-    def _load_if_valid(self, key: str) -> Manifest | None:
-        """Return the manifest; None for a damaged one."""
-        with contextlib.suppress(CheckpointError):
-            return load_manifest(self._store.get(key), key=key)
-        return None

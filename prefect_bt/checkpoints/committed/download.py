@@ -89,15 +89,23 @@ def find_matching(
 
     `on_bytes` gets the number of bytes read.
     """
-    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(on_bytes) as told:
+    with _worker_pool(on_bytes) as (pool, tick):
         jobs = {
-            path: pool.submit(file_matches, root, path, desired[path], told) for path in desired
+            path: pool.submit(file_matches, root, path, entry, tick)
+            for path, entry in desired.items()
         }
+        return {path for path, job in jobs.items() if job.result()}
+
+
+@contextmanager
+def _worker_pool(on_bytes: ByteCallback) -> Generator[tuple[ThreadPoolExecutor, ByteCallback]]:
+    """Yield threads and their byte callback; both are cancelled when the body fails."""
+    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(on_bytes) as tick:
         try:
-            return {path for path, job in jobs.items() if job.result()}
-        finally:
-            for job in jobs.values():
-                job.cancel()
+            yield pool, tick
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def check_lengths(root: Path, paths: Collection[str]) -> None:
@@ -141,7 +149,9 @@ def download_files(
         raise _write_error(root, error) from error
 
 
-def _download_files(store: Store, desired: DesiredFiles, root: Path, tick: ByteCallback) -> None:
+def _download_files(
+    store: Store, desired: DesiredFiles, root: Path, on_bytes: ByteCallback
+) -> None:
     root.mkdir(parents=True, exist_ok=True)
     clear_staging(root)
     with confined.folder_fd(root) as top:
@@ -149,7 +159,14 @@ def _download_files(store: Store, desired: DesiredFiles, root: Path, tick: ByteC
     try:
         # Use its descriptor from here on: a link that a job puts in its place has no effect.
         with confined.folder_fd(root, STAGING) as descriptor:
-            _download_all(_DownloadContext(store, root, descriptor), desired, tick)
+            context = _DownloadContext(store, root, descriptor)
+            with _worker_pool(on_bytes) as (pool, tick):
+                jobs = [
+                    pool.submit(_download_one, context, path, entry, str(number), tick)
+                    for number, (path, entry) in enumerate(desired.items())
+                ]
+                for job in jobs:
+                    job.result()
     finally:
         clear_staging(root)
 
@@ -161,20 +178,6 @@ class _DownloadContext:
     store: Store
     root: Path
     staging: int
-
-
-def _download_all(site: _DownloadContext, desired: DesiredFiles, tick: ByteCallback) -> None:
-    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(tick) as told:
-        jobs = [
-            pool.submit(_download_one, site, path, entry, str(number), told)
-            for number, (path, entry) in enumerate(desired.items())
-        ]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            for job in jobs:
-                job.cancel()
 
 
 def clear_staging(root: Path) -> None:
@@ -220,11 +223,18 @@ def _download_one(
     finally:
         os.close(descriptor)
     parent, _, name = path.rpartition("/")
-    folder = confined.open_folder(site.root, parent, create=True, mode=0o777)
-    try:
+    with open_or_create(site.root, parent) as folder:
         os.replace(staged, name, src_dir_fd=site.staging, dst_dir_fd=folder)
+
+
+@contextmanager
+def open_or_create(root: Path, relative: str) -> Generator[int]:
+    """Open a folder below `root`, and create it if it is missing; never through a link."""
+    descriptor = confined.open_folder(root, relative, create=True, mode=0o777)
+    try:
+        yield descriptor
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _download_verified(

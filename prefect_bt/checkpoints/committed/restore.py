@@ -11,8 +11,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,10 +25,11 @@ from prefect_bt.checkpoints.committed.download import (
     download_files,
     file_matches,
     find_matching,
+    open_or_create,
     set_folder_times,
 )
 from prefect_bt.checkpoints.layout import ROOT, FileStat, group_by_checkpoint, join_checkpoint_path
-from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, load_manifest
+from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, read_manifest
 from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
 from prefect_bt.checkpoints.watch.scanner import MAX_DEPTH
 from prefect_bt.errors import CheckpointError
@@ -36,7 +37,6 @@ from prefect_bt.filesystem.confined import (
     TreeEntry,
     folder_fd,
     open_file,
-    open_folder,
     open_regular,
     walk_tree,
 )
@@ -85,11 +85,12 @@ def restore_directory(  # noqa: PLR0913 (all of them name one place)
     ]
     wanted = _desired_files(manifests)
     volumes = Volumes(directory, mounts)
-    links = set(_list_links(directory))
+    links = {found.path for found in _iter_entries(directory) if found.is_link}
     behind = {path for path in wanted if _is_below_any(path, links)}
     direct = {path: entry for path, entry in wanted.items() if path not in behind}
     right = find_matching(volumes, direct)
-    strays = [path for path in _list_files(directory) if path not in right]
+    files = [found.path for found in _iter_entries(directory) if not found.is_link]
+    strays = [path for path in files if path not in right]
     _move_aside(strays, directory, aside_dir)
     for path in right:
         _apply_metadata(directory, path, direct[path])
@@ -118,7 +119,7 @@ def load_checkpoints(
     names: list[str] = []
     for checkpoint in loaded:
         for key in checkpoint.manifests:
-            manifest = load_manifest(store.get(key), key=key)
+            manifest = read_manifest(store, key)
             if manifest.rank == 0:
                 names.append(manifest.name)
             for path, entry in _desired_files([manifest]).items():
@@ -148,7 +149,7 @@ def _link_leader_files(directory: Path, name: str) -> None:
         parent, _, last = top.rpartition("/")
         target = os.path.relpath(f"rank-0/{top}", parent or ".")
         # If another entry has the name, the checkpoint is at its documented path only.
-        with _open_or_create(directory, parent) as folder, suppress(FileExistsError):
+        with open_or_create(directory, parent) as folder, suppress(FileExistsError):
             os.symlink(target, last, dir_fd=folder)
 
 
@@ -185,14 +186,6 @@ def _iter_entries(directory: Path) -> Iterator[TreeEntry]:
             yield found
 
 
-def _list_files(directory: Path) -> list[str]:
-    return [found.path for found in _iter_entries(directory) if not found.is_link]
-
-
-def _list_links(directory: Path) -> list[str]:
-    return [found.path for found in _iter_entries(directory) if found.is_link]
-
-
 def _find_wrong_links(
     volumes: Volumes, links: Sequence[str], desired: Mapping[str, ManifestEntry]
 ) -> list[str]:
@@ -221,19 +214,9 @@ def _move_aside(paths: Sequence[str], directory: Path, aside_dir: Path) -> None:
     for path in paths:
         parent, _, name = path.rpartition("/")
         aside_dir.mkdir(parents=True, exist_ok=True)
-        with folder_fd(directory, parent) as source, _open_or_create(aside_dir, parent) as target:
+        with folder_fd(directory, parent) as source, open_or_create(aside_dir, parent) as target:
             _rename(name, source, target)
     _remove_empty_folders(directory)
-
-
-@contextmanager
-def _open_or_create(root: Path, relative: str) -> Generator[int]:
-    """Open a folder below `root`, and create it if it is missing; never through a link."""
-    descriptor = open_folder(root, relative, create=True, mode=0o777)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _unused_name(name: str, within: int) -> str:

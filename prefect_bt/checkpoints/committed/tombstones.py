@@ -1,11 +1,11 @@
-"""Withdrawals: checkpoints that a prune is about to delete, recorded before it deletes them.
+"""Tombstones: checkpoints that a prune is about to delete, recorded before it deletes them.
 
     .../withdrawn/<uuid>.json      one per checkpoint and pruning process
 
-A withdrawal and a hold (retention/holds.py) exclude each other. A pruner writes its withdrawal,
-then looks for holds; a holder writes its hold, then looks for withdrawals. The second of them sees
+A tombstone and a hold (retention/holds.py) exclude each other. A pruner writes its tombstone,
+then looks for holds; a holder writes its hold, then looks for tombstones. The second of them sees
 the first, so no held manifest is deleted, without a lock or a clock. The process that wrote a
-withdrawal removes it. A withdrawal of a killed process is replaced by a new one, so that the old
+tombstone removes it. A tombstone of a killed process is replaced by a new one, so that the old
 one can be removed with its manifests; but if no manifest was deleted and the job was restarted
 since, it is dropped (`discard_outdated`).
 """
@@ -50,14 +50,14 @@ class Tombstone:
 
 
 def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tombstone) -> str:
-    """Write the withdrawal; return its key."""
+    """Write the tombstone; return its key."""
     key = f"{tombstones_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
     store.create(key, _dump(tombstone))
     return key
 
 
 def replace_tombstone(store: Store, key: str, tombstone: Tombstone) -> None:
-    """Write a withdrawal at its key again, if another process dropped it."""
+    """Write a tombstone at its key again, if another process dropped it."""
     try:
         store.get_range(key, start=0, length=1)
     except ObjectNotFound:
@@ -69,29 +69,24 @@ def _dump(tombstone: Tombstone) -> bytes:
 
 
 def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Tombstone]]:
-    """Yield every unfinished withdrawal with its key, including those in progress.
+    """Yield every unfinished tombstone with its key, including those in progress.
 
-    Names in a withdrawal that are not of its job are left out: they must not be deleted. An
-    unreadable withdrawal is ignored: nothing is deleted for it.
+    Names in a tombstone that are not of its job are left out: they must not be deleted. An
+    unreadable tombstone is ignored: nothing is deleted for it.
     """
     manifests = f"{manifests_prefix(project_id, job_id)}/"
     objects = f"{job_objects_prefix(project_id, job_id)}/"
     for info in store.list(tombstones_prefix(project_id, job_id)):
         try:
-            found = _load(store.get(info.key), manifests=manifests, objects=objects)
+            found = codec.decode(Tombstone, json.loads(store.get(info.key)))
+            found = replace(
+                found,
+                manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
+                objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
+            )
         except (ObjectNotFound, *_DECODE_ERRORS):
             continue
         yield info.key, found
-
-
-def _load(data: bytes, *, manifests: str, objects: str) -> Tombstone:
-    """Return the withdrawal without names outside the two folders. Raises any of _DAMAGED."""
-    found = codec.decode(Tombstone, json.loads(data))
-    return replace(
-        found,
-        manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
-        objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
-    )
 
 
 def _is_below(key: str, folder: str) -> bool:
@@ -101,22 +96,15 @@ def _is_below(key: str, folder: str) -> bool:
 def find_half_deleted(
     store: Store, project_id: str, job_id: str, *, present: Collection[str]
 ) -> set[str]:
-    """Return the `present` manifests of withdrawals whose deletion has begun.
+    """Return the `present` manifests of tombstones whose deletion has begun.
 
-    A withdrawal without a deletion may still be revoked because of a hold.
+    A tombstone without a deletion may still be revoked because of a hold.
     """
     going: set[str] = set()
     for _, found in iter_tombstones(store, project_id, job_id):
         if not set(present).issuperset(found.manifests):
             going.update(found.manifests)
     return going
-
-
-def find_tombstoned_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
-    """Return the keys of manifests that are about to be deleted."""
-    return {
-        key for _, found in iter_tombstones(store, project_id, job_id) for key in found.manifests
-    }
 
 
 @dataclass(frozen=True)
@@ -132,8 +120,7 @@ class Generation:
         prefix = job_prefix(project_id, job_id)
         keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
         attempts = [int(k[-2]) for k in keys if k[-1] == "attempt.json" and k[-2].isdecimal()]
-        epoch = Epochs(store, job_id, prefix, clock=time.time).newest_run()
-        return cls(attempt=max(attempts, default=-1), epoch=epoch)
+        return cls(max(attempts, default=-1), _newest_epoch(store, project_id, job_id))
 
     def has_passed(self, store: Store, project_id: str, job_id: str) -> bool:
         """Return whether the job was started again since. Attempts are not listed: they
@@ -142,17 +129,20 @@ class Generation:
             key = f"{attempt_prefix(project_id, job_id, self.attempt + 1)}/attempt.json"
             store.get_range(key, start=0, length=1)
         except ObjectNotFound:
-            prefix = job_prefix(project_id, job_id)
-            return Epochs(store, job_id, prefix, clock=time.time).newest_run() > self.epoch
+            return _newest_epoch(store, project_id, job_id) > self.epoch
         return True
 
-    def is_after(self, withdrawal: Tombstone) -> bool:
-        """Return whether the job was started again since the withdrawal was written."""
-        return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
+    def is_after(self, tombstone: Tombstone) -> bool:
+        """Return whether the job was started again since the tombstone was written."""
+        return tombstone.epoch < self.epoch or tombstone.attempt < self.attempt
+
+
+def _newest_epoch(store: Store, project_id: str, job_id: str) -> int:
+    return Epochs(store, job_id, job_prefix(project_id, job_id), clock=time.time).newest_run()
 
 
 def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
-    """Return withdrawals by key that deleted nothing before the job was started again.
+    """Return tombstones by key that deleted nothing before the job was started again.
     StoreError."""
     begun = dict(iter_tombstones(store, project_id, job_id))
     if not begun:
@@ -160,19 +150,19 @@ def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombs
     now = Generation.read(store, project_id, job_id)
     there = _manifests(store, project_id, job_id)
     return {
-        key: withdrawal
-        for key, withdrawal in begun.items()
-        if now.is_after(withdrawal) and there.issuperset(withdrawal.manifests)
+        key: tombstone
+        for key, tombstone in begun.items()
+        if now.is_after(tombstone) and there.issuperset(tombstone.manifests)
     }
 
 
 def discard_outdated(store: Store, project_id: str, job_id: str) -> None:
-    """Delete outdated withdrawals: the job may resume from their checkpoints. StoreError."""
-    for key, withdrawal in list_outdated(store, project_id, job_id).items():
+    """Delete outdated tombstones: the job may resume from their checkpoints. StoreError."""
+    for key, tombstone in list_outdated(store, project_id, job_id).items():
         store.delete(key)
-        # Its prune may have begun to delete: the withdrawal must then exist.
-        if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
-            replace_tombstone(store, key, withdrawal)
+        # Its prune may have begun to delete: the tombstone must then exist.
+        if not _manifests(store, project_id, job_id).issuperset(tombstone.manifests):
+            replace_tombstone(store, key, tombstone)
 
 
 def _manifests(store: Store, project_id: str, job_id: str) -> set[str]:

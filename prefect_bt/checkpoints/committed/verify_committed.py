@@ -10,7 +10,7 @@ from typing import Final
 from prefect_bt.checkpoints.committed.commit_index import iter_manifest_refs
 from prefect_bt.checkpoints.committed.download import iter_chunks
 from prefect_bt.checkpoints.layout import join_checkpoint_path
-from prefect_bt.checkpoints.manifest import ManifestRef, load_manifest
+from prefect_bt.checkpoints.manifest import ManifestRef, read_manifest
 from prefect_bt.errors import CheckpointError, ObjectNotFound
 from prefect_bt.filesystem.rehash import HashTask, ignore_progress, rehash
 from prefect_bt.object_store.protocols import ByteCallback, Store
@@ -78,7 +78,7 @@ class ExpectedObjects:
 
     def _add_manifest(self, ref: ManifestRef) -> None:
         try:
-            manifest = load_manifest(self._store.get(ref.key), key=ref.key)
+            manifest = read_manifest(self._store, ref.key)
         except ObjectNotFound:  # pruned since the manifests were listed
             return
         except CheckpointError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.committed.tombstones import find_tombstoned_manifests
+from prefect_bt.checkpoints.committed.tombstones import iter_tombstones
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_keys import deleting_key, holds_prefix, manifests_prefix, quote_name
@@ -88,28 +88,29 @@ def release_holds(store: Store, keys: Sequence[str]) -> None:
 def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
     """Return the active holds, oldest first; remove those of ended or deleted jobs."""
     found: list[Hold] = []
-    for info in ledger.store.list(holds_prefix(project_id, job_id)):
-        try:
-            hold = codec.loads(Hold, ledger.store.get(info.key))
-        except ObjectNotFound:
-            continue
+    for key, hold in _iter_holds(ledger.store, project_id, job_id):
         if _is_active(ledger, hold):
             found.append(hold)
         else:
-            ledger.store.delete(info.key)
+            ledger.store.delete(key)
     return sorted(found, key=lambda hold: (hold.at, hold.holder))
+
+
+def _iter_holds(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Hold]]:
+    for info in store.list(holds_prefix(project_id, job_id)):
+        try:
+            hold = codec.loads(Hold, store.get(info.key))
+        except ObjectNotFound:
+            continue
+        yield info.key, hold
 
 
 def iter_orphaned_holds(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
     """Yield the holds of all jobs whose holder has ended, with their keys."""
     for job in ledger.list_jobs():
-        for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
-            try:
-                hold = codec.loads(Hold, ledger.store.get(info.key))
-            except ObjectNotFound:
-                continue
+        for key, hold in _iter_holds(ledger.store, job.project_id, job.id):
             if not _is_active(ledger, hold):
-                yield info.key, hold
+                yield key, hold
 
 
 def _is_active(ledger: Ledger, hold: Hold) -> bool:
@@ -124,9 +125,10 @@ def _is_active(ledger: Ledger, hold: Hold) -> bool:
 
 def _list_remaining_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
     """Return the keys of the job's manifests that are not about to be deleted."""
-    # Withdrawals first, then manifests: in the other order, a manifest that is deleted in between
-    # would be seen, but not its withdrawal.
-    going = find_tombstoned_manifests(store, project_id, job_id)
+    # Tombstones first, then manifests: in the other order, a manifest that is deleted in between
+    # would be seen, but not its tombstone.
+    tombstones = dict(iter_tombstones(store, project_id, job_id)).values()
+    going = {key for tombstone in tombstones for key in tombstone.manifests}
     try:
         store.get(deleting_key(project_id, job_id))
     except ObjectNotFound:

@@ -20,12 +20,7 @@ def select_prunable(names: Collection[str], policy: RetentionPolicy) -> tuple[st
         step = parse_step(name)
         if step is not None:
             series.setdefault(get_series(name), []).append((step, name))
-    gone = [
-        name for steps in series.values() for name in _select_prunable_steps(sorted(steps), policy)
-    ]
-    return tuple(sorted(gone))
-
-
-def _select_prunable_steps(steps: list[tuple[int, str]], policy: RetentionPolicy) -> list[str]:
     last, every = max(policy.keep_last or 1, 1), policy.keep_every
-    return [name for step, name in steps[:-last] if not every or every < 1 or step % every]
+    older = [one for steps in series.values() for one in sorted(steps)[:-last]]
+    gone = [name for step, name in older if not every or every < 1 or step % every]
+    return tuple(sorted(gone))

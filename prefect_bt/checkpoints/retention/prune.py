@@ -15,7 +15,7 @@ restarted since: the job may resume from that checkpoint (`tombstones.discard_ou
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from prefect_bt.checkpoints.committed.catalog import find_newest
@@ -33,7 +33,7 @@ from prefect_bt.checkpoints.manifest import (
     ManifestRef,
     UploadOrigin,
     is_own_object,
-    load_manifest,
+    read_manifest,
 )
 from prefect_bt.checkpoints.retention.holds import Hold, list_active_holds
 from prefect_bt.errors import CheckpointError, ObjectNotFound
@@ -56,8 +56,6 @@ class PruneResult:
     deleted_keys: tuple[str, ...] = ()
     """Keys of the objects that are gone."""
     freed_bytes: int = 0
-    aborted_uploads: int = 0
-    """Unfinished uploads that were aborted."""
     unreadable_manifests: tuple[str, ...] = ()
     """Manifests that do not parse. Their objects are unknown, so no object was deleted."""
 
@@ -72,7 +70,7 @@ class Inventory:
         """None: it does not parse."""
         for ref in iter_manifest_refs(store, project_id, job_id):
             try:
-                self.manifests[ref] = load_manifest(store.get(ref.key), key=ref.key)
+                self.manifests[ref] = read_manifest(store, ref.key)
             except ObjectNotFound:
                 continue
             except CheckpointError:
@@ -81,6 +79,10 @@ class Inventory:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted({ref.name for ref in self.manifests}))
+
+    @property
+    def manifest_keys(self) -> set[str]:
+        return {ref.key for ref in self.manifests}
 
     @property
     def unreadable_manifests(self) -> tuple[str, ...]:
@@ -126,12 +128,8 @@ Fence = Callable[[], object]
 """Function called before each deletion; raises Superseded once another machine may act."""
 
 
-def _no_fence() -> None:
-    """Do nothing; the fence of callers that need none."""
-
-
 def prune_rank(
-    store: Store, origin: UploadOrigin, names: Collection[str], *, fence: Fence = _no_fence
+    store: Store, origin: UploadOrigin, names: Collection[str], *, fence: Fence = lambda: None
 ) -> PruneResult:
     """Delete this rank's part of `names`; for its own uploader, between uploads.
 
@@ -140,37 +138,20 @@ def prune_rank(
     StoreError; a second call continues.
     """
     place = origin.project_id, origin.job_id
-    discard_outdated(store, *place)
-    begun = dict(iter_tombstones(store, *place))
-    if not (names or begun):
+    if not names and not any(iter_tombstones(store, *place)):
         return PruneResult()
-    now = Generation.read(store, *place)
-    inventory = Inventory(store, *place)
-    mine = {ref.name for ref in inventory.manifests if ref.rank == origin.rank}
-    wanted = mine.intersection(names)
-    if not (wanted or begun) or now.attempt > origin.attempt:
+    prune = _PruneRun(store, *place, fence=fence, origin=origin)
+    if prune.generation.attempt > origin.attempt:
         return PruneResult()
-    protected = _find_protected(store, inventory, wanted)
-    prune = _PruneRun(store, inventory, begun, fence, now)
-    prune.create_tombstones(wanted.difference(protected), rank=origin.rank)
-    held = prune.cancel_held()
-    names_gone = prune.delete_manifests(rank=origin.rank)
+    mine = {ref.name for ref in prune.inventory.manifests if ref.rank == origin.rank}
+    result = prune.delete_checkpoints(mine.intersection(names), protect=True)
     after = Inventory(store, *place)
-    staying = after.referenced_objects(after.manifests)
-    due = {
-        key: size
-        for withdrawal in prune.deletable_tombstones(after).values()
-        for key, size in withdrawal.objects.items()
-        if is_own_object(origin, key) and key not in staying and not after.unreadable_manifests
-    }
-    _delete_objects(store, due, fence)
-    prune.remove_tombstones(after, owns=lambda key: is_own_object(origin, key))
-    return PruneResult(
-        pruned=names_gone,
-        held=held,
-        protected=tuple(sorted(protected)),
-        deleted_keys=tuple(sorted(due)),
-        freed_bytes=sum(due.values()),
+    deleted = prune.delete_own_objects(after)
+    prune.remove_tombstones(after)
+    return replace(
+        result,
+        deleted_keys=tuple(sorted(deleted)),
+        freed_bytes=sum(deleted.values()),
         unreadable_manifests=after.unreadable_manifests,
     )
 
@@ -182,7 +163,7 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     names: Collection[str],
     *,
     is_running: bool,
-    fence: Fence = _no_fence,
+    fence: Fence = lambda: None,
 ) -> PruneResult:
     """Delete `names` of every rank.
 
@@ -190,37 +171,18 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     manifest names is deleted too; the caller prevents a restart of the job meanwhile. Raises
     StoreError; a second call continues.
     """
-    # Read first: a withdrawal that is taken over below must not count as newer than a restart.
-    now = Generation.read(store, project_id, job_id)
-    discard_outdated(store, project_id, job_id)
-    inventory = Inventory(store, project_id, job_id)
-    wanted = set(inventory.names).intersection(names)
-    protected = _find_protected(store, inventory, wanted) if is_running else set[str]()
-    prune = _PruneRun(
-        store, inventory, dict(iter_tombstones(store, project_id, job_id)), fence, now
-    )
-    prune.create_tombstones(wanted - protected)
-    held = prune.cancel_held()
-    gone = prune.delete_manifests()
-    done = PruneResult(
-        pruned=gone, held=held, protected=tuple(sorted({*protected, *prune.outdated}))
-    )
+    prune = _PruneRun(store, project_id, job_id, fence=fence)
+    wanted = set(prune.inventory.names).intersection(names)
+    result = prune.delete_checkpoints(wanted, protect=is_running)
     if is_running:
-        return done
+        return result
     swept = delete_unreferenced(store, project_id, job_id, fence=fence)
     prune.remove_tombstones(Inventory(store, project_id, job_id))
-    return PruneResult(
-        pruned=gone,
-        held=held,
-        deleted_keys=swept.deleted_keys,
-        freed_bytes=swept.freed_bytes,
-        aborted_uploads=swept.aborted_uploads,
-        unreadable_manifests=swept.unreadable_manifests,
-    )
+    return replace(swept, pruned=result.pruned, held=result.held, protected=result.protected)
 
 
 def delete_unreferenced(
-    store: Store, project_id: str, job_id: str, *, fence: Fence = _no_fence
+    store: Store, project_id: str, job_id: str, *, fence: Fence = lambda: None
 ) -> PruneResult:
     """Delete objects that no manifest of the job names, and abort unfinished uploads.
 
@@ -230,133 +192,162 @@ def delete_unreferenced(
     unnamed = inventory.unreferenced_objects()
     _delete_objects(store, unnamed, fence)
     fence()
-    unfinished = list(store.list_unfinished_uploads(job_objects_prefix(project_id, job_id)))
-    for upload in unfinished:
+    for upload in list(store.list_unfinished_uploads(job_objects_prefix(project_id, job_id))):
         store.abort_upload(upload)
     return PruneResult(
         deleted_keys=tuple(sorted(unnamed)),
         freed_bytes=sum(unnamed.values()),
-        aborted_uploads=len(unfinished),
         unreadable_manifests=inventory.unreadable_manifests,
     )
 
 
 class _PruneRun:
-    """The withdrawals of one prune: its own, and those of former prunes."""
+    """The tombstones of one prune: its own, and those of former prunes.
+
+    With an `origin`, only manifests and objects of its rank are deleted.
+    """
 
     def __init__(
         self,
         store: Store,
-        inventory: Inventory,
-        resumed: dict[str, Tombstone],
+        project_id: str,
+        job_id: str,
+        *,
         fence: Fence,
-        now: Generation,
+        origin: UploadOrigin | None = None,
     ) -> None:
-        self._store, self._inventory, self._begun = store, inventory, resumed
-        self._fence, self._now = fence, now
+        """Read the state of the job. Raise StoreError."""
+        self._store, self._fence, self._origin = store, fence, origin
+        self._place = project_id, job_id
+        # Read first: a tombstone that is taken over below must not count as newer than a restart.
+        self.generation = Generation.read(store, *self._place)
+        discard_outdated(store, *self._place)
+        self.inventory = Inventory(store, *self._place)
+        self._begun = dict(iter_tombstones(store, *self._place))
         self._own: dict[str, Tombstone] = {}
-        self.outdated: set[str] = set()
-        """Names that stay because the job was started again after they were announced."""
-        self._place = (inventory.project_id, inventory.job_id)
 
-    def create_tombstones(self, names: Collection[str], *, rank: int | None = None) -> None:
-        """Write the withdrawals, and take over those of former prunes (of this rank, if it
-        is given)."""
-        refs = {ref.key: ref for ref in self._inventory.manifests}
-        for withdrawal in self._begun.values():
-            left = [refs[key] for key in withdrawal.manifests if key in refs]
-            if rank is not None and all(ref.rank != rank for ref in left):
+    def delete_checkpoints(self, names: set[str], *, protect: bool) -> PruneResult:
+        """Delete the manifests of checkpoints without a hold.
+
+        `protect`: keep the checkpoint from which the running job would resume.
+        """
+        protected = _find_protected(self._store, self.inventory, names) if protect else set[str]()
+        self._create_tombstones(names - protected)
+        held = self._cancel_held()
+        pruned, outdated = self._delete_manifests()
+        return PruneResult(
+            pruned=tuple(sorted(pruned)), held=held, protected=tuple(sorted(protected | outdated))
+        )
+
+    def delete_own_objects(self, after: Inventory) -> dict[str, int]:
+        """Delete the rank's objects that no manifest names any more. Return their sizes by key."""
+        if after.unreadable_manifests:
+            return {}
+        there, named = after.manifest_keys, after.referenced_objects(after.manifests)
+        empty = {key: one for key, one in self._begun.items() if there.isdisjoint(one.manifests)}
+        due = {
+            key: size
+            for tombstone in (self._own | empty).values()
+            for key, size in tombstone.objects.items()
+            if self._owns(key) and key not in named
+        }
+        _delete_objects(self._store, due, self._fence)
+        return due
+
+    def remove_tombstones(self, after: Inventory) -> None:
+        """Remove tombstones without manifests or objects that another rank has yet to delete."""
+        if after.unreadable_manifests:
+            return
+        there, named = after.manifest_keys, after.referenced_objects(after.manifests)
+        for key, tombstone in (self._begun | self._own).items():
+            if not there.isdisjoint(tombstone.manifests):
                 continue
-            if left and withdrawal.name not in names:
-                self._announce(withdrawal.name, left, withdrawal.objects)
-        for name in sorted(names):
-            self._announce(name, self._inventory.get_refs(name), {})
+            others = [k for k in tombstone.objects if not self._owns(k) and k not in named]
+            if not any(other in after.objects for other in others):
+                self._store.delete(key)
 
-    def cancel_held(self) -> dict[str, tuple[Hold, ...]]:
-        """Revoke the withdrawals of checkpoints that have a hold."""
+    def _create_tombstones(self, names: Collection[str]) -> None:
+        """Write the tombstones, and take over those of former prunes with manifests to delete."""
+        refs = {ref.key: ref for ref in self.inventory.manifests}
+        for tombstone in self._begun.values():
+            left = [refs[key] for key in tombstone.manifests if key in refs]
+            if tombstone.name not in names and any(map(self._deletes, left)):
+                self._create_tombstone(tombstone.name, left, tombstone.objects)
+        for name in sorted(names):
+            self._create_tombstone(name, self.inventory.get_refs(name), {})
+
+    def _create_tombstone(
+        self, name: str, refs: list[ManifestRef], objects: Mapping[str, int]
+    ) -> None:
+        tombstone = Tombstone(
+            name=name,
+            at=Ledger(self._store).now(),
+            manifests=tuple(ref.key for ref in refs),
+            objects=dict(objects) | self.inventory.referenced_objects(refs),
+            attempt=self.generation.attempt,
+            epoch=self.generation.epoch,
+        )
+        self._check_fence()
+        self._own[create_tombstone(self._store, *self._place, tombstone)] = tombstone
+        self._check_fence()
+
+    def _cancel_held(self) -> dict[str, tuple[Hold, ...]]:
+        """Revoke the tombstones of checkpoints that have a hold."""
         if not self._own:
             return {}
         holds = list_active_holds(Ledger(self._store), *self._place)
         held: dict[str, tuple[Hold, ...]] = {}
-        for key, withdrawal in list(self._own.items()):
-            needed = set(withdrawal.manifests)
+        for key, tombstone in list(self._own.items()):
+            needed = set(tombstone.manifests)
             who = tuple(hold for hold in holds if not needed.isdisjoint(hold.manifests))
             if who:
-                held[withdrawal.name] = who
-                self._store.delete(key)
-                del self._own[key]
+                held[tombstone.name] = who
+                self._revoke(key)
         return held
 
-    def delete_manifests(self, *, rank: int | None = None) -> tuple[str, ...]:
-        """Delete manifests of one rank or all, the newest of a name last. Return the names."""
-        ranks = {ref.key: ref.rank for ref in self._inventory.manifests}
-        gone: set[str] = set()
-        for own, withdrawal in list(self._own.items()):
-            going = [key for key in withdrawal.manifests if rank is None or ranks[key] == rank]
-            if going and self._is_outdated(own, withdrawal):
+    def _delete_manifests(self) -> tuple[set[str], set[str]]:
+        """Delete the manifests, the newest of a name last.
+
+        Return the names of the deleted checkpoints, and of those that stay because the job was
+        started again after their tombstones were written.
+        """
+        refs = {ref.key: ref for ref in self.inventory.manifests}
+        gone, outdated = set[str](), set[str]()
+        for own, tombstone in list(self._own.items()):
+            going = [key for key in tombstone.manifests if self._deletes(refs[key])]
+            if going and self.generation.has_passed(self._store, *self._place):
+                self._revoke(own)
+                outdated.add(tombstone.name)
                 continue
             for key in going:
                 self._check_fence(gone)
                 self._store.delete(key)
-                if withdrawal.name not in gone:
-                    gone.add(withdrawal.name)
+                if tombstone.name not in gone:
+                    gone.add(tombstone.name)
                     # An attempt that began in this moment may have dropped it; half of a checkpoint
                     # must not look complete.
-                    replace_tombstone(self._store, own, withdrawal)
-        return tuple(sorted(gone))
+                    replace_tombstone(self._store, own, tombstone)
+        return gone, outdated
 
-    def _is_outdated(self, key: str, withdrawal: Tombstone) -> bool:
-        """Take the withdrawal back if the job was started again since."""
-        if not self._now.has_passed(self._store, *self._place):
-            return False
+    def _deletes(self, ref: ManifestRef) -> bool:
+        return self._origin is None or ref.rank == self._origin.rank
+
+    def _owns(self, key: str) -> bool:
+        return self._origin is None or is_own_object(self._origin, key)
+
+    def _revoke(self, key: str) -> None:
         self._store.delete(key)
         del self._own[key]
-        self.outdated.add(withdrawal.name)
-        return True
-
-    def deletable_tombstones(self, after: Inventory) -> dict[str, Tombstone]:
-        """Return the withdrawals whose objects may be deleted: own ones, and those without
-        manifests."""
-        there = {ref.key for ref in after.manifests}
-        empty = {key: one for key, one in self._begun.items() if there.isdisjoint(one.manifests)}
-        return self._own | empty
-
-    def remove_tombstones(self, after: Inventory, *, owns: Callable[[str], bool] = bool) -> None:
-        """Remove withdrawals without objects left to delete. `owns`: objects that were deleted."""
-        if after.unreadable_manifests:
-            return
-        there = {ref.key for ref in after.manifests}
-        named = after.referenced_objects(after.manifests)
-        for key, withdrawal in (self._begun | self._own).items():
-            if not there.isdisjoint(withdrawal.manifests):
-                continue
-            others = [k for k in withdrawal.objects if not owns(k) and k not in named]
-            if not any(key in after.objects for key in others):
-                self._store.delete(key)
-
-    def _announce(self, name: str, refs: list[ManifestRef], objects: Mapping[str, int]) -> None:
-        withdrawal = Tombstone(
-            name=name,
-            at=Ledger(self._store).now(),
-            manifests=tuple(ref.key for ref in refs),
-            objects=dict(objects) | self._inventory.referenced_objects(refs),
-            attempt=self._now.attempt,
-            epoch=self._now.epoch,
-        )
-        self._check_fence()
-        self._own[create_tombstone(self._store, *self._place, withdrawal)] = withdrawal
-        self._check_fence()
 
     def _check_fence(self, started: Collection[str] = ()) -> None:
-        """Call the fence. Take back the withdrawals of names not in `started` when another machine
+        """Call the fence. Revoke the tombstones of names not in `started` when another machine
         has the job: its uploaders would finish them. Raises Superseded."""
         try:
             self._fence()
         except Superseded:
-            for key, withdrawal in list(self._own.items()):
-                if withdrawal.name not in started:
-                    self._store.delete(key)
-                    del self._own[key]
+            for key, tombstone in list(self._own.items()):
+                if tombstone.name not in started:
+                    self._revoke(key)
             raise
 
 

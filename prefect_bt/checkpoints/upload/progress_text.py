@@ -15,7 +15,9 @@ def format_upload(upload: RankUpload) -> str:
     if status.current:
         parts.append(f"{status.current}: {format_bytes_done(upload.progress)}")
     if status.committed:
-        parts.append(_format_committed(upload))
+        parts.append(f"{len(status.committed)} committed")
+        if status.lag is not None:
+            parts[-1] += f", the last one {status.lag:.1f} s after its last write"
     if status.trouble:
         parts.append(f"the store has trouble, tried again: {status.trouble}")
     parts += [f"not committed: {one}" for one in status.uncommitted or status.waiting]
@@ -34,9 +36,3 @@ def summarize_uploads(ranks: Sequence[RankUpload]) -> Progress:
         bytes_done=sum(one.status.bytes_done for one in ranks),
         bytes_total=sum(one.status.bytes_total for one in ranks),
     )
-
-
-def _format_committed(one: RankUpload) -> str:
-    status = one.status
-    lag = "" if status.lag is None else f", the last one {status.lag:.1f} s after its last write"
-    return f"{len(status.committed)} committed{lag}"

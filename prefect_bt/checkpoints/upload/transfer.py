@@ -330,12 +330,16 @@ def read_unchanged(source: OpenFile, expected: FileStat) -> bytes | None:
     if not _matches(expected, source.fstat()):
         return None
     data = os.pread(source.descriptor, expected.size + 1, 0)
-    unchanged = len(data) == expected.size and _matches(expected, source.fstat())
-    return data if unchanged and _matches(expected, source.stat_by_name()) else None
+    return data if len(data) == expected.size and _is_unchanged(source, expected) else None
 
 
 def _matches(fact: FileStat, seen: os.stat_result) -> bool:
     return to_file_stat(seen) == replace(fact, link="")
+
+
+def _is_unchanged(source: OpenFile, expected: FileStat) -> bool:
+    """Return whether the open file, and the entry that has its name now, match `expected`."""
+    return _matches(expected, source.fstat()) and _matches(expected, source.stat_by_name())
 
 
 def read_fingerprint(source: OpenFile, expected: FileStat) -> str:
@@ -363,5 +367,4 @@ def read_digest(source: OpenFile, expected: FileStat, on_bytes: Callable[[int], 
         digest.update(buffer[:count])
         at += count
         on_bytes(count)
-    unchanged = at == expected.size and _matches(expected, source.fstat())
-    return digest.hexdigest() if unchanged and _matches(expected, source.stat_by_name()) else ""
+    return digest.hexdigest() if at == expected.size and _is_unchanged(source, expected) else ""

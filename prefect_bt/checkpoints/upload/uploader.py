@@ -280,20 +280,15 @@ class Uploader:
     ) -> tuple[Uncommitted | None, StoreError | CheckpointError | None]:
         """Return why the checkpoint is not committed, and the error."""
         try:
-            return self._commit_isolated(found), None
+            return self._commit(found), None
         except (StoreError, CheckpointError) as error:
             return None, error
-
-    def _commit_isolated(self, found: LocalCheckpoint) -> Uncommitted | None:
-        """Commit one checkpoint; an unexpected error in it affects no other."""
-        try:
-            return self._commit(found)
-        except (StoreError, CheckpointError, Superseded):
+        except Superseded:
             raise
-        except Exception as error:
+        except Exception as error:  # it must not affect other checkpoints
             traceback.print_exc()
             what = f"it cannot be uploaded: {type(error).__name__}: {error}"
-            raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
+            return None, CheckpointError(what, rank=self._origin.rank, cause=str(error))
 
     def _commit(self, found: LocalCheckpoint) -> Uncommitted | None:
         if not self._directory.is_unchanged(found):

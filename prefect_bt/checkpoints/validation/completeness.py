@@ -22,7 +22,7 @@ from prefect_bt.checkpoints.layout import (
     parse_step,
     strip_temporary_suffix,
 )
-from prefect_bt.checkpoints.validation.file_formats import FileReport
+from prefect_bt.checkpoints.validation.file_formats import MODEL_CONFIGS, FileReport
 from prefect_bt.checkpoints.validation.rank_files import (
     SINGLE_NODE,
     GangPosition,
@@ -57,10 +57,11 @@ def validate_files(
     for path, report in reports.items():
         if report.error:
             return f"{path} {report.error}"
-        if report.required_files and (
-            fault := _validate_required_files(path, report, checkpoint, position)
-        ):
-            return fault
+        # The metadata names the files of every node; this directory may have only its own.
+        if not path.endswith(".metadata") or position.is_single_node:
+            for needed in report.required_files:
+                if needed not in checkpoint.files:
+                    return f"{path} names {needed}, which is missing"
     return (
         _validate_shards(checkpoint.files)
         or validate_rank_files(checkpoint.files, position)
@@ -94,18 +95,6 @@ def validate_against_sibling(
 def has_payload(paths: Collection[str]) -> bool:
     """Return whether there are files beside configuration, text and tokenizers."""
     return any(splitext(path)[1] not in _TEXT_SUFFIXES for path in paths)
-
-
-def _validate_required_files(
-    path: str, report: FileReport, found: LocalCheckpoint, place: GangPosition
-) -> str:
-    if path.endswith(".metadata") and not place.is_single_node:
-        # It names the files of every node; this directory may have only its own.
-        return ""
-    for needed in report.required_files:
-        if needed not in found.files:
-            return f"{path} names {needed}, which is missing"
-    return ""
 
 
 def _validate_shards(paths: Collection[str]) -> str:
@@ -152,16 +141,22 @@ def _validate_payload(found: LocalCheckpoint, reports: Mapping[str, FileReport])
         return ""
     if found.files.keys() == {"README.md"}:
         return "it has only README.md"
-    for path in ("config.json", "adapter_config.json"):
+    return find_missing_weights(found.files, reports)
+
+
+def find_missing_weights(paths: Collection[str], reports: Mapping[str, FileReport]) -> str:
+    """Return that the weights of a model's configuration are missing; empty if they are there."""
+    for path in MODEL_CONFIGS:
         report = reports.get(path)
-        if report and report.describes_model and not has_payload(found.files):
+        if report and report.describes_model and not has_payload(paths):
             return f"the weights that {path} describes are missing"
     return ""
 
 
 def _validate_temporary_files(found: LocalCheckpoint) -> str:
     """Reject temporary files beside a model only: a stray `x.tmp` must not hold back logs."""
-    if found.name == ROOT or not _is_model(found):
+    is_model = parse_step(found.name) is not None or is_model_folder(found.files)
+    if found.name == ROOT or not is_model:
         return ""
     for path in found.temporary_files:
         final = strip_temporary_suffix(path)
@@ -169,10 +164,6 @@ def _validate_temporary_files(found: LocalCheckpoint) -> str:
         if final and not hidden and final not in found.files:
             return f"{final} is still being written ({path})"
     return ""
-
-
-def _is_model(found: LocalCheckpoint) -> bool:
-    return parse_step(found.name) is not None or is_model_folder(found.files)
 
 
 def _count_roles(paths: Collection[str]) -> Counter[str]:

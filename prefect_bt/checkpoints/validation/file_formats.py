@@ -28,7 +28,7 @@ _DISTCP: Final = re.compile(rb"__\d+_\d+\.distcp")
 _STRICT_JSON: Final = re.compile(
     r"(?:.*/)?(?:(?:\w+_)?config|trainer_state|model_index|modules|tokenizer\w*)\.json", re.DOTALL
 )
-_MODEL_CONFIGS: Final = frozenset({"config.json", "adapter_config.json"})
+MODEL_CONFIGS: Final = ("config.json", "adapter_config.json")
 _MODEL_KEYS: Final = frozenset({"model_type", "architectures", "peft_type"})
 
 
@@ -136,7 +136,7 @@ def _inspect_json(path: str, size: int, read: Reader) -> FileReport:
         is_whole = _is_json_lines(data) or _is_other_format(path, data, error)
         return FileReport("" if is_whole else "is not JSON")
     name = path.rpartition("/")[2]
-    is_object = name in _MODEL_CONFIGS and isinstance(value, dict)
+    is_object = name in MODEL_CONFIGS and isinstance(value, dict)
     keys = cast("dict[str, object]", value).keys() if is_object else set[str]()
     return FileReport(describes_model=not _MODEL_KEYS.isdisjoint(keys))
 

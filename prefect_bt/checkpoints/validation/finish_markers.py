@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from posixpath import basename
 from typing import Final
 
 from prefect_bt.checkpoints.layout import ROOT, FileStat, LocalCheckpoint, parse_step
-from prefect_bt.checkpoints.validation.completeness import has_payload
+from prefect_bt.checkpoints.validation.completeness import find_missing_weights, has_payload
 from prefect_bt.checkpoints.validation.file_formats import FileReport
 from prefect_bt.checkpoints.validation.rank_files import (
     GangPosition,
@@ -85,14 +85,11 @@ def is_finished(checkpoint: LocalCheckpoint, context: CompletionContext) -> bool
     ]
     if repeated:
         return all(repeated)
-    proofs: tuple[
-        Callable[[LocalCheckpoint, Mapping[str, FileStat], CompletionContext], bool], ...
-    ] = (
-        _trainer_finished,
-        _tracker_finished,
-        _distcp_finished,
+    return (
+        _trainer_finished(core, context)
+        or _tracker_finished(checkpoint.name, core, context)
+        or _distcp_finished(checkpoint.name, core, context)
     )
-    return any(proof(checkpoint, core, context) for proof in proofs)
 
 
 def find_unfinished_sign(
@@ -104,11 +101,14 @@ def find_unfinished_sign(
     """
     if context.references:
         return ""
+    sign = ""
     if context.position.is_leader:
-        for question in (_accelerate_unfinished, _trainer_unfinished, _tracker_unfinished):
-            if said := question(checkpoint, context):
-                return said
-    return _weights_unfinished(checkpoint, reports)
+        sign = (
+            _accelerate_unfinished(checkpoint)
+            or _trainer_unfinished(checkpoint)
+            or _tracker_unfinished(checkpoint, context)
+        )
+    return sign or _weights_unfinished(checkpoint, reports)
 
 
 def _matches_reference(
@@ -145,9 +145,7 @@ def _is_newest(fact: FileStat, files: Iterable[FileStat]) -> bool:
     return all(other.mtime_ns <= fact.mtime_ns for other in files)
 
 
-def _trainer_finished(
-    found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
-) -> bool:
+def _trainer_finished(core: Mapping[str, FileStat], around: CompletionContext) -> bool:
     state = core.get(_STATE)
     if state is None or not has_payload(core) or not _is_newest(state, core.values()):
         return False
@@ -161,9 +159,7 @@ def _trainer_finished(
     )
 
 
-def _tracker_finished(
-    found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
-) -> bool:
+def _tracker_finished(name: str, core: Mapping[str, FileStat], around: CompletionContext) -> bool:
     own = around.trackers.get(LATEST_FILE)
     if own is not None:
         inside = {path for path in core if path.startswith(f"{own.text}/")}
@@ -172,7 +168,7 @@ def _tracker_finished(
         theirs = any(map(_ACCELERATE_FOLDER.fullmatch, inside))
         return bool(inside) and is_all and not theirs and _is_newest(own.stat, core.values())
     return any(
-        _is_named_by(path, tracker, found.name) and _is_newest(tracker.stat, core.values())
+        _is_named_by(path, tracker, name) and _is_newest(tracker.stat, core.values())
         for path, tracker in around.trackers.items()
     )
 
@@ -186,19 +182,17 @@ def _is_named_by(path: str, tracker: Tracker, name: str) -> bool:
     )
 
 
-def _distcp_finished(
-    found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
-) -> bool:
+def _distcp_finished(name: str, core: Mapping[str, FileStat], around: CompletionContext) -> bool:
     """Return whether the folder has one distributed checkpoint only: else more files may follow."""
     metadata = core.get(".metadata")
     # Lightning's folder, named like a file, gets a meta.pt later.
-    goes_on = not around.position.is_single_node or found.name.endswith(".ckpt")
+    goes_on = not around.position.is_single_node or name.endswith(".ckpt")
     if metadata is None or goes_on or not _is_newest(metadata, core.values()):
         return False
     return len(core) > 1 and all(path == ".metadata" or path.endswith(".distcp") for path in core)
 
 
-def _accelerate_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
+def _accelerate_unfinished(found: LocalCheckpoint) -> str:
     has_last = _STATE in found.files or any(map(_RANDOM_STATES_FILE.fullmatch, found.files))
     if has_last or found.name == ROOT:
         return ""
@@ -209,7 +203,7 @@ def _accelerate_unfinished(found: LocalCheckpoint, around: CompletionContext) ->
     return ""
 
 
-def _trainer_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
+def _trainer_unfinished(found: LocalCheckpoint) -> str:
     """Return a sign of an unfinished Trainer. False positive: user loops with Trainer's names."""
     if _STATE in found.files or not _HF_FOLDER.fullmatch(basename(found.name)):
         return ""
@@ -237,10 +231,8 @@ def _tracker_unfinished(found: LocalCheckpoint, around: CompletionContext) -> st
 def _weights_unfinished(found: LocalCheckpoint, reports: Mapping[str, FileReport]) -> str:
     """Return a sign from missing weights. False positive: early configuration (axolotl)."""
     files = found.files
-    for path in ("config.json", "adapter_config.json"):
-        report = reports.get(path)
-        if report and report.describes_model and not has_payload(files):
-            return f"the weights that {path} describes are missing"
+    if missing := find_missing_weights(files, reports):
+        return missing
     adapter = files.keys() & {"adapter_model.safetensors", "adapter_model.bin"}
     if adapter and "adapter_config.json" not in files:
         return f"adapter_config.json is missing beside {min(adapter)}"

@@ -12,7 +12,7 @@ first node's has rank 0's files, and none has every rank's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,16 +46,12 @@ SINGLE_NODE: Final = GangPosition()
 
 def validate_rank_files(paths: Collection[str], place: GangPosition) -> str:
     """Return the first missing part that another process writes."""
-    rules: tuple[Callable[[Collection[str], GangPosition], str], ...] = (
-        _validate_distcp,
-        _validate_world_size,
-        _validate_zero,
-        _validate_rng_states,
+    return (
+        _validate_distcp(paths, place)
+        or _validate_world_size(paths, place)
+        or _validate_zero(paths, place)
+        or _validate_rng_states(paths, place)
     )
-    for rule in rules:
-        if fault := rule(paths, place):
-            return fault
-    return ""
 
 
 def find_distcp_ranks(paths: Collection[str]) -> dict[str, set[int]]:
@@ -94,16 +90,13 @@ def _validate_world_size(paths: Collection[str], place: GangPosition) -> str:
     # A directory of one of several nodes has only its own ranks.
     if not place.is_single_node:
         return ""
-    seen: dict[tuple[str, str], set[int]] = {}
-    worlds: dict[tuple[str, str], int] = {}
+    seen: dict[tuple[str, int, str], set[int]] = {}
     for path in paths:
         if "_world_size_" in path and (match := _FSDP_RANK_FILE.fullmatch(path)):
-            key = match[1], match[4]
-            seen.setdefault(key, set()).add(int(match[3]))
-            worlds[key] = int(match[2])
-    for (head, tail), ranks in seen.items():
-        if len(ranks) < worlds[head, tail]:
-            return f"{len(ranks)} of {worlds[head, tail]} files {head}*{tail} are there"
+            seen.setdefault((match[1], int(match[2]), match[4]), set()).add(int(match[3]))
+    for (head, world, tail), ranks in seen.items():
+        if len(ranks) < world:
+            return f"{len(ranks)} of {world} files {head}*{tail} are there"
     return ""
 
 
@@ -136,13 +129,10 @@ def _validate_zero_pairs(
             return f"{folder} has no optimizer states of data rank {min(missing)} ({part})"
     # The other nodes' processes of stage 1 and 2 write optimizer states only.
     has_first = any(0 in ranks for ranks in optim.values())
-    if has_first and place.is_leader and not _has_model_states(folder, paths):
+    has_model = any(p.startswith(folder) and p.endswith("model_states.pt") for p in paths)
+    if has_first and place.is_leader and not has_model:
         return f"{folder} has optimizer states, but no model states"
     return ""
-
-
-def _has_model_states(folder: str, paths: Collection[str]) -> bool:
-    return any(path.startswith(folder) and path.endswith("model_states.pt") for path in paths)
 
 
 def _validate_zero_ranks(folder: str, kinds: Mapping[str, Mapping[str, set[int]]]) -> str:

@@ -202,8 +202,7 @@ class _TreeWalker:
     def _enter_unless_loop(
         self, level: _Level, path: str, folder: OpenFolder
     ) -> tuple[OpenFolder, str, frozenset[_Identity]] | None:
-        seen = os.fstat(folder.descriptor)
-        identity = (seen.st_dev, seen.st_ino)
+        identity = _identity(os.fstat(folder.descriptor))
         if identity in level.ancestors:
             os.close(folder.descriptor)
             return None
@@ -315,7 +314,8 @@ def _sparse_error(seen: os.stat_result) -> str:
 
 
 def _ancestor_identities(folder: Path) -> frozenset[_Identity]:
-    return frozenset(_identity(parent.stat()) for parent in (folder.absolute(), *_parents(folder)))
+    folders = folder.absolute(), *folder.resolve().parents
+    return frozenset(_identity(parent.stat()) for parent in folders)
 
 
 def _path_identities(volumes: Volumes, path: str) -> Iterator[_Identity]:
@@ -328,7 +328,3 @@ def _path_identities(volumes: Volumes, path: str) -> Iterator[_Identity]:
 
 def _identity(seen: os.stat_result) -> _Identity:
     return seen.st_dev, seen.st_ino
-
-
-def _parents(folder: Path) -> list[Path]:
-    return list(folder.resolve().parents)

@@ -13,7 +13,6 @@ from prefect_bt.checkpoints.manifest import (
     UploadOrigin,
     dump_manifest,
     entry_logical_path,
-    manifest_key,
 )
 from prefect_bt.errors import WeightsError
 from prefect_bt.ledger.ledger import Ledger
@@ -74,7 +73,7 @@ class Jobs:
             entries=tuple(entries),
             step=int(name.rpartition("-")[2]),
         )
-        self.store.put(manifest_key(manifest), dump_manifest(manifest))
+        self.store.put(manifest.key, dump_manifest(manifest))
         return manifest
 
 
