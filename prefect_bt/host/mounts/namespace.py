@@ -30,13 +30,7 @@ from pathlib import Path
 
 from prefect_bt.filesystem.confined import Identity, get_identity, open_folder_path
 from prefect_bt.host import syscalls as sc
-from prefect_bt.host.mounts.namespace_plan import (
-    Bind,
-    ViewError,
-    ViewPlan,
-    VolumeFolderError,
-    plan_view,
-)
+from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, ViewPlan
 
 HIDDEN_FOLDER = ".prefect-bt"
 
@@ -216,13 +210,3 @@ def _main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     raise SystemExit(_main(sys.argv[1:]))
-
-__all__ = [
-    "Bind",
-    "ViewError",
-    "ViewPlan",
-    "VolumeFolderError",
-    "enter_view",
-    "list_mount_points",
-    "plan_view",
-]
