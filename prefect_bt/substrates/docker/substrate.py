@@ -206,7 +206,11 @@ class DockerContainerSubstrate:
         """Create and start the container, and record its identity."""
         record = codec.loads(NodeRecord, handle.folder.record.read_bytes())
         paths = ensure_volumes(node, state_dir=self.state_dir, node=handle.folder)
-        image = self._inspect_image(node)
+        image = self.engine.call(
+            lambda client: client.inspect_image(node.image.reference),
+            action="created",
+            rank=node.rank,
+        )
         info = self._engine_info()
         spec = ContainerSpec(
             node,
@@ -281,13 +285,6 @@ class DockerContainerSubstrate:
             return str(made["Id"])
 
         return self.engine.call(create, action="created", rank=spec.plan.rank)
-
-    def _inspect_image(self, node: NodePlan) -> dict[str, Any]:
-        return self.engine.call(
-            lambda client: client.inspect_image(node.image.reference),
-            action="created",
-            rank=node.rank,
-        )
 
     def _make_network(self, spec: ContainerSpec) -> None:
         """Create the gang's network for its first node."""
