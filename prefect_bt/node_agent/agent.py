@@ -226,9 +226,7 @@ class Agent:
         folders = staging.StagingFolders(
             volumes=paths.folders,
             download=task.folder.path,
-            aside_dir=job.rank_folder(task.plan.rank)
-            / "set-aside"
-            / f"attempt-{task.plan.attempt}",
+            aside_dir=job.rank_folder(task.plan.rank) / f"set-aside/attempt-{task.plan.attempt}",
             mounts=self._volume_mounts(paths),
         )
         self.stop_monitor.poll()

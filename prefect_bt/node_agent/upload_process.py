@@ -118,16 +118,10 @@ def _upload_origin(plan: NodePlan) -> UploadOrigin:
 def _upload_options(plan: NodePlan, given: argparse.Namespace) -> UploadOptions:
     pairs: list[list[str]] = given.volume
     targets = tuple((target, Path(folder)) for target, folder in pairs)
-    wanted = plan.checkpoints
+    options, wanted = UploadOptions(stall_timeout=given.patience, mounts=targets), plan.checkpoints
     if wanted is None:
-        return UploadOptions(stall_timeout=given.patience, mounts=targets)
-    return UploadOptions(
-        settle=wanted.settle,
-        scan=wanted.scan,
-        stall_timeout=given.patience,
-        retention=wanted.retention,
-        mounts=targets,
-    )
+        return options
+    return replace(options, settle=wanted.settle, scan=wanted.scan, retention=wanted.retention)
 
 
 def _write_status(target: Path, status: UploadStatus) -> None:

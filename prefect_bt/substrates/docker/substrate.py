@@ -132,9 +132,7 @@ class DockerContainerSubstrate:
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[DockerNodeHandle]:
         """Launch the nodes one by one, as processes of this machine; see the protocol."""
-        return launch_nodes(
-            gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
-        )
+        return launch_nodes(gang, self.launch_node, secrets=secrets)
 
     def launch_node(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerNodeHandle:
         """Start the node and return once its container runs; SubstrateError leaves nothing."""

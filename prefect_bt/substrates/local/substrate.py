@@ -78,9 +78,7 @@ class LocalProcessSubstrate:
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[HostHandle]:
         """Launch the nodes one by one, as processes of this machine; see the protocol."""
-        return launch_nodes(
-            gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
-        )
+        return launch_nodes(gang, self.launch_node, secrets=secrets)
 
     def launch_node(self, node: NodePlan, *, secrets: Mapping[str, str]) -> HostHandle:
         """Start the node and return at once; SubstrateError leaves nothing behind."""
