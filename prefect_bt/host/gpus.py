@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.job_lock import try_lock
+from prefect_bt.host.job_lock import open_locked
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -94,11 +94,9 @@ def reserve_gpus(
         if len(claimed) == count:
             break
         name = gpu.device.replace("/", "-")
-        descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if try_lock(descriptor):
+        descriptor = open_locked(folder / f"{name}.lock")
+        if descriptor is not None:
             claimed.append((gpu, descriptor))
-        else:
-            os.close(descriptor)
     if len(claimed) < count:
         for _, descriptor in claimed:
             os.close(descriptor)

@@ -268,6 +268,15 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
+def open_locked(path: Path) -> int | None:
+    """Open a file, created if need be, and take its flock. Return None while another holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 def _acquire(path: Path, job_id: str, timeout: float) -> int:
     deadline = time.monotonic() + timeout
     while True:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.job_lock import try_lock
+from prefect_bt.host.job_lock import is_free, open_locked
 
 FIRST_PORT: Final = 20000
 LAST_PORT: Final = 32767
@@ -158,21 +158,10 @@ def _is_held_by_own_user(number: int) -> bool:
 
 def _is_reserved_by_file(number: int, state_dir: Path) -> bool:
     """Return whether a gang of this state folder claimed the port by flock, not by name."""
-    try:
-        descriptor = os.open(state_dir / "ports" / str(number), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not try_lock(descriptor)
-    finally:
-        os.close(descriptor)
+    return not is_free(state_dir / "ports" / str(number))
 
 
 def _reserve_by_file(number: int, state_dir: Path) -> int | None:
     folder = state_dir / "ports"
     ensure_private_folder(folder)
-    descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if try_lock(descriptor):
-        return descriptor
-    os.close(descriptor)
-    return None
+    return open_locked(folder / str(number))

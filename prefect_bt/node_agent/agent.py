@@ -14,7 +14,8 @@ from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.host import processes
-from prefect_bt.host.mounts import namespace
+from prefect_bt.host.mounts.namespace import enter_view
+from prefect_bt.host.mounts.namespace_plan import ViewError, VolumeFolderError, plan_view
 from prefect_bt.host.mounts.volumes import (
     NodePaths,
     ensure_volumes,
@@ -30,7 +31,6 @@ from prefect_bt.node_agent.activity_monitor import ActivityMonitor
 from prefect_bt.node_agent.command_environment import (
     HostEnvironment,
     build_command_environment,
-    find_virtual_environment,
 )
 from prefect_bt.node_agent.commands.container_runner import (
     ContainerProtocolError,
@@ -113,7 +113,7 @@ class Agent:
             self._enter_container()
             self._wait_for_gang()
         except Exception as error:  # outermost handler: every error becomes the node's reason
-            ours = isinstance(error, (namespace.ViewError, ContainerStartError, PrefectBtError))
+            ours = isinstance(error, (ViewError, ContainerStartError, PrefectBtError))
             why = str(error) if ours else f"{type(error).__name__}: {error}"
             self._record_staging_failure(why, self.task.cause or self._classify_error(error))
             return None
@@ -124,9 +124,9 @@ class Agent:
             return Cause.CONTAINER_PROTOCOL
         if isinstance(error, ContainerStartError):
             return Cause.IMAGE_UNUSABLE
-        if isinstance(error, namespace.VolumeFolderError):
+        if isinstance(error, VolumeFolderError):
             return Cause.STAGING_FAILED
-        refused = isinstance(error, namespace.ViewError) and not self.task.startup_error
+        refused = isinstance(error, ViewError) and not self.task.startup_error
         return Cause.VIEW_REFUSED if refused else None
 
     def _record_staging_failure(self, why: str, cause: Cause | None) -> None:
@@ -140,7 +140,7 @@ class Agent:
     def _prepare_paths(self) -> NodePaths:
         task = self.task
         if task.startup_error:
-            raise namespace.ViewError(task.startup_error)
+            raise ViewError(task.startup_error)
         state_dir = Path(task.record.state_dir)
         if task.record.in_pod:
             paths = mounted_volumes(task.plan, task.record.mounts)
@@ -209,13 +209,12 @@ class Agent:
     def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
         """Return why the kernel refuses the view; "" if this process has the plan's paths now."""
         folder = self.task.folder
-        plan = namespace.plan_view(
-            paths.binds, protected=list_protected_folders(self.task.plan, state_dir)
-        )
+        protected = list_protected_folders(self.task.plan, state_dir)
+        plan = plan_view(paths.binds, protected=protected)
         folder.root.mkdir()
         folder.mirrors.mkdir()
         try:
-            namespace.enter_view(plan, root=folder.root, mirrors=folder.mirrors)
+            enter_view(plan, root=folder.root, mirrors=folder.mirrors)
         except OSError as error:
             return str(error)
         return ""
@@ -227,9 +226,7 @@ class Agent:
         folders = staging.StagingFolders(
             volumes=paths.folders,
             download=task.folder.path,
-            aside_dir=job.rank_folder(task.plan.rank)
-            / "set-aside"
-            / f"attempt-{task.plan.attempt}",
+            aside_dir=job.rank_folder(task.plan.rank) / f"set-aside/attempt-{task.plan.attempt}",
             mounts=self._volume_mounts(paths),
         )
         self.stop_monitor.poll()
@@ -308,7 +305,7 @@ class Agent:
             variables=os.environ,
             mark=self.task.record.mark,
             gpus=self.task.gpus,
-            virtual_environment=find_virtual_environment(),
+            virtual_environment=sys.prefix if sys.prefix != sys.base_prefix else "",
         )
         return build_command_environment(
             self.task.plan, machine, secrets=self.task.secrets, mapped_paths=self.mapped

@@ -6,7 +6,6 @@ Nothing else of the host's gets in: no PREFECT_*, no cloud credentials, no other
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,11 +32,6 @@ class HostEnvironment(NamedTuple):
     mark: str
     gpus: Sequence[str] = ()
     virtual_environment: str = ""
-
-
-def find_virtual_environment() -> str:
-    """Return the virtual environment of this interpreter; "" for none."""
-    return sys.prefix if sys.prefix != sys.base_prefix else ""
 
 
 def build_command_environment(

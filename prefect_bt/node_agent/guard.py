@@ -23,11 +23,12 @@ from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
     NodeStopRequest,
     StatusFile,
+    lost_status,
     read_record,
     read_secrets,
 )
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
-from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, UploadStatus
+from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus
 from prefect_bt.node_agent.agent import Agent, AgentConfig, exit_process
 from prefect_bt.node_agent.commands.stop_signal import TERMINATION_SIGNALS
 from prefect_bt.node_agent.owner_monitor import RecoveryMonitor
@@ -146,15 +147,7 @@ def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | 
             status = replace(status, phase=NodePhase.FLUSHING, reason=lost, ended_at=time.time())
         StatusFile(folder.status, status).save_with_retry()
         _wait_for_children(record.mark)
-        upload = read_record(UploadStatus, folder.upload_status)
-        ended = replace(
-            status,
-            phase=NodePhase.LOST,
-            reason=lost,
-            upload_error=upload.error if upload is not None else "",
-            uncommitted=upload.uncommitted if upload is not None else (),
-        )
-        StatusFile(folder.status, ended).save_with_retry()
+        StatusFile(folder.status, lost_status(folder, status, lost)).save_with_retry()
     processes.kill_until_gone(
         lambda: [p.pid for p in processes.list_descendants(os.getpid())],
         reap=processes.reap_children,

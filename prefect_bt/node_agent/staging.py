@@ -15,8 +15,6 @@ from prefect_bt.errors import PrefectBtError, WorkspaceError
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import NodePlan, VolumeKind
 
-HASH_BYTES = 1 << 20
-
 
 class StagingFolders(NamedTuple):
     """Host folders. `download` is an empty place for the packed workspace."""
@@ -64,12 +62,13 @@ def is_empty(folder: Path) -> bool:
 
 
 def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> None:
+    from prefect_bt.filesystem.rehash import hash_file
     from prefect_bt.workspace.unpack import unpack_workspace
 
     archive = folders.download / "workspace.tar"
     try:
         store.download(plan.workspace.key, archive)
-        found = _sha256(archive)
+        found = hash_file(archive)
         if plan.workspace.sha256 and found != plan.workspace.sha256:
             raise WorkspaceError(
                 f"The workspace {plan.workspace.key} is damaged: its sha256 is {found}, "
@@ -115,13 +114,3 @@ def _load(
     load_checkpoints(store, plan.load, directory=directory, group_size=plan.group_size)
     names = ", ".join(f"{item.name} of job {item.job_id}" for item in plan.load)
     log(f"checkpoints loaded: {names}")
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(HASH_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -18,8 +18,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.upload_status import StatusPublisher
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.host.nodes.files import write_text_atomic
 from prefect_bt.ledger.fencing_epochs import Epochs
 from prefect_bt.ledger.records import UploadStatus
 from prefect_bt.object_keys import job_prefix
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _lower_priority()
-    report = _status_writer(given.status)
+    report = partial(_write_status, given.status)
     try:
         plan = codec.loads(NodePlan, given.plan.read_bytes())
         store, origin = open_store(plan.store), _upload_origin(plan)
@@ -117,28 +118,15 @@ def _upload_origin(plan: NodePlan) -> UploadOrigin:
 def _upload_options(plan: NodePlan, given: argparse.Namespace) -> UploadOptions:
     pairs: list[list[str]] = given.volume
     targets = tuple((target, Path(folder)) for target, folder in pairs)
-    wanted = plan.checkpoints
+    options, wanted = UploadOptions(stall_timeout=given.patience, mounts=targets), plan.checkpoints
     if wanted is None:
-        return UploadOptions(stall_timeout=given.patience, mounts=targets)
-    return UploadOptions(
-        settle=wanted.settle,
-        scan=wanted.scan,
-        stall_timeout=given.patience,
-        retention=wanted.retention,
-        mounts=targets,
-    )
+        return options
+    return replace(options, settle=wanted.settle, scan=wanted.scan, retention=wanted.retention)
 
 
-def _status_writer(target: Path) -> Callable[[UploadStatus], None]:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-
-    def report(status: UploadStatus) -> None:
-        # A full disk of the node must not stop the uploads.
-        with contextlib.suppress(OSError):
-            temporary.write_text(codec.dumps(status), errors="backslashreplace")
-            temporary.replace(target)
-
-    return report
+def _write_status(target: Path, status: UploadStatus) -> None:
+    with contextlib.suppress(OSError):  # a full disk of the node must not stop the uploads
+        write_text_atomic(target, codec.dumps(status))
 
 
 def _wait_for_eof(ending: threading.Event) -> None:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.processes import decode_wait_status
 from prefect_bt.ledger.records import UploadStatus
-from prefect_bt.node_agent.commands.spawn import Stdio, spawn
+from prefect_bt.node_agent.commands.spawn import spawn
 
 DEFAULT_COMMAND: Final = (sys.executable, "-P", "-m", "prefect_bt.node_agent.upload_process")
 RESTART_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -145,7 +145,7 @@ class UploaderProcess:
         output = os.open(self._job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         self._started = self._moved_at = time.monotonic()
         try:
-            self.pid = spawn(argv, self._job.environment, Stdio(reading, output))
+            self.pid = spawn(argv, self._job.environment, stdin=reading, output=output)
         except OSError as error:
             self._last_death = str(error)
             self._close_stdin()

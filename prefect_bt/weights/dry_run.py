@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from prefect_bt.errors import StoreError
 from prefect_bt.object_keys import weights_tree_name
-from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.sources.file_listing import ListedFile
@@ -23,7 +22,6 @@ from prefect_bt.weights.worker_threads import RETRY_DELAYS, call_with_retries
 class MirrorPlan(NamedTuple):
     """Number and bytes of the files at each place. A partial file may count as missing."""
 
-    plan: WeightsPlan
     revision: str
     here: tuple[int, int] = (0, 0)
     from_store: tuple[int, int] = (0, 0)
@@ -40,7 +38,7 @@ def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = Tr
         revision = listing.revision
     name = weights_tree_name(plan.key, revision)
     if tree := cache.find_tree(name):
-        return MirrorPlan(plan, revision, here=(tree.summary.files, tree.summary.bytes))
+        return MirrorPlan(revision, here=(tree.summary.files, tree.summary.bytes))
     copy = _list_copy(request, name) if use_copy else ()
     index = DigestIndex(cache.index_path(source_id(plan.source)))
     here, missing = list[int](), list[int]()
@@ -49,8 +47,8 @@ def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = Tr
         (here if sha256 and cache.has_blob(sha256, size) else missing).append(size)
     present, rest = (len(here), sum(here)), (len(missing), sum(missing))
     if copy:
-        return MirrorPlan(plan, revision, present, from_store=rest)
-    return MirrorPlan(plan, revision, present, from_source=rest)
+        return MirrorPlan(revision, present, from_store=rest)
+    return MirrorPlan(revision, present, from_source=rest)
 
 
 def _list_copy(request: SourceRequest, name: str) -> Sequence[ListedFile]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,17 +39,11 @@ class WeightsEntry:
 
 def list_entries(cache: NodeCache, mirror: StoreMirror | None) -> list[WeightsEntry]:
     """Return the trees, least recently used first, then the store's other copies. StoreError."""
-    names = set(mirror.list_names()) if mirror else set[str]()
+    names = set(mirror.list_names() if mirror else ())
     here = [WeightsEntry(tree.summary, tree, tree.name in names) for tree in cache.list_trees()]
     away = sorted(names - {entry.name for entry in here})
-    return [*here, *(iter_store_entries(mirror, away) if mirror else ())]
-
-
-def iter_store_entries(mirror: StoreMirror, names: Iterable[str]) -> Iterator[WeightsEntry]:
-    """Yield the store's copies of these names whose manifests are readable. Raise StoreError."""
-    for name in names:
-        if manifest := mirror.find_manifest(name):
-            yield WeightsEntry(summarize(manifest), None, True)
+    found = [mirror.find_manifest(name) for name in away] if mirror else []
+    return [*here, *(WeightsEntry(summarize(one), None, True) for one in found if one)]
 
 
 def match_entries(entries: Sequence[WeightsEntry], pattern: str) -> list[WeightsEntry]:

@@ -24,19 +24,13 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prefect_bt.filesystem.confined import Identity, get_identity, open_folder_path
 from prefect_bt.host import syscalls as sc
-from prefect_bt.host.mounts.namespace_plan import (
-    Bind,
-    ViewError,
-    ViewPlan,
-    VolumeFolderError,
-    plan_view,
-)
+from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, ViewPlan
 
 HIDDEN_FOLDER = ".prefect-bt"
 
@@ -153,7 +147,7 @@ def _mount_bind(bind: Bind, root: Path) -> None:
         raise ViewError(f"{bind.target!r} cannot be made: {error.strerror}") from error
     if bind.read_only:
         with _open_mount_path(root, bind.target) as place:
-            _make_read_only(place, Path(f"{root}{bind.target}"))
+            _make_read_only(place, f"{root}{bind.target}")
 
 
 class _FolderReplaced(OSError):
@@ -174,17 +168,13 @@ def _open_mount_path(
         os.close(descriptor)
 
 
-def _make_read_only(opened: str, target: Path) -> None:
-    for place in (opened, *_list_mounts_below(target)):
+def _make_read_only(opened: str, target: str) -> None:
+    below = [place for place in list_mount_points() if place.startswith(f"{target}/")]
+    for place in (opened, *below):
         now = os.statvfs(place).f_flag
         # A user namespace may add restrictions, never drop the ones that the host has set.
         kept = now & _PRESERVED_FLAGS | (sc.MS_RELATIME if now & _ST_RELATIME else 0)
-        sc.mount(None, str(place), sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | kept)
-
-
-def _list_mounts_below(folder: Path) -> list[Path]:
-    prefix = f"{folder}/"
-    return [Path(place) for place in list_mount_points() if place.startswith(prefix)]
+        sc.mount(None, place, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | kept)
 
 
 def list_mount_points() -> list[str]:
@@ -208,21 +198,5 @@ def _copy_owner(host: str, private: Path) -> None:
     private.chmod(mode | stat.S_IRWXU)
 
 
-def _main(arguments: Sequence[str]) -> int:
-    why = find_view_error(Path(arguments[0]))
-    sys.stdout.write(why)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(_main(sys.argv[1:]))
-
-__all__ = [
-    "Bind",
-    "ViewError",
-    "ViewPlan",
-    "VolumeFolderError",
-    "enter_view",
-    "list_mount_points",
-    "plan_view",
-]
+    sys.stdout.write(find_view_error(Path(sys.argv[1])))

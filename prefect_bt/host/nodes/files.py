@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.filesystem.confined import read_regular
-from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.host.state_folder import NodeFolder
+from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
 
 T = TypeVar("T")
 
@@ -95,6 +96,19 @@ class StatusFile:
         deadline = time.monotonic() + timeout
         while not self.save() and time.monotonic() < deadline:
             time.sleep(0.5)
+
+
+def lost_status(folder: NodeFolder, status: NodeStatus, reason: str) -> NodeStatus:
+    """Return the final status of a node without one, with the last report of its uploader."""
+    upload = read_record(UploadStatus, folder.upload_status) or UploadStatus(0.0)
+    return replace(
+        status,
+        phase=NodePhase.LOST,
+        reason=reason,
+        ended_at=status.ended_at or time.time(),
+        upload_error=upload.error,
+        uncommitted=upload.uncommitted,
+    )
 
 
 def read_secrets(descriptor: int) -> dict[str, str]:

@@ -30,6 +30,7 @@ from prefect_bt.host.mounts.namespace import list_mount_points
 from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
     NodeStopRequest,
+    lost_status,
     read_record,
     write_stop_request,
     write_text_atomic,
@@ -95,16 +96,12 @@ class HostHandle:
             write_stop_request(
                 self.folder.stop_request, replace(before, force=True, unanswered=True)
             )
-        agents = self._agents()
+        agents = [pid for pid in self._marked_processes() if _is_node_process(pid)]
         parents = {processes.read_parent(pid) for pid in agents}
         for pid in agents:
             if before.unanswered or pid not in parents:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-
-    def _agents(self) -> list[int]:
-        """Return the pids of the guard and the agent, if they are alive."""
-        return [pid for pid in self._marked_processes() if _is_node_process(pid)]
 
     def kill_commands(self) -> bool:
         found = [pid for pid in self._marked_processes() if not _is_node_process(pid)]
@@ -142,7 +139,7 @@ class HostHandle:
         if self.folder.path.exists():
             self._kill_all()
             # The node's own folder last: while it exists, a later removal finds the node.
-            if not self._must_keep(self._read_status()) and self._rank_folder.is_dir():
+            if not self._must_keep() and self._rank_folder.is_dir():
                 delete_tree(self._rank_folder, self._error)
             delete_tree(self.folder.path, self._error)
         self._remove_empty_parents()
@@ -158,15 +155,7 @@ class HostHandle:
         if processes.find_uploader_processes(self._read_mark()):
             status = replace(status, phase=NodePhase.FLUSHING, reason=NODE_GONE)
         else:
-            upload = read_record(UploadStatus, self.folder.upload_status)
-            status = replace(
-                status,
-                phase=NodePhase.LOST,
-                reason=self._loss_reason(),
-                ended_at=status.ended_at or time.time(),
-                upload_error=upload.error if upload is not None else "",
-                uncommitted=upload.uncommitted if upload is not None else (),
-            )
+            status = lost_status(self.folder, status, self._loss_reason())
         with suppress(OSError):
             write_text_atomic(self.folder.status, codec.dumps(status))
         return status
@@ -212,19 +201,17 @@ class HostHandle:
 
     def has_unsaved_checkpoints(self) -> bool:
         """Return whether the rank's local checkpoints may be the only copy."""
-        return self._has_unsaved(self._read_status())
-
-    def _must_keep(self, status: NodeStatus) -> bool:
-        """Return whether local checkpoints may be the only copy, or another attempt needs them."""
-        attempts = find_paths(self.job.path, f"attempt-*/rank-{self.rank}")
-        others = any(folder != self.folder.path for folder in attempts)
-        self._update_unuploaded_marker(status)
-        return others or self._has_unsaved(status)
-
-    def _has_unsaved(self, status: NodeStatus) -> bool:
+        status = self._read_status()
         ended_well = status.started_at is not None and status.exit_code == 0
         before = not ended_well and self._unuploaded_marker.exists()
         return before or bool(status.uncommitted) or self._has_unuploaded(status)
+
+    def _must_keep(self) -> bool:
+        """Return whether local checkpoints may be the only copy, or another attempt needs them."""
+        attempts = find_paths(self.job.path, f"attempt-*/rank-{self.rank}")
+        others = any(folder != self.folder.path for folder in attempts)
+        self._update_unuploaded_marker(self._read_status())
+        return others or self.has_unsaved_checkpoints()
 
     def _has_unuploaded(self, status: NodeStatus) -> bool:
         """Return whether a complete checkpoint may be here that this attempt did not upload."""

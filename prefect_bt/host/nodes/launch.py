@@ -40,17 +40,14 @@ HandleT = TypeVar("HandleT", bound=RemovableNode)
 
 
 def launch_nodes(
-    gang: GangPlan,
-    launch: Callable[[NodePlan, Mapping[str, str]], HandleT],
-    *,
-    secrets: Mapping[str, str],
+    gang: GangPlan, launch: Callable[..., HandleT], *, secrets: Mapping[str, str]
 ) -> list[HandleT]:
-    """Launch node after node; if one cannot be launched, remove those before it and raise."""
+    """Call `launch(node, secrets=…)` for each node; if one fails, remove those before and raise."""
     launched: list[HandleT] = []
     try:
         for node in gang.nodes:
             needed = {name: secrets[name] for name in set(node.secret_environment.values())}
-            launched.append(launch(node, needed))
+            launched.append(launch(node, secrets=needed))
     except BaseException as error:
         _roll_back(launched, error)
         raise

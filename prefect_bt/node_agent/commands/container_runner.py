@@ -145,12 +145,12 @@ class ContainerRunner:
         return processes.list_descendants(self.record.pid, exclude=self._own)
 
     def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
+        signal_all(self._pipes, signal.SIGTERM)
 
     def kill(self) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT
         while (left := self.list_processes()) and time.monotonic() < deadline:
-            self._signal(signal.SIGKILL)
+            signal_all(self._pipes, signal.SIGKILL)
             for process in left:  # a command may have killed the listener
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
@@ -276,9 +276,6 @@ class ContainerRunner:
             return os.read(self.output, 4096).decode(errors="replace").split("\n")[:-1][-1:]
         except BlockingIOError:
             return []
-
-    def _signal(self, number: signal.Signals) -> None:
-        signal_all(self._pipes, number)
 
     def _count_oom_kills(self) -> int | None:
         try:

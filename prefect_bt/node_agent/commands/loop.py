@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from prefect_bt.attempts.failure_causes import format_signal
@@ -120,16 +119,13 @@ class CommandLoop:
             around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
             return CommandsResult(126)
         around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
-        self._run_until(lambda: self._runner.exit_status is not None)
+        while self._runner.exit_status is None and not around.stop_monitor.reason:
+            self.run_once()
         if around.stop_monitor.reason:
             self._stop_processes()
         self._drain()
         around.output.finish_line()
         return self._log_exit(index)
-
-    def _run_until(self, condition: Callable[[], bool]) -> None:
-        while not condition() and not self._around.stop_monitor.reason:
-            self.run_once()
 
     def _log_exit(self, index: int) -> CommandsResult:
         ended = self._runner.exit_status

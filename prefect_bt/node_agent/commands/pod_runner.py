@@ -23,6 +23,7 @@ from prefect_bt.host.nodes.container_pipes import (
     Pipes,
     format_order,
     kill_container,
+    signal_all,
     signal_listener,
 )
 from prefect_bt.host.processes import ProcessStat
@@ -80,7 +81,7 @@ class PodRunner(ContainerRunner):
     def kill(self) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT
         while self.list_processes() and time.monotonic() < deadline:
-            self._signal(signal.SIGKILL)
+            signal_all(self._pipes, signal.SIGKILL)
             time.sleep(0.02)
             self._read_reports()
         self._wait_for_exit_code()
@@ -90,8 +91,7 @@ class PodRunner(ContainerRunner):
         return format_order("share", "")
 
     def _record_idle_state(self) -> None:
-        self._counts = self._count() or self._counts
-        self._kills_before = self._counts.oom_kills
+        self._kills_before = self._count_oom_kills()
 
     def _count_oom_kills(self) -> int | None:
         self._counts = self._count() or self._counts

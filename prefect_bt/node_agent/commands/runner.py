@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 from prefect_bt.host import processes
 from prefect_bt.host.cgroup import count_oom_kills
-from prefect_bt.node_agent.commands.spawn import Stdio, spawn
+from prefect_bt.node_agent.commands.spawn import spawn
 
 PIPE_BYTES: Final = 1024 * 1024
 
@@ -85,18 +85,16 @@ class ShellRunner:
 
     def start(self, command: str) -> None:
         self.exit_status = None
-        stdio = Stdio(self._null, self._writing)
-        self._running = spawn(("/bin/sh", "-c", command), self._environment, stdio)
+        shell = ("/bin/sh", "-c", command)
+        self._running = spawn(shell, self._environment, stdin=self._null, output=self._writing)
 
     def poll(self) -> None:
         """Do nothing: `on_child_exit` sets the exit status."""
 
     def on_child_exit(self, pid: int, status: int) -> None:
         if pid == self._running:
-            self._running, self.exit_status = (
-                None,
-                ExitStatus(*processes.decode_wait_status(status)),
-            )
+            self._running = None
+            self.exit_status = ExitStatus(*processes.decode_wait_status(status))
 
     def list_processes(self) -> list[processes.ProcessStat]:
         return self._tree()

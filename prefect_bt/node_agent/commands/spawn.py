@@ -5,26 +5,21 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 
-class Stdio(NamedTuple):
-    """Descriptors that become 0, 1 and 2. All others are closed on exec."""
+def spawn(argv: Sequence[str], environment: Mapping[str, str], *, stdin: int, output: int) -> int:
+    """Start a process in a new session and the working directory; return its pid. Raise OSError.
 
-    stdin: int
-    output: int
-
-
-def spawn(argv: Sequence[str], environment: Mapping[str, str], stdio: Stdio) -> int:
-    """Start a process in a new session and the working directory; return its pid. Raise OSError."""
+    `stdin` becomes descriptor 0, `output` 1 and 2. All others are closed on exec.
+    """
     return os.posix_spawn(
         argv[0],
         list(argv),
         dict(environment),
         file_actions=[
-            (os.POSIX_SPAWN_DUP2, stdio.stdin, 0),
-            (os.POSIX_SPAWN_DUP2, stdio.output, 1),
-            (os.POSIX_SPAWN_DUP2, stdio.output, 2),
+            (os.POSIX_SPAWN_DUP2, stdin, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
         ],
         setsid=True,
         setsigmask=[],

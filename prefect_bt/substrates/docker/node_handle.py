@@ -63,12 +63,8 @@ class DockerNodeHandle(HostHandle):
     def kill_commands(self) -> bool:
         if super().kill_commands():
             return True
-
-        def kill(client: Any, one: str) -> None:
-            client.kill(one, "SIGKILL")
-
         with suppress(SubstrateError):  # it no longer runs
-            return self._apply_to_container(kill)
+            return self._apply_to_container(lambda client, one: client.kill(one, "SIGKILL"))
         return False
 
     def remove(self, *, create_grace: float = CREATE_GRACE) -> None:

@@ -132,9 +132,7 @@ class DockerContainerSubstrate:
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[DockerNodeHandle]:
         """Launch the nodes one by one, as processes of this machine; see the protocol."""
-        return launch_nodes(
-            gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
-        )
+        return launch_nodes(gang, self.launch_node, secrets=secrets)
 
     def launch_node(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerNodeHandle:
         """Start the node and return once its container runs; SubstrateError leaves nothing."""
@@ -206,7 +204,11 @@ class DockerContainerSubstrate:
         """Create and start the container, and record its identity."""
         record = codec.loads(NodeRecord, handle.folder.record.read_bytes())
         paths = ensure_volumes(node, state_dir=self.state_dir, node=handle.folder)
-        image = self._inspect_image(node)
+        image = self.engine.call(
+            lambda client: client.inspect_image(node.image.reference),
+            action="created",
+            rank=node.rank,
+        )
         info = self._engine_info()
         spec = ContainerSpec(
             node,
@@ -281,13 +283,6 @@ class DockerContainerSubstrate:
             return str(made["Id"])
 
         return self.engine.call(create, action="created", rank=spec.plan.rank)
-
-    def _inspect_image(self, node: NodePlan) -> dict[str, Any]:
-        return self.engine.call(
-            lambda client: client.inspect_image(node.image.reference),
-            action="created",
-            rank=node.rank,
-        )
 
     def _make_network(self, spec: ContainerSpec) -> None:
         """Create the gang's network for its first node."""

@@ -78,9 +78,7 @@ class LocalProcessSubstrate:
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[HostHandle]:
         """Launch the nodes one by one, as processes of this machine; see the protocol."""
-        return launch_nodes(
-            gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
-        )
+        return launch_nodes(gang, self.launch_node, secrets=secrets)
 
     def launch_node(self, node: NodePlan, *, secrets: Mapping[str, str]) -> HostHandle:
         """Start the node and return at once; SubstrateError leaves nothing behind."""
@@ -118,26 +116,16 @@ class LocalProcessSubstrate:
         return probe_mount_namespace(self.launcher.agent_environment(""))
 
 
-def create_substrate(
-    state_dir: Path, *, orphan_deadline: float | None, map_paths: bool = False
-) -> LocalProcessSubstrate:
-    """For the table of substrates; see LocalSubstrate."""
-    return LocalProcessSubstrate(state_dir, orphan_deadline=orphan_deadline, map_paths=map_paths)
+create_substrate = LocalProcessSubstrate
+"""For the table of substrates."""
 
 
 def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
+    what, step = f"could not be launched: {error}", "Check that PREFECT_BT_STATE_DIR is writable."
     if isinstance(error, FileExistsError):
         what, step = "was launched before", "Give the next attempt a new number."
     elif isinstance(error, NoFreePort):
-        what, step = (
-            f"could not be launched: {error}",
-            "Stop the program that listens there, or stop other jobs.",
-        )
-    else:
-        what, step = (
-            f"could not be launched: {error}",
-            "Check that PREFECT_BT_STATE_DIR is writable.",
-        )
+        step = "Stop the program that listens there, or stop other jobs."
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, {what}.",
         substrate=SUBSTRATE_NAME,

@@ -206,8 +206,7 @@ class NodeCache:
         return freed + self._delete_blobs(old - named)
 
     def list_leftovers(self, *, older_than: float = 0.0) -> list[Leftover]:
-        """Return the unfinished downloads and deletions without a change for `older_than`
-        seconds."""
+        """Return unfinished downloads and deletions without a change for `older_than` seconds."""
         found: list[Leftover] = []
         for folder in ("fills", "parts", "trash"):
             for path in find_paths(self.root, f"{folder}/*"):

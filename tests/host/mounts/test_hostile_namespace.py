@@ -100,8 +100,8 @@ def test_a_link_that_comes_after_the_plan(tmp_path: Path, host_folder: Path, whe
     code = f"""
 import sys
 from pathlib import Path
-from prefect_bt.host.mounts.namespace import ViewError, ViewPlan, enter_view
-from prefect_bt.host.mounts.namespace_plan import Bind
+from prefect_bt.host.mounts.namespace import enter_view
+from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, ViewPlan
 base = Path({str(tmp_path)!r})
 (base / "root").mkdir(); (base / "mirrors").mkdir()
 plan = ViewPlan((), ({tuple(map(str, (bind.source, bind.target)))!r},))
