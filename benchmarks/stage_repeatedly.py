@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prefect_bt.host.mounts.namespace import Bind, enter_view, plan_view
+from prefect_bt.host.mounts.namespace import enter_view
+from prefect_bt.host.mounts.namespace_plan import Bind, plan_view
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.planner import plan_weights_sources
 from prefect_bt.settings import Settings

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, HttpUrl, field_validator
 
 from prefect_bt.blocks.forms import KUBERNETES_LOGO
 from prefect_bt.blocks.local_substrate import SubstrateBlock
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.errors import DefinitionError
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.settings import Settings
 
 

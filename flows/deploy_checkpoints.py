@@ -27,7 +27,7 @@ from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
-from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
+from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models

@@ -24,7 +24,7 @@ from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.mirror import KEPT, MirrorContext, mirror_all
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
-from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
+from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous, is_stop_requested
 from prefect_bt.planning.given_weights import plan_given_sources, plan_job_weights
 from prefect_bt.planning.plan import WeightsPlan

@@ -15,9 +15,9 @@ from prefect.logging import get_run_logger
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import failed_state
-from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
+from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
-from prefect_bt.jobs.recover import recover_jobs
+from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.settings import use_settings
 
 

@@ -18,7 +18,7 @@ from prefect_bt.blocks import TrainingStore
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.jobs.asynchronous import asynchronous
 
 

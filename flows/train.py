@@ -30,7 +30,7 @@ from prefect_bt.blocks import (
 from prefect_bt.flows.tasks.finish_job import JobRun, handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_flow import find_flow_retries, job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
-from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
+from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.options import SubmitOptions
 

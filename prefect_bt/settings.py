@@ -20,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.container_privileges import Privileges, parse_capabilities
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.text.durations import parse_duration
 
 _PREFIX = "PREFECT_BT_"

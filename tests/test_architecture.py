@@ -44,9 +44,9 @@ LEVELS: dict[int, str] = {
     " object_store.faults object_store.protocols planning registries settings substrates"
     " substrates.protocol",
     # data
-    1: "cluster_settings definitions ledger.records ledger.states planning.plan",
+    1: "definitions kubernetes_settings ledger.records ledger.states planning.plan",
     # base: standard library only
-    0: "codec environment errors filesystem node_paths object_keys text",
+    0: "codec errors filesystem node_paths object_keys reserved_variables text",
 }
 LEVEL_OF: dict[str, int] = {
     name: level for level, names in LEVELS.items() for name in names.split()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.container_privileges import Privileges
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.logs.line_format import parse_lines
 from prefect_bt.settings import Settings, process_environment, use_settings
 

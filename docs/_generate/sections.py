@@ -74,7 +74,7 @@ def settings() -> str:
 
 def cluster_settings() -> str:
     """Return a table of the variables of the Kubernetes substrate."""
-    from prefect_bt.cluster_settings import ClusterSettings
+    from prefect_bt.kubernetes_settings import ClusterSettings
 
     return _variables_table(ClusterSettings, "kubernetes_")
 

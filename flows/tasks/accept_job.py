@@ -20,8 +20,8 @@ from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
 from prefect_bt.flows.tasks.mirror import MirrorContext, mirror_all
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, report_recovery, transition_job
-from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.flows.tasks.stop_requests import is_any_cancelled, watch_for_stop
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.ledger.parent_calls import claim_call

@@ -32,16 +32,16 @@ from prefect_bt.errors import (
 from prefect_bt.flows.tasks.job_flow import interrupted_state
 from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
 from prefect_bt.jobs.job_json import job_document
-from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
-from prefect_bt.jobs.stop import (
+from prefect_bt.jobs.reconcile import (
     finalize_abandoned_job,
-    open_job_context,
     reconcile_running_job,
     reschedule_or_fail,
 )
+from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
+from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.states import JobState
 
@@ -65,8 +65,8 @@ def finalize_job(job: JobRun | None = None) -> Generator[JobRun]:
     """Record the end of the run's job, and remove its processes and files.
 
     The process owns the job until then. If the end cannot be recorded, the lock's file remains, by
-    which other processes find the job (jobs.stop.reconcile_job). On `Superseded` the job is left to
-    the other machine.
+    which other processes find the job (jobs.reconcile). On `Superseded` the job is left to the
+    other machine.
     """
     job = job or JobRun()
     try:

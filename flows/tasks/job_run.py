@@ -15,7 +15,7 @@ from prefect_bt.flows.tasks.accept_job import accept_job, mirror_job_weights, re
 from prefect_bt.flows.tasks.attempt import run_attempts
 from prefect_bt.flows.tasks.finish_job import JobRun, final_state, finalize_job
 from prefect_bt.flows.tasks.job_task import call_task
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 
 
 def run_job_to_completion(

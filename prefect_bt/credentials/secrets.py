@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prefect_bt.environment import SECRET_PREFIX
 from prefect_bt.errors import SecretError
+from prefect_bt.reserved_variables import SECRET_PREFIX
 
 
 class SecretSource(Protocol):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.gc.containers import ContainerScanner, scan_cluster_jobs
 from prefect_bt.gc.findings import Findings, Scan, run_scans
 from prefect_bt.gc.job_folders import JobScanner
@@ -14,6 +13,7 @@ from prefect_bt.gc.liveness import JobStores
 from prefect_bt.gc.processes import ProcessScanner, scan_routers
 from prefect_bt.gc.store_objects import UploadScanner, scan_holds, scan_shared_downloads
 from prefect_bt.gc.weights import WeightsScanner
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.docker.endpoints import list_used_engines

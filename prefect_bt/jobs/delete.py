@@ -20,7 +20,7 @@ from prefect_bt.errors import NotFoundError, StateError, SubstrateError
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.jobs.stop import reconcile_job
+from prefect_bt.jobs.reconcile import reconcile_job
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
 from prefect_bt.ledger.job_objects import find_object

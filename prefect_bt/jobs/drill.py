@@ -16,7 +16,8 @@ from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import DrillError, StateError
-from prefect_bt.jobs.stop import Reconciler, stop_job, wait_for_end
+from prefect_bt.jobs.reconcile import Reconciler
+from prefect_bt.jobs.stop import stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.substrates.protocol import NodeHandle

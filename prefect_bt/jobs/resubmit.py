@@ -9,8 +9,9 @@ from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.job_json import job_document
+from prefect_bt.jobs.reconcile import reconcile_job
 from prefect_bt.jobs.start import open_launcher, start_job
-from prefect_bt.jobs.stop import describe_owning_machine, reconcile_job
+from prefect_bt.jobs.stop import describe_owning_machine
 from prefect_bt.ledger.fencing_epochs import ANY_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from prefect_bt.jobs.recover import recover_jobs
+from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -32,11 +32,6 @@ MAX_READ_AHEAD_BYTES: Final = 8 << 20
 """Bytes that are read ahead of all ranks together."""
 MAX_READ_SECONDS: Final = 2.0
 """Seconds to read live logs in one pass, so that a rank that prints without end does not block."""
-MIN_PAUSE: Final = 0.2
-MAX_PAUSE: Final = 2.0
-"""Seconds between two passes: the pause grows while there are no new lines."""
-LINGER: Final = 5.0
-"""Seconds to wait, after a job is over, for logs that are not archived."""
 ALL_LINES: Final = LineFilter()
 
 _by_time: Final = attrgetter("at")
@@ -184,41 +179,6 @@ class JobLogs:
             self._waiting = one.line.message
             if _accepts_platform_line(query, one):
                 yield one
-
-
-def follow_lines(
-    logs: JobLogs,
-    query: LineFilter = ALL_LINES,
-    *,
-    limit: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-    refresh: Callable[[], None] = lambda: None,
-) -> Iterator[JobLine | None]:
-    """Yield every line that exists and that follows, until the job is over and all is read.
-
-    With `limit`, yield only the newest of the lines that exist. None precedes every pause.
-    `refresh` is called between passes: it may write the end of a job whose process died. A job that
-    is over before it printed anything yields nothing.
-    """
-    pause, lingered = MIN_PAUSE, 0.0
-    if limit is not None:
-        yield from logs.read_newest(query, limit)
-    while True:
-        # Read first, so that the pass below finds everything written before the job ended.
-        over = logs.ledger.get_state(logs.record.id).terminal
-        came = False
-        for line in logs.read_new(query, max_seconds=MAX_READ_SECONDS):
-            came = True
-            yield line
-        if over and not came and (not logs.has_unread() or lingered >= LINGER):
-            yield from logs.read_new(query, include_partial=True)
-            return
-        pause = MIN_PAUSE if came else min(pause * 1.5, MAX_PAUSE)
-        lingered = lingered + pause if over and not came else 0.0
-        yield None
-        if not over:
-            refresh()
-        sleep(pause)
 
 
 def _find_corruption(archived: ArchivedLog, cursor: LogCursor | None) -> str:

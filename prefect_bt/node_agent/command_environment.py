@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.environment import RESERVED_PREFIX
 from prefect_bt.host.mounts.namespace_plan import is_below
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.planning.plan import NodePlan
+from prefect_bt.reserved_variables import RESERVED_PREFIX
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GPU_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"

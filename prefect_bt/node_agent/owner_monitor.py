@@ -1,9 +1,9 @@
 """Recover a job that no process watches any more, by a process that outlives the node.
 
 Flow and supervisor may both be killed while the training runs. The guard of the lowest living rank
-notices first, and starts `prefect_bt.jobs.recover`, which starts a supervisor for the job; the gang
-is then watched again. Every process below a guard ends with it, so the recovery must not be below
-it: while it starts, the guard adopts no orphans.
+notices first, and starts `prefect_bt.jobs.reconcile`, which starts a supervisor for the job; the
+gang is then watched again. Every process below a guard ends with it, so the recovery must not be
+below it: while it starts, the guard adopts no orphans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RecoveryMonitor:
     def __init__(self, record: NodeRecord, store: str) -> None:
         self._state_dir, self._job_id = Path(record.state_dir), record.job_id
         self._limit, self._rank = record.orphan_deadline, record.rank
-        module = (sys.executable, "-P", "-m", "prefect_bt.jobs.recover")
+        module = (sys.executable, "-P", "-m", "prefect_bt.jobs.reconcile")
         self._command = (*module, record.state_dir, record.job_id, store)
         self._starting = threading.Lock()
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from prefect_bt.environment import RESERVED_PREFIX
 from prefect_bt.filesystem.confined import open_folder
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.mounts.namespace_plan import ViewError, is_below
@@ -16,6 +15,7 @@ from prefect_bt.host.state_folder import NodeFolder
 from prefect_bt.node_paths import CHECKPOINT_DIR
 from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import NodePlan, VolumeKind
+from prefect_bt.reserved_variables import RESERVED_PREFIX
 
 
 def map_volume_paths(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[str, Path]:

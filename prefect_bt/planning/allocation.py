@@ -11,7 +11,7 @@ from typing import Final
 
 from prefect_bt.definitions import Compute, TrainingJob, parse_memory
 from prefect_bt.ledger.records import Resources
-from prefect_bt.planning.translation import gpu_count, gpu_type
+from prefect_bt.planning.node_layout import gpu_count, gpu_type
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 
 HOST_SHARE_DIVISOR: Final = 20

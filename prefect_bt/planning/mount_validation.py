@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from prefect_bt.definitions import TrainingJob
+from prefect_bt.planning.node_layout import iter_volumes, normalize_path
 from prefect_bt.planning.plan import Volume, VolumeKind
-from prefect_bt.planning.translation import iter_volumes, normalize_path
 from prefect_bt.substrates.protocol import Capacity
 
 FORBIDDEN_ROOTS: Final = ("/proc", "/sys", "/dev")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from prefect_bt.environment import RANK_VARIABLE
 from prefect_bt.ledger.records import Resources, RetentionPolicy
+from prefect_bt.reserved_variables import RANK_VARIABLE
 
 
 class VolumeKind(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prefect_bt.definitions import AvailabilityModel, TrainingJob, parse_memory
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.planning.context import PlanContext
-from prefect_bt.planning.translation import gpu_type, to_directory_name
+from prefect_bt.planning.node_layout import gpu_type, to_directory_name
 from prefect_bt.substrates.protocol import Capacity
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prefect_bt.definitions import InteractiveSessionTrigger, TrainingJob, parse_memory
-from prefect_bt.environment import RESERVED_NAMES, RESERVED_PREFIX
 from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.mount_validation import has_control_characters, validate_mounts
-from prefect_bt.planning.translation import gpu_count, gpu_type
+from prefect_bt.planning.node_layout import gpu_count, gpu_type
 from prefect_bt.planning.weights_validation import iter_source_problems
+from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX
 from prefect_bt.substrates.protocol import Capacity
 
 MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1

@@ -22,9 +22,9 @@ from prefect_bt.ledger.job_objects import PinnedWeights
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobRecord
+from prefect_bt.planning.node_layout import checkpoint_dir, normalize_path
 from prefect_bt.planning.plan import LoadedCheckpoint, WeightsPlan
 from prefect_bt.planning.planner import plan_weights
-from prefect_bt.planning.translation import checkpoint_dir, normalize_path
 from prefect_bt.planning.weights_validation import parse_weights_source
 from prefect_bt.serving.served_model import BaseModel
 

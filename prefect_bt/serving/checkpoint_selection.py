@@ -15,7 +15,7 @@ from prefect_bt.definitions import Checkpoint, CheckpointList, LoRACheckpoint, M
 from prefect_bt.definitions.deploy import DEFAULT_DOWNLOAD_FOLDER
 from prefect_bt.errors import CheckpointError, DefinitionError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.planning.translation import normalize_path
+from prefect_bt.planning.node_layout import normalize_path
 from prefect_bt.serving.base_model import (
     parse_base_model,
     resolve_checkpoint_base,

@@ -26,8 +26,8 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
+from prefect_bt.jobs.reconcile import finalize_abandoned_job
 from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
-from prefect_bt.jobs.stop import finalize_abandoned_job
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server

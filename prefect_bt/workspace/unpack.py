@@ -25,12 +25,12 @@ from typing import IO, BinaryIO, cast
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.workspace.extraction import ExtractionRoot
 from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_BYTES,
     MAX_WORKSPACE_ENTRIES,
     UNPACK_SLACK_BYTES,
 )
+from prefect_bt.workspace.member_writer import ExtractionRoot
 from prefect_bt.workspace.tar_reader import (
     MALFORMED,
     corrupt_archive_error,

@@ -19,7 +19,7 @@ from prefect_bt.definitions import (
 )
 from prefect_bt.errors import DefinitionError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.submit import write_job

@@ -30,7 +30,7 @@ from prefect_bt.blocks import (
     TrainingStore,
 )
 from prefect_bt.blocks.serving import Engine
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.container_privileges import Privileges
 from prefect_bt.ledger.records import RetryBudget
 from prefect_bt.serving.engines.command_lines import ENGINES

@@ -10,11 +10,11 @@ from prefect.blocks.core import Block
 from pydantic import ValidationError
 
 from prefect_bt.blocks import KubernetesSubstrate, LocalSubstrate
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.credentials.secrets import InMemorySecrets
 from prefect_bt.errors import DefinitionError, SecretError
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.jobs import start
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.settings import Settings, use_settings
 from prefect_bt.substrates.kubernetes.substrate import KubernetesSubstrate as Cluster
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow]
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
 NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning.planner", "ssl"]
 """Beside HEAVY: what `view`, `logs` and `checkpoints list` of ended jobs do without."""
-NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.jobs.stop", "prefect_bt.definitions"]
+NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.jobs.reconcile", "prefect_bt.definitions"]
 """What they do without once the index has the jobs, and what logs never need."""
 NOT_FOR_HELP = [
     *NOT_FOR_LISTS,

@@ -10,7 +10,8 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.first_failure import read_first_failure
-from prefect_bt.logs.job_reader import JobLogs, follow_lines
+from prefect_bt.logs.follow import follow_lines
+from prefect_bt.logs.job_reader import JobLogs
 from prefect_bt.logs.line_format import format_lines
 from prefect_bt.logs.log_archive import LogArchiver
 from prefect_bt.object_store import open_store

@@ -103,7 +103,7 @@ def test_the_patches_of_the_page_are_valid() -> None:
 
 
 def test_every_variable_of_the_page_is_a_setting() -> None:
-    from prefect_bt.cluster_settings import ClusterSettings
+    from prefect_bt.kubernetes_settings import ClusterSettings
 
     named = set(re.findall(r"PREFECT_BT_KUBERNETES_([A-Z_]+)", PAGE))
     assert named <= {name.upper() for name in ClusterSettings.model_fields}

@@ -22,7 +22,7 @@ from prefect_bt import definitions
 from prefect_bt.blocks import BLOCKS
 from prefect_bt.cli.app import make_app
 from prefect_bt.cli.command_table import COMMANDS
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.settings import Settings, variable_name
 
 ROOT = Path(__file__).parents[2]

@@ -351,7 +351,7 @@ def what_of(command: str) -> str:
         "node_agent.upload_process",
         "node_agent.guard",
         "node_agent.agent",
-        "jobs.recover",
+        "jobs.reconcile",
     )
     others = {"retry --job-id": "retry", "-c from prefect_bt": "train", "run.sh": "command"}
     found = next((one for one in known if one in command), "")

@@ -8,8 +8,8 @@ import pytest
 
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import JobLock, host_id, is_this_host, lock_path
-from prefect_bt.jobs.recover import recover_job, recover_jobs
-from prefect_bt.jobs.stop import reconcile_job, stop_job
+from prefect_bt.jobs.reconcile import reconcile_job, recover_job, recover_jobs
+from prefect_bt.jobs.stop import stop_job
 from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.substrates.kubernetes.client import ClusterClient

@@ -21,7 +21,7 @@ import docker
 import pytest
 import yaml
 
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from tests.cluster.agent_image import build_agent_image
 from tests.docker.conftest import BASE, WORKER, base_image, engine, own_daemon

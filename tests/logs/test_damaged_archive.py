@@ -8,7 +8,8 @@ import pytest
 
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import JobLogs, follow_lines
+from prefect_bt.logs.follow import follow_lines
+from prefect_bt.logs.job_reader import JobLogs
 from prefect_bt.logs.line_filter import LineFilter
 from prefect_bt.logs.log_archive import LogArchiver
 from prefect_bt.logs.rank_reader import MAX_LINE_BYTES

@@ -14,7 +14,8 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import CHUNK_BYTES, JobLogs, follow_lines
+from prefect_bt.logs.follow import follow_lines
+from prefect_bt.logs.job_reader import CHUNK_BYTES, JobLogs
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import log_key

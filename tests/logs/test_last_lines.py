@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.logs import rank_reader
-from prefect_bt.logs.job_reader import JobLogs, follow_lines
+from prefect_bt.logs.follow import follow_lines
+from prefect_bt.logs.job_reader import JobLogs
 from prefect_bt.logs.levels import LevelDetector, LogLevel
 from prefect_bt.logs.line_filter import LineFilter
 from prefect_bt.logs.line_format import format_line, parse_lines

@@ -20,7 +20,8 @@ from prefect_bt.definitions import (
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
-from prefect_bt.logs.job_reader import JobLogs, follow_lines
+from prefect_bt.logs.follow import follow_lines
+from prefect_bt.logs.job_reader import JobLogs
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory

@@ -211,7 +211,7 @@ def test_a_target_of_many_parts_is_refused(tmp_path: Path, make_tar: MakeTar) ->
 def test_links_whose_names_fill_the_memory_are_refused(
     tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.workspace.extraction.MAX_LINK_BYTES", 10_000)
+    monkeypatch.setattr("prefect_bt.workspace.member_writer.MAX_LINK_BYTES", 10_000)
     unpack_workspace(make_tar(*[link(f"{n}", "x") for n in range(20)]), tmp_path / "few")
     with pytest.raises(WorkspaceError, match="is one link too many"):
         unpack_workspace(make_tar(*[link(f"{n}", "x" * 200) for n in range(30)]), tmp_path / "t")

@@ -94,10 +94,10 @@ def get_reconciled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> Job
     state = ledger.get_state(job_id)
     if state.terminal:
         return state
-    from prefect_bt.jobs import stop
+    from prefect_bt.jobs.reconcile import reconcile_job
 
     try:
-        stop.reconcile_job(ledger, job_id)
+        reconcile_job(ledger, job_id)
     except PrefectBtError as error:
         # The record can be shown without the substrate that ran the job.
         terminal.warn(f"Job {job_id} is shown as recorded; its nodes are unreachable: {error}")

@@ -79,8 +79,8 @@ def tail_logs(
     """
     from prefect_bt.cli.logs.lines import write_lines
     from prefect_bt.cli.logs.panel import live_panel
-    from prefect_bt.jobs.stop import Reconciler
-    from prefect_bt.logs.job_reader import follow_lines
+    from prefect_bt.jobs.reconcile import Reconciler
+    from prefect_bt.logs.follow import follow_lines
 
     ledger, record = logs.ledger, logs.record
     reconcile = Reconciler(ledger, record.id, warn=terminal.warn)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_bt.cli.serving.deploy_input import DeploymentResolver
 from prefect_bt.cli.serving.deploy_options import NO_SERVING_OPTIONS, ServingOptions
 from prefect_bt.cli.serving.deployments import wait_on_terminal
-from prefect_bt.cli.serving.resolve import DeploymentResolver
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import DeployCheckpointsConfig, load_deploy_checkpoints_config

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, ClassVar, Final
 
 from prefect_bt import codec
-from prefect_bt.environment import LEADER_PORT_VARIABLE
 from prefect_bt.errors import SubstrateError
 from prefect_bt.filesystem.confined import NotRegularFile, open_file, read_regular
 from prefect_bt.filesystem.directories import find_paths
@@ -38,6 +37,7 @@ from prefect_bt.host.nodes.files import (
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
 from prefect_bt.planning.plan import NodePlan
+from prefect_bt.reserved_variables import LEADER_PORT_VARIABLE
 
 SUBSTRATE_NAME: Final = "local"
 NODE_GONE = "the node's process is gone"

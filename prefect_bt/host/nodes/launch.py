@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.environment import SECRET_PREFIX
 from prefect_bt.errors import SubstrateError
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import PRIVATE_MODE, ensure_private_folder
@@ -27,6 +26,7 @@ from prefect_bt.host.nodes.files import write_text_atomic
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord, make_mark
 from prefect_bt.planning.plan import GangPlan, NodePlan
+from prefect_bt.reserved_variables import SECRET_PREFIX
 
 
 class RemovableNode(Protocol):

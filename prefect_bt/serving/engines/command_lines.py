@@ -19,8 +19,8 @@ from typing import Final
 
 from prefect_bt.definitions import Accelerator, Compute, ModelWeightsFormat
 from prefect_bt.definitions.deploy import DEFAULT_LORA_RANK
-from prefect_bt.environment import LEADER_PORT_VARIABLE
 from prefect_bt.errors import DefinitionError
+from prefect_bt.reserved_variables import LEADER_PORT_VARIABLE
 from prefect_bt.serving.checkpoint_contents import CHAT_TEMPLATE
 from prefect_bt.serving.engines.transformers_server import encode_model_id
 from prefect_bt.serving.served_model import ModelSelection, SelectedCheckpoint

@@ -20,7 +20,7 @@ from prefect_bt.definitions.environment_variables import (
     secret_names,
 )
 from prefect_bt.errors import DefinitionError
-from prefect_bt.planning.translation import normalize_path
+from prefect_bt.planning.node_layout import normalize_path
 from prefect_bt.serving.engines.command_lines import (
     listen_flags,
     requested_cpus,

@@ -18,7 +18,8 @@ from prefect_bt.errors import (
     StateError,
 )
 from prefect_bt.jobs import resubmit
-from prefect_bt.jobs.stop import reconcile_job, stop_job, wait_for_end
+from prefect_bt.jobs.reconcile import reconcile_job
+from prefect_bt.jobs.stop import stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import LoadedCheckpoint

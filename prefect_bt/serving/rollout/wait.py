@@ -9,7 +9,7 @@ from typing import Final
 
 from prefect_bt.errors import ServingError, StateError
 from prefect_bt.jobs.asynchronous import is_stop_requested
-from prefect_bt.jobs.stop import reconcile_job
+from prefect_bt.jobs.reconcile import reconcile_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict

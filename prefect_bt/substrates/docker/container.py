@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from prefect_bt.environment import rendezvous_variables
 from prefect_bt.host.container_privileges import DEFAULT_CAPABILITIES, Privileges
 from prefect_bt.host.mounts.namespace_plan import Bind
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, MOUNTED_AT
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.planning.plan import NodePlan, Resources
+from prefect_bt.reserved_variables import rendezvous_variables
 
 LABEL_JOB: Final = "prefect-bt/job-id"
 LABEL_ATTEMPT: Final = "prefect-bt/attempt"

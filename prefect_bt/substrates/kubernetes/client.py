@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.errors import StoreError, SubstrateError
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal

@@ -8,7 +8,7 @@ from prefect_bt.errors import StoreError
 from prefect_bt.ledger.node_objects import NodeRequest
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.substrates.kubernetes.client import store_error
-from prefect_bt.substrates.kubernetes.gang import KubernetesGang
+from prefect_bt.substrates.kubernetes.gang_status import KubernetesGang
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.nodes import pod_layout
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import GangPlan, NodePlan, Volume, VolumeKind
 from prefect_bt.substrates.kubernetes.json_merge import Json

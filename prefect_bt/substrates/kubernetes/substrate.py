@@ -11,9 +11,9 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.credentials.store_access import forwarded_variables
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, SubstrateError
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.node_objects import GangObjects, GangRecord
 from prefect_bt.ledger.records import Cause
 from prefect_bt.object_keys import job_index_key, job_nodes_prefix
@@ -29,19 +29,19 @@ from prefect_bt.substrates.kubernetes.client import (
     ClusterError,
     store_error,
 )
-from prefect_bt.substrates.kubernetes.gang import KubernetesGang
-from prefect_bt.substrates.kubernetes.job_objects import JobObjects
-from prefect_bt.substrates.kubernetes.json_merge import Json
-from prefect_bt.substrates.kubernetes.manifests import (
+from prefect_bt.substrates.kubernetes.gang_status import KubernetesGang
+from prefect_bt.substrates.kubernetes.job_manifests import (
     GangSecrets,
     render_cache_claim,
     render_job,
     render_secret,
     render_service,
 )
+from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import gang_name, host_name
 from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
-from prefect_bt.substrates.kubernetes.pod_template import agent_user
+from prefect_bt.substrates.kubernetes.pod_manifest import agent_user
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 _REFUSED: Final = range(400, 500)

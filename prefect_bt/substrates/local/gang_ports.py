@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from prefect_bt.environment import LEADER_PORT_VARIABLE, rendezvous_variables
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.ports import reserve_port
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.planning.plan import NodePlan
+from prefect_bt.reserved_variables import LEADER_PORT_VARIABLE, rendezvous_variables
 
 
 class _Gang(NamedTuple):

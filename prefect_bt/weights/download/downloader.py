@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from prefect_bt.host.allocator import reuse_freed_memory
 from prefect_bt.host.cgroup import count_cpus
 from prefect_bt.host.job_lock import is_free
+from prefect_bt.host.malloc_settings import reuse_freed_memory
 from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile, PartialFileLocked
 from prefect_bt.weights.cache.staged_tree import StagingTree

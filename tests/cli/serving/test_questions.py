@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cyclopts import CycloptsError
 
-from prefect_bt.cli.serving.resolve import (
+from prefect_bt.cli.serving.deploy_input import (
     ask_accelerator,
     ask_checkpoints,
     list_accelerators,

@@ -18,13 +18,13 @@ from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.retention.prune import prune_job
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
 from prefect_bt.errors import StateError, StoreError
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import host_id, is_owned, is_this_host, lock_path
 from prefect_bt.jobs import delete
 from prefect_bt.jobs.delete import claim_finished_job, delete_job
-from prefect_bt.jobs.recover import recover_jobs
+from prefect_bt.jobs.reconcile import reconcile_job, recover_jobs
 from prefect_bt.jobs.resubmit import _request_attempt, retry
-from prefect_bt.jobs.stop import reconcile_job, stop_job
+from prefect_bt.jobs.stop import stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Outcome
@@ -289,7 +289,7 @@ def test_a_worker_that_dies_before_its_job_began_leaves_it_to_any_other(
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
     ledger.runs.bind(RUN, job_id)
     killed(f"""
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 JobRequest(job_id={job_id!r}).open({RUN!r})
 die()
 """)

@@ -12,12 +12,12 @@ from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.checkpoints.retention.prune import delete_unreferenced
 from prefect_bt.errors import ServerError, StateError, StoreError
 from prefect_bt.flows.tasks.finish_job import finalize_job
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import JobLock, is_owned, lock_path
 from prefect_bt.jobs import start
 from prefect_bt.jobs.delete import claim_finished_job
-from prefect_bt.jobs.recover import recover_job, recover_jobs
-from prefect_bt.jobs.stop import reconcile_job, stop_job
+from prefect_bt.jobs.reconcile import reconcile_job, recover_job, recover_jobs
+from prefect_bt.jobs.stop import stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord

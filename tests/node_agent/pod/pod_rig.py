@@ -2,7 +2,7 @@
 
 The agent is the real `python -m prefect_bt.node_agent.pod` as its image's user; beside it a shell
 runs INIT_SCRIPT as the first process of a PID namespace. Both have the mounts of a pod, as
-pod_template gives them. It takes root and `unshare`.
+pod_manifest gives them. It takes root and `unshare`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from queue import Queue
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.planning.plan import GangPlan
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.registries.credentials import docker_configuration
 from prefect_bt.registries.reference import parse_reference
-from prefect_bt.substrates.kubernetes.json_merge import Json
-from prefect_bt.substrates.kubernetes.manifests import (
+from prefect_bt.substrates.kubernetes.job_manifests import (
     GangSecrets,
     render_job,
     render_secret,
     render_service,
 )
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.substrate import KubernetesSubstrate
 from tests.planning.laptop import CONTEXT, project, runtime
 

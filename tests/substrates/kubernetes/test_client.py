@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes import client as client_module
 from prefect_bt.substrates.kubernetes.client import (

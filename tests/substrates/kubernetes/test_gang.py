@@ -16,7 +16,11 @@ from prefect_bt.ledger.node_objects import (
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.object_store import open_store
 from prefect_bt.substrates.kubernetes.client import ClusterClient
-from prefect_bt.substrates.kubernetes.gang import CAUSE_TIMEOUT, WAITING_INTERVAL, KubernetesGang
+from prefect_bt.substrates.kubernetes.gang_status import (
+    CAUSE_TIMEOUT,
+    WAITING_INTERVAL,
+    KubernetesGang,
+)
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from prefect_bt import codec
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.planning.plan import NodePlan
+from prefect_bt.substrates.kubernetes.job_manifests import render_cache_claim
 from prefect_bt.substrates.kubernetes.json_merge import Json
-from prefect_bt.substrates.kubernetes.manifests import render_cache_claim
 
 from .gangs import CASES, SECRETS, Case, containers_of, open_secret, pod_of, render
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.records import Cause
 from prefect_bt.object_keys import job_index_key
 from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError

@@ -16,7 +16,7 @@ from questionary import Choice
 
 from prefect_bt.cli.jobs.selection import select_jobs
 from prefect_bt.cli.serving.deploy_options import ServingOptions, parse_served_names
-from prefect_bt.cli.serving.questions import ask, ask_text, can_ask
+from prefect_bt.cli.serving.deploy_prompts import ask, ask_text, can_ask
 from prefect_bt.cli.ui.options import JobFilter
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import (

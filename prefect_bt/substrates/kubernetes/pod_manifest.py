@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import unquote
 
-from prefect_bt.cluster_settings import ClusterSettings
-from prefect_bt.environment import RANK_VARIABLE, rendezvous_variables
 from prefect_bt.host.nodes import pod_layout
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, MOUNTED_AT
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.planning.plan import GangPlan, NodePlan, Resources
+from prefect_bt.reserved_variables import RANK_VARIABLE, rendezvous_variables
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,

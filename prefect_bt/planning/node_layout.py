@@ -1,4 +1,4 @@
-"""Translate a definition to the paths, volumes, variables and counts of a plan. Pure."""
+"""Derive the paths and volumes of a node, and its counts, from a definition. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from prefect_bt.definitions import TrainingJob, TrainingProject
-from prefect_bt.environment import RANK_VARIABLE
+from prefect_bt.definitions import TrainingJob
 from prefect_bt.node_paths import (
     CHECKPOINT_DIR,
     HF_CACHE_DIR,
@@ -21,16 +20,10 @@ from prefect_bt.node_paths import (
     WORKSPACE_DIR,
 )
 from prefect_bt.object_keys import quote_name
-from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import Volume, VolumeKind
 
 MAX_NAME_BYTES: Final = 255
 """Most bytes of a folder's name on Linux."""
-_CACHE_VARIABLES: Final = {
-    VolumeKind.CACHE_BASE: "BT_RW_CACHE_DIR",
-    VolumeKind.PROJECT_CACHE: "BT_PROJECT_CACHE_DIR",
-    VolumeKind.TEAM_CACHE: "BT_TEAM_CACHE_DIR",
-}
 
 
 def normalize_path(path: str) -> str:
@@ -119,32 +112,3 @@ def _team_key(team: str) -> str:
     if len(quote_name(team)) <= MAX_NAME_BYTES:
         return team or "default"
     return hashlib.sha256(team.encode()).hexdigest()
-
-
-def platform_variables(project: TrainingProject, context: PlanContext) -> dict[str, str]:
-    """Return the variables of rank 0 (docs/compatibility.md, Environment variables of a node)."""
-    job = project.job
-    variables = {
-        "BT_TRAINING_JOB_ID": context.job_id,
-        "BT_TRAINING_PROJECT_ID": context.project_id,
-        "BT_TRAINING_JOB_NAME": to_directory_name(context.job_name),
-        "BT_TRAINING_PROJECT_NAME": project.name,
-        "BT_NUM_GPUS": str(gpu_count(job)),
-        "BT_SCRATCH_DIR": SCRATCH_DIR,
-        "BT_RETRY_COUNT": str(context.attempt),
-        "BT_GROUP_SIZE": str(job.compute.node_count),
-        "BT_LEADER_ADDR": context.leader_address,
-        RANK_VARIABLE: "0",
-    }
-    if context.retry_reason:
-        variables["BT_RETRY_REASON"] = context.retry_reason
-    if job.enable_baseten_workdir:
-        variables["BT_WORKING_DIR"] = WORKSPACE_DIR
-    if job.runtime.checkpointing_config.enabled:
-        variables["BT_CHECKPOINT_DIR"] = checkpoint_dir(job)
-    if (loaded := load_directory(job)) is not None:
-        variables["BT_LOAD_CHECKPOINT_DIR"] = loaded
-    for volume in iter_volumes(job):
-        if name := _CACHE_VARIABLES.get(volume.kind):
-            variables[name] = volume.target
-    return variables

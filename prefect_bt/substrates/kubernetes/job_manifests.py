@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.nodes import pod_layout
+from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.planning.plan import GangPlan
 from prefect_bt.substrates.kubernetes.json_merge import Json, merge
 from prefect_bt.substrates.kubernetes.names import (
@@ -21,7 +21,7 @@ from prefect_bt.substrates.kubernetes.names import (
     gang_name,
     render_labels,
 )
-from prefect_bt.substrates.kubernetes.pod_template import PULL_SECRET_KEY, render_pod
+from prefect_bt.substrates.kubernetes.pod_manifest import PULL_SECRET_KEY, render_pod
 
 KEPT_SECONDS: Final = 7 * 86400
 """Seconds for which the cluster keeps a Job that has ended and was not removed."""
