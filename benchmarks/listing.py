@@ -38,7 +38,6 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import (
     INDEX_ENDED,
     attempt_prefix,
-    event_key,
     job_index_key,
     job_prefix,
     project_index_key,
@@ -87,7 +86,7 @@ def _write_job(root: Path, project: ProjectRecord, number: int) -> JobRecord:
     _write(root, f"{prefix}/job.json", codec.dumps(record))
     for index, state in enumerate((*STATES, end)):
         event = JobEvent(state, at + index, "the last words" if state is end else "", 0)
-        _write(root, event_key(project.id, record.id, index), codec.dumps(event))
+        _write(root, f"{prefix}/events/{index:06d}.json", codec.dumps(event))
     _write(root, f"{prefix}/runs/{run}.json", codec.dumps(FlowRunRecord(run, at, host="bench:1")))
     attempt = attempt_prefix(project.id, record.id, 0)
     _write(root, f"{attempt}/attempt.json", codec.dumps(AttemptRecord(0, at, run, "bench:1")))

@@ -1,7 +1,7 @@
 """Delete committed checkpoints so that a kill at any point leaves complete ones or none.
 
-    withdraw (committed/tombstones.py) -> check holds -> manifests, oldest first -> objects that no
-    manifest names
+    tombstones (committed/tombstones.py) -> check holds -> manifests, oldest first -> objects
+    without a manifest
 
 Objects are deleted after every manifest that names them, and only if no process may rely on them: a
 running uploader relies on the objects of its own rank, so in a running job only that rank's
