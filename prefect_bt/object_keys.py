@@ -187,5 +187,5 @@ def deleting_key(project_id: str, job_id: str) -> str:
 
 
 def logical_path(project_id: str, job_id: str, rank: int, relative: str) -> str:
-    """Return the logical path of a checkpoint file. It is not the key of an object."""
+    """Return the path of a checkpoint file as users see it, which is not the key of an object."""
     return f"{job_prefix(project_id, job_id)}/rank-{rank}/{relative}"

@@ -299,7 +299,7 @@ def decide_job_retry(site: JobContext) -> RetryDecision:
 
 
 def _was_never_ready(site: JobContext, last: Outcome) -> bool:
-    """Return whether a server ended by itself before it was ready; it would do so again."""
+    """Return whether a server ended by itself before it was ready; a retry would do the same."""
     serving = site.record.serving
     if serving is None or last.failure is FailureClass.INFRASTRUCTURE:
         return False

@@ -57,7 +57,7 @@ class RunTimeLimit:
 
 
 def find_run_time_limit(ledger: Ledger, record: JobRecord) -> RunTimeLimit | None:
-    """Return the limit of the job with what its ended attempts used of it; None without one."""
+    """Return the job's limit and the time that its ended attempts used; None without a limit."""
     limit = ledger.controls.get_max_run_time(record)
     if limit is None:
         return None

@@ -41,7 +41,7 @@ class Accelerator(StrEnum):
 
 
 def parse_accelerator(text: str) -> tuple[Accelerator, int]:
-    """Parse `"H100:2"` to `(Accelerator.H100, 2)`. Surrounding blanks are ignored.
+    """Parse `"H100:2"` to `(Accelerator.H100, 2)`. Ignore surrounding blanks.
 
     `"H100:2:3"` is parsed as one H100, as in truss. Raises ValueError.
     """

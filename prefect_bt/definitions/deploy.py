@@ -57,7 +57,7 @@ class Checkpoint(OpenModel):
 
 
 class FullCheckpoint(Checkpoint):
-    """All weights of a model."""
+    """A checkpoint with all the weights of a model, served without a base model."""
 
     model_weight_format: ModelWeightsFormat = ModelWeightsFormat.FULL
 

@@ -105,7 +105,7 @@ class JobIndex:
         return None
 
     def _find_state(self, entry: JobEntry) -> JobState | None:
-        """Return None if the job was deleted meanwhile."""
+        """Return the state of the job; None if the job was deleted meanwhile."""
         state = self.ledger.get_state(entry.id)
         with suppress(NotFoundError):
             if state is JobState.PENDING:

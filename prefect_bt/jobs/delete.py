@@ -232,7 +232,7 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
 
 
 def _delete_files(folder: JobFolder) -> None:
-    """Delete the files of the job's nodes, but not the lock that this process holds."""
+    """Delete the files of the job's nodes, except the lock, which this process holds."""
     with suppress(OSError):
         for path in folder.path.iterdir():
             if path != folder.owner_lock:

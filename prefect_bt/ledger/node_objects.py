@@ -122,7 +122,7 @@ class _RankView:
 
 
 class GangObjects:
-    """Objects of one attempt, for its watchers. Safe to use from several threads."""
+    """Objects of the nodes of one attempt, for its watchers. Several threads may use it."""
 
     def __init__(
         self, store: Store, prefix: str, *, clock: Callable[[], float] = time.monotonic

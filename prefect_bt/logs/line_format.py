@@ -23,7 +23,7 @@ TIMESTAMP_DIGITS: Final = 19
 
 
 class LogLine(NamedTuple):
-    """One line. `timestamp` in epoch nanoseconds, 0 for a line without one."""
+    """One line of a log. `timestamp` is in epoch nanoseconds, 0 for a line without a timestamp."""
 
     timestamp: int
     message: str

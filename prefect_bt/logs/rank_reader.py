@@ -222,7 +222,7 @@ def _read_exactly(log: RankLog, start: int, end: int) -> bytes:
 
 
 def _read(log: RankLog, offset: int, limit: int) -> bytes:
-    """Return at most `limit` bytes; none if the log has moved, so that its next place is read."""
+    """Return at most `limit` bytes; none if the log was archived or removed meanwhile."""
     try:
         return log.read_log(offset=offset, limit=limit)
     except (ObjectNotFound, SubstrateError, OSError):

@@ -19,7 +19,7 @@ MeasureDisk = Callable[[], tuple[int, int]]
 
 
 class DiskSpace:
-    """Whether a disk has room, measured again after `CHECK_SECONDS` or `CHECK_BYTES`."""
+    """Free space of a disk, measured again after `CHECK_SECONDS` seconds or `CHECK_BYTES` bytes."""
 
     def __init__(self, measure: MeasureDisk) -> None:
         self._measure = measure

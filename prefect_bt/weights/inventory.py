@@ -19,7 +19,7 @@ _MAX_LISTED: Final = 8
 
 @dataclass(frozen=True)
 class WeightsEntry:
-    """A source at one revision. `tree` is None when only the store has it."""
+    """Source at one revision. `tree` is None if only the store has the files."""
 
     summary: ManifestSummary
     tree: CachedTree | None

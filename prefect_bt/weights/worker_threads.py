@@ -23,7 +23,7 @@ _POLL_INTERVAL: Final = 0.1
 
 
 class StopSignal:
-    """An event that is also set when the caller's event `outer` is."""
+    """Event that is set by itself, or together with the event `outer` of the caller."""
 
     def __init__(self, outer: EventLike | None = None) -> None:
         self._own, self._outer = threading.Event(), outer

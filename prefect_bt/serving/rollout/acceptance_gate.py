@@ -133,7 +133,7 @@ def parse_gate(document: Mapping[str, Any] | list[Any]) -> Gate:
 
 
 def _as_object(document: Any) -> dict[str, Any]:
-    """Return the document; a list is its prompts. Raise DefinitionError for any other value."""
+    """Return the document of a gate; a list becomes its prompts. Raise DefinitionError."""
     if isinstance(document, list):
         return {"prompts": document}
     if not isinstance(document, dict):

@@ -102,7 +102,7 @@ def _post(client: httpx.Client, url: str, **content: Any) -> dict[str, Any]:
 
 
 class _RequestRejected(Exception):
-    """An error status. `has_message`: it has a text; `is_final`: no other endpoint can answer."""
+    """Answer with an error status. `has_message`: with a text; `is_final`: other endpoints fail."""
 
     def __init__(self, answer: httpx.Response) -> None:
         message = error_message(answer)

@@ -56,7 +56,7 @@ _current_route: ContextVar[Route] = ContextVar("_current_route")
 
 
 class UpstreamUnavailable(Exception):
-    """The server has received nothing of the request, or repeating the request does no harm."""
+    """The request may be repeated: the server has received nothing of it, or it changes nothing."""
 
 
 class _RouteConnector(aiohttp.TCPConnector):

@@ -105,7 +105,7 @@ class DockerEngine:
             raise self._unreachable_error(error, rank) from error
 
     def find(self, request: Callable[[Any], T]) -> T | None:
-        """Return the result as `call` does; None for an object that does not exist."""
+        """Call as `call` does, but return None if the object does not exist."""
         errors: Any = import_module("docker.errors")
 
         def look(client: Any) -> T | None:

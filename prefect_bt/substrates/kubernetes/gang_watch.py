@@ -111,7 +111,7 @@ class GangWatch:
         return None
 
     def list_pods(self) -> str:
-        """List the pods; return the version to watch from. ClusterError."""
+        """List the pods. Return the resource version at which a watch begins. ClusterError."""
         found = self._objects.list_pods()
         gone = {rank: view._replace(exists=False) for rank, view in self._pods.items()}
         views = [read_pod(pod) for pod in found["items"]]

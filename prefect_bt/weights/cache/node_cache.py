@@ -258,7 +258,7 @@ class NodeCache:
         return path.rename(trash)
 
     def try_lock_staging(self, name: str) -> AbstractContextManager[bool]:
-        """Lock the download of a tree on this machine. Yield whether it is locked; never wait."""
+        """Try to lock the download of a tree on this machine. Yield whether the lock is held."""
         lock = self._work_lock(self.staging_path(name))
         ensure_private_folder(lock.parent)
         return _hold_lock(lock)

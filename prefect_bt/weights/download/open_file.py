@@ -23,7 +23,7 @@ _SLICE_BYTES: Final = 256 << 10
 
 
 class OrderedDigest:
-    """Digests by name of one file whose bytes arrive in any order. One thread at a time hashes."""
+    """Digests of a file whose bytes arrive in any order, by name. One thread at a time hashes."""
 
     def __init__(self, digests: Mapping[str, Any]) -> None:
         self._digests = digests

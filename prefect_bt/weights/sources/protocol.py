@@ -58,7 +58,7 @@ class SourceRequest:
 
 
 class Source(ABC):
-    """One source. Its methods block; several threads call them."""
+    """Source of weights. Its methods block, and may be called from several threads."""
 
     detects_changes = True
     """Whether `read` fails for a file that changed since it was listed."""

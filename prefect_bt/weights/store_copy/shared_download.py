@@ -50,7 +50,7 @@ class _Batch:
     """Since when the object has this modification time, by this machine's clock."""
 
     def is_expired(self, modified: float) -> bool:
-        """Return whether the object has not changed for a while."""
+        """Return whether the object has not changed for `EXPIRE_SECONDS`."""
         now = time.monotonic()
         if self.modified != modified:
             self.modified, self.seen_at = modified, now
