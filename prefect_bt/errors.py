@@ -1,7 +1,7 @@
 """Errors of prefect_bt, in one tree.
 
 PrefectBtError
-├── UsageError               options of a command or call that contradict or miss something
+├── UsageError               options that are missing or invalid, or exclude each other
 ├── DefinitionError          a config file, JSON document or object is not a valid definition
 ├── WorkspaceError           the workspace cannot be gathered, packed or unpacked
 ├── PlanError                a valid definition that cannot run here; all problems in one message
@@ -20,7 +20,7 @@ PrefectBtError
 ├── ServingError             a model that cannot be deployed, or does not answer
 ├── DrillError               a drill could not show whether the job resumes
 ├── MaxRunTimeError          a job's commands have used up the maximum run time
-├── AttemptFailed            an attempt of the gang failed; has its outcome
+├── AttemptFailed            an attempt of the gang failed; `outcome` describes the attempt
 └── ServerError              the Prefect API or a local server could not be used
 
 A message says what happened and where, and ends with the next step. Facts that code needs are

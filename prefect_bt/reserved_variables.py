@@ -14,11 +14,10 @@ SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
 
 
 def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int) -> dict[str, str]:
-    """Return the defaults of launchers on every node of a gang; flags of a launcher override
-    them.
+    """Return variables that launchers on every node of a gang use unless flags override them.
 
-    `gang` names the attempt. A single node gets only the port: torchrun then chooses a free one, so
-    that two jobs run beside each other.
+    `gang` names the attempt. A single node gets only BT_LEADER_PORT: torchrun then chooses a free
+    port, so that two jobs can run on one machine.
     """
     ours = {LEADER_PORT_VARIABLE: str(port)}
     if group_size == 1:

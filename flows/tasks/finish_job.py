@@ -48,7 +48,7 @@ from prefect_bt.ledger.states import JobState
 
 @dataclass
 class JobRun:
-    """The job of a run; it must not be left without an end."""
+    """The job of a flow run, and how the run ended; `finalize_job` records the job's end."""
 
     site: JobContext | None = None
     error: PrefectBtError | None = None

@@ -1,8 +1,8 @@
 """The kind of task of a job's flow, and the states in which its runs end.
 
-Prefect's defaults do not retry or cache such a task, it stays outside the transaction of the task
-that calls it, and its state has a message: Failed with the error's message, Cancelled after an
-interrupt.
+Such a task is not retried or cached, whatever Prefect's defaults are. The task stays outside the
+transaction of the task that calls it. Its final state has a message: Failed has the error's
+message, Cancelled says that an interrupt stopped the task.
 """
 
 from __future__ import annotations

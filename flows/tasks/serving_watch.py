@@ -11,7 +11,7 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -72,7 +72,10 @@ def watch_serving(site: JobContext, ref: ServingRef, gang: Gang) -> Generator[No
 
 
 class RevisionController:
-    """One attempt of one revision. Faults of store, router and Prefect are tried again."""
+    """Controls one revision during one attempt: checks, serves, drains or stops its server.
+
+    After an error of the store or the router, the next poll tries again.
+    """
 
     def __init__(self, site: JobContext, ref: ServingRef, gang: Gang) -> None:
         self._site, self._ref, self._gang = site, ref, gang
@@ -91,12 +94,22 @@ class RevisionController:
         self._log = get_run_logger()
 
     def run(self, stop: threading.Event) -> None:
-        self._deployments.bind_job(self._ref.deployment, self._ref.revision, self._site.job_id)
+        bound = self._try(self._bind_job)
         while not stop.wait(SERVING_POLL_INTERVAL if self._address else POLL_INTERVAL):
-            try:
-                self.poll()
-            except (PrefectBtError, OSError, ValueError) as error:
-                self._log_once(f"Tried again: {error}")
+            bound = bound or self._try(self._bind_job)
+            self._try(self.poll)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Return whether the step succeeded; log its error otherwise."""
+        try:
+            step()
+        except (PrefectBtError, OSError, ValueError) as error:
+            self._log_once(f"Tried again: {error}")
+            return False
+        return True
+
+    def _bind_job(self) -> None:
+        self._deployments.bind_job(self._ref.deployment, self._ref.revision, self._site.job_id)
 
     def poll(self) -> None:
         status = self._gang.handles[0].observe()

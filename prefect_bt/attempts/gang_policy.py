@@ -115,7 +115,7 @@ class Gang:
             handle.stop(reason=reason, grace=self.grace)
 
     def shut_down(self, reason: StopReason | str) -> None:
-        """Stop, wait for the shared grace, force, flush: for a caller on its way out."""
+        """Stop all nodes, forcibly after the shared grace, and wait for their final flush."""
         self.stop(reason)
         self.watch(stop_requested=lambda: False, on_change=lambda _: None)
         self.wait_for_flush()

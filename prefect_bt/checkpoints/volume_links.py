@@ -120,7 +120,7 @@ class Volumes:
         return _PathWalker(self, start).resolve(name)
 
     def is_above_volume(self, place: str) -> bool:
-        """Return whether a volume is below this path, which itself is in none."""
+        """Return whether a volume is below this path."""
         return place in self._above
 
     def find_volume(self, place: str) -> str:

@@ -2,8 +2,8 @@
 
 Begin with `job`; each file has one subject, and each class is strict or open (`base`). The package
 `config_file` reads config files, `json_documents` JSON documents; `overrides` applies the options
-of push; `truss_compat` stands in for truss. truss does not have the classes of checkpoint
-references, `CheckpointReferenceError`, and the names from those first three.
+of push; `truss_compat` stands in for truss. Some names are not in truss: the functions, the error
+classes, the classes of checkpoint references, `EnvironmentVariables` and `Overrides`.
 """
 
 from prefect_bt.definitions.checkpoints import (

@@ -1,8 +1,8 @@
 """Limits for clients of the file server: connections, time for a head, time without progress.
 
-Most clients have shown no signature yet, and one of them must not exclude the others. Where all
-connections are in use, a new one replaces the connection that has waited longest for a request, or
-waits in the backlog while all of them are being answered.
+The server cannot check a client's signature before the request arrives, so no client may exclude
+the others. If all connections are in use, a new connection replaces the connection that has waited
+longest for a request. If all connections are being answered, new connections wait.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def run_scans(scans: Sequence[Scan]) -> Findings:
 
 
 def remove_all(findings: Findings) -> Iterator[Orphan]:
-    """Remove the removable orphans one by one; yield each, with its `error` if that failed."""
+    """Remove the removable orphans one by one. Yield each orphan, with `error` after a failure."""
     for one in findings.removable:
         try:
             one.remove()

@@ -1,4 +1,4 @@
-"""Decide whether a job is over by the records in its store, and make orphans of what it left."""
+"""Decide by the records in the stores whether a job is over, and list its remains as orphans."""
 
 from __future__ import annotations
 

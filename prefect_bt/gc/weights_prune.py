@@ -72,7 +72,7 @@ class PruneTarget:
 
 
 def open_cache_target(settings: Settings) -> PruneTarget:
-    """Return the weights of this machine."""
+    """Return the target for the weights cache of this machine."""
     cache = NodeCache(settings.weights_dir, settings.weights_bytes)
     try:
         mirror = StoreMirror(open_store(settings.store))

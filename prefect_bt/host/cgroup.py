@@ -74,7 +74,10 @@ def count_oom_kills(mount: Path = MOUNT, membership: str | None = None) -> int |
 
 
 def _group_folders(mount: Path, own: str | None, controller: str) -> Iterator[Path]:
-    """Yield the own group, then those above it; first of version 2, then of version 1."""
+    """Yield the possible folders of this process's group and of each group above it.
+
+    Both versions are read, in the order of the lines in /proc/self/cgroup.
+    """
     if own is None:
         own = _read_text(Path("/proc/self/cgroup"))
     for line in own.splitlines():

@@ -181,7 +181,7 @@ def read_command_line(pid: int) -> list[str]:
 
 
 def kill_flow_helpers(job_id: str) -> bool:
-    """End the temporary Prefect server that a dead flow process had started."""
+    """End the processes that a dead flow process had started, such as a Prefect server."""
     wanted = f"{FLOW_VARIABLE}={job_id}".encode()
 
     def find() -> list[int]:

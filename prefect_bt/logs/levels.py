@@ -13,7 +13,7 @@ from typing import Any, Final
 
 
 class LogLevel(IntEnum):
-    """Ordered by severity."""
+    """Severity of a log line. A more severe level has a higher value."""
 
     DEBUG = 10
     INFO = 20

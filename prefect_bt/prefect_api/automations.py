@@ -29,7 +29,7 @@ _NEEDS_DEPLOYMENT: Final = (
 class AutomationResult:
     """Result for one automation. `status` is created, updated, unchanged or missing.
 
-    `reason` says why the last two were left alone; `id` is "" for a missing automation.
+    `reason` says why an automation is unchanged or missing; `id` is "" for a missing automation.
     """
 
     name: str

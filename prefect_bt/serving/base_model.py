@@ -112,7 +112,7 @@ def resolve_trained_base(
 
 
 def without_weights(base: BaseModel) -> BaseModel:
-    """Return the base model for its tokenizer only."""
+    """Return the base model without its weights files, for an engine that needs the tokenizer."""
     weights = (f"**/*.{suffix}" for suffix in _WEIGHT_SUFFIXES)
     ignored = dict.fromkeys((*(base.ignore_patterns or ()), *weights))
     return replace(base, ignore_patterns=tuple(ignored), tokenizer_only=True)

@@ -289,7 +289,7 @@ class _MirrorRun:
     # -- the store's copy ---------------------------------------------------------------------
 
     def _ensure_in_store(self, tree: CachedTree, *, has_lost_blobs: bool = False) -> None:
-        """Record the use of the store's copy, and complete it if need be, once an hour of use."""
+        """Complete the store's copy, or record its use, unless that was done in the last hour."""
         mirror, meter = self.mirror, self.meter
         if mirror is None or tree.is_stored(mirror.store.url):
             return

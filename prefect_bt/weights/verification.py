@@ -187,7 +187,7 @@ class ExpectedBlobs(Verification):
 
 
 def repair(cache: NodeCache, report: Verification) -> dict[str, tuple[str, ...]]:
-    """Delete corrupt blobs and trees. Return the living jobs of each tree; with any, it stays."""
+    """Delete corrupt blobs, and corrupt trees without living jobs. Return each tree's jobs."""
     for sha256 in report.corrupt_blobs:
         cache.blob_path(sha256).unlink(missing_ok=True)
     return {name: cache.unpublish(name) for name in report.corrupt_trees}

@@ -1,9 +1,9 @@
-"""Write the members of an archive below a folder, inside it or not at all.
+"""Write the members of an archive below a folder; refuse members that would lie outside it.
 
 Links are created last, when no file is written any more, so nothing is written through a link. A
-link whose target leads through another link is refused, so its text alone says where it leads;
-`pack_workspace` writes no such links. A later member replaces an earlier file or link of its name,
-as in tar; nothing replaces a folder.
+link whose target leads through another link is refused, so the text of a link alone determines its
+target; `pack_workspace` writes no such links. A later member replaces an earlier file or link with
+the same name, as in tar; nothing replaces a folder.
 """
 
 from __future__ import annotations

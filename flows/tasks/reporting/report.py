@@ -60,8 +60,9 @@ def transition_job(
 def transition_labels(events: Sequence[JobEvent], outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Return the labels of the newest event. Pure.
 
-    `failure-class` and `cause` are on the end of a failed job and on the retry after a failure. A
-    job that failed before its attempt began does not have them: its last outcome is older.
+    The event of a failed job's end and the event of a retry have `failure-class` and `cause`. The
+    end of a job that failed before its attempt began does not have these labels, because the last
+    outcome is that of an earlier attempt.
     """
     event, last = events[-1], outcomes[-1] if outcomes else None
     before = events[-2].state if len(events) > 1 else JobState.PENDING

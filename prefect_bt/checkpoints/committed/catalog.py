@@ -1,8 +1,8 @@
 """The committed checkpoints of a job: read from manifests, never from bare objects.
 
 A checkpoint of a gang is the parts that its ranks committed under one name. The script
-decides how many ranks write (often rank 0 alone), so a part counts as missing only if an earlier
-sibling (`checkpoint-10` before `checkpoint-20`) has one of that rank.
+decides how many ranks write (often rank 0 alone), so the part of a rank counts as missing only if
+the previous sibling (`checkpoint-10` before `checkpoint-20`) has a part of that rank.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ def _is_below(key: str, folder: str) -> bool:
 def find_half_deleted(
     store: Store, project_id: str, job_id: str, *, present: Collection[str]
 ) -> set[str]:
-    """Return the `present` manifests of tombstones whose deletion has begun.
+    """Return all manifests of each tombstone of which some manifest is not `present` any more.
 
-    A tombstone without a deletion may still be revoked because of a hold.
+    A tombstone whose manifests are all present may still be revoked because of a hold.
     """
     going: set[str] = set()
     for _, found in iter_tombstones(store, project_id, job_id):

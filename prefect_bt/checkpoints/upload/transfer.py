@@ -174,7 +174,7 @@ class TransferContext:
 def upload_checkpoint(
     context: TransferContext, checkpoint: LocalCheckpoint
 ) -> tuple[ManifestEntry, ...] | None:
-    """Upload every file of `checkpoint`; return None if one changed or vanished meanwhile.
+    """Upload every file of `checkpoint`; return None if a file changed or vanished meanwhile.
 
     Raises StoreError, or CheckpointError for a file that cannot be read.
     """

@@ -278,7 +278,7 @@ class Uploader:
     def _try_commit(
         self, found: LocalCheckpoint
     ) -> tuple[Uncommitted | None, StoreError | CheckpointError | None]:
-        """Return why the checkpoint is not committed, and the error."""
+        """Try to commit. Return (reason, None) if not possible now, (None, error) if it failed."""
         try:
             return self._commit(found), None
         except (StoreError, CheckpointError) as error:

@@ -177,7 +177,10 @@ def _is_rewrite(seen: _Observation, found: LocalCheckpoint, changed: list[str]) 
 
 
 def _changed_paths(before: LocalCheckpoint, after: LocalCheckpoint) -> list[str]:
-    """Return added, deleted and changed paths. Unchanged states are mostly the same objects."""
+    """Return added, deleted and changed paths.
+
+    The FileStat of an unchanged file is mostly the same object, so identity is compared first.
+    """
     changed: list[str] = []
     for old, new in ((before.files, after.files), (before.temporary_files, after.temporary_files)):
         for path, fact in new.items():

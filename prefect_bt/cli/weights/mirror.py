@@ -82,7 +82,7 @@ def mirror_weights(
 def _run_all(
     plans: Sequence[WeightsPlan], callbacks: Sequence[ProgressCallback | None], *, dry_run: bool
 ) -> list[_Outcome]:
-    """Run all plans. After Ctrl-C, wait a moment until the running ones have saved their bytes."""
+    """Run all plans. After Ctrl-C, wait a moment until running plans have saved their bytes."""
     waiting, stop = deque(zip(plans, callbacks, strict=True)), threading.Event()
     outcomes: dict[str, _Outcome] = {}
 

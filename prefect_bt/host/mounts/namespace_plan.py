@@ -54,7 +54,7 @@ class ViewPlan(NamedTuple):
 
 
 def plan_view(binds: Iterable[Bind], *, protected: Sequence[Path] = ()) -> ViewPlan:
-    """Plan the binds; ViewError for an impossible target, or one above a `protected` folder."""
+    """Plan the binds; ViewError for a target that is impossible or hides a `protected` folder."""
     ordered = sorted(binds, key=lambda bind: len(PurePosixPath(bind.target).parts))
     placed: list[Bind] = []
     written: dict[str, str] = {}

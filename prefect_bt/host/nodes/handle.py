@@ -261,9 +261,10 @@ class HostHandle:
 
 
 def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
-    """Delete a folder of this package, never through a link or a mount. Raise `error(what)`.
+    """Delete a folder of this package, never through a link or a mount.
 
-    Nothing is mounted here in this namespace; a mount is left alone.
+    Raise `error(what)` if the folder cannot be deleted, or if this process sees a mount in it. The
+    mounts of a node's view are in the node's own namespace, so this process does not see them.
     """
     real = str(folder.parent.resolve() / folder.name)
     mounted = [

@@ -24,7 +24,7 @@ FORCE_MARGIN_SECONDS: Final = 10.0
 
 
 class StopMonitor:
-    """The state of the stop; `reason` is empty without a request."""
+    """Collects stop requests. `reason` is the first reason, empty before any request."""
 
     def __init__(self, folder: NodeFolder, record: NodeRecord, *, grace: float) -> None:
         self.reason = ""

@@ -259,7 +259,10 @@ def _command_failure(how: str, output: IO[bytes]) -> GateResult:
 
 
 def _terminate_group(process: subprocess.Popen[bytes]) -> None:
-    """End the command and its children. A killed caller's command ends with `kill_flow_helpers`."""
+    """End the command and its children.
+
+    If this process is killed first, `kill_flow_helpers` of a later process ends the command.
+    """
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sign)

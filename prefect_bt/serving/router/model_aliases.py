@@ -46,7 +46,10 @@ def _occurs(text: str, body: bytes) -> bool:
 
 
 def _iter_model_values(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the outermost `model`'s values. Raises ValueError for broken JSON."""
+    """Yield begin and end of each string value of `model` in the outermost object.
+
+    Raises ValueError for broken JSON.
+    """
     is_model, depth, position = False, 0, 0
     while found := _STRUCTURE.search(body, position):
         start, position = found.span()

@@ -343,7 +343,10 @@ def _early_exit_error(
 
 
 def _validate_mounts(node: NodePlan, found: Bind | None) -> None:
-    """Raise SubstrateError for a foreign folder; nothing of the job has run yet."""
+    """Raise SubstrateError if `found`, a bind whose target is another folder, is not None.
+
+    No command of the job has run yet.
+    """
     if found is not None:
         raise SubstrateError(
             f"The container of rank {node.rank} has another folder at {found.target!r} than "

@@ -177,7 +177,7 @@ class KubernetesGang:
         return self._give_verdict(lose(latest, pod.failure, self.clock()))
 
     def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
-        """Return the agent's newest status; None while the store does not answer."""
+        """Return the agent's newest status, else `status`; None if the store does not answer."""
         try:
             return self.objects.read_latest_status(status.rank) or status
         except StoreError:

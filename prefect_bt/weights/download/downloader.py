@@ -269,7 +269,11 @@ class Download:
             self._finish(file)
 
     def _request(self, block: Block) -> None:
-        """Request bytes of a block once. TransientError when it brings less than a granule."""
+        """Request bytes of a block once.
+
+        TransientError if the request fails before it brings a granule, if the server asks for a
+        pause, or if the end of the block is unknown.
+        """
         file, before = block.file, block.at
         length = -1 if block.end is None else min(self._request_bytes, block.end - before)
         try:

@@ -39,7 +39,7 @@ _RELEASE_SECONDS: Final = 2.0
 
 @dataclass(eq=False)
 class _Batch:
-    """Files that this host lacks and that one object in the store stands for."""
+    """The files of one batch that this host lacks. `key` is the batch's object in the store."""
 
     key: str
     files: list[ListedFile]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from prefect.logging import disable_run_logger
 from prefect_bt.attempts.gang_policy import Gang
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import decide_job_retry, record_outcome
+from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.serving_watch import RevisionController
 from prefect_bt.jobs import resubmit
 from prefect_bt.ledger.open_ledger import load_definition
@@ -27,6 +29,7 @@ from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import stop_router
 from prefect_bt.serving.router.request_body import MAX_BODY_BYTES
 from tests.cli.conftest import Shop
+from tests.node_agent.rig import wait_until
 from tests.serving.rollout.test_readiness import CHAT, HEARD, PLAIN, error, serving
 
 pytestmark = [pytest.mark.integration]
@@ -231,6 +234,27 @@ def test_one_that_ends_before_it_answers_gives_the_wish_back(
     two.watch.record_server_exit()
     assert world.deployments.get_desired_revision(NAME) == wanted
     assert bool(world.deployments.list_verdicts(NAME, 2)) == (wanted == 1)
+
+
+def test_the_watch_goes_on_after_errors_of_the_store(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the first request of the watch fails, which records the job of the revision."""
+    one, bind, errors = world.add(), DeploymentLedger.bind_job, [StoreError("down")] * 2
+
+    def fail_twice(records: DeploymentLedger, name: str, number: int, job_id: str) -> None:
+        if errors:
+            raise errors.pop()
+        bind(records, name, number, job_id)
+
+    monkeypatch.setattr(DeploymentLedger, "bind_job", fail_twice)
+    world.deployments.set_desired_revision(NAME, 1, why="deployed")
+    over = threading.Event()
+    thread = threading.Thread(target=one.watch.run, args=(over,), daemon=True)
+    thread.start()
+    wait_until(lambda: not errors and routed(world) == 1)
+    over.set()
+    thread.join()
 
 
 def test_a_server_that_exits_with_0_is_started_again(world: World) -> None:
