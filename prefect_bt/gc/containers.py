@@ -14,7 +14,7 @@ from prefect_bt.gc.job_folders import find_handle
 from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan
 from prefect_bt.host.job_lock import is_owned
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.substrates.docker.container import LABEL_MARK
+from prefect_bt.substrates.docker.container_arguments import LABEL_MARK
 from prefect_bt.substrates.docker.engine import DockerEngine
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.names import LABEL_JOB, LABEL_STORE, store_label

@@ -180,7 +180,7 @@ def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> d
 
 def _resources_document(resources: Resources | None) -> dict[str, Any] | None:
     """Return what each node gets; None if the job was never planned."""
-    from prefect_bt.planning.allocation import format_resources
+    from prefect_bt.planning.resource_amounts import format_resources
 
     if resources is None:
         return None

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.errors import NotFoundError
-from prefect_bt.ledger.events import append_event
 from prefect_bt.ledger.fencing_epochs import RUN, Epochs, try_create
 from prefect_bt.ledger.job_objects import FlowRuns, JobControls, Pins, create_object, find_object
 from prefect_bt.ledger.projects import Projects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome, Resources
+from prefect_bt.ledger.state_changes import append_event
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import (
     INDEX_JOBS,

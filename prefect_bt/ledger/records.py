@@ -270,7 +270,7 @@ class Resources:
     shared_memory: int = 0
     """Size of `/dev/shm`; 0: the node has the machine's own."""
     why: str = ""
-    """Explanation of the amounts in one line (allocation.allocate_resources)."""
+    """Explanation of the amounts in one line (resource_amounts.allocate_resources)."""
     limits: bool = False
     """Whether the substrate enforces the amounts as limits."""
 

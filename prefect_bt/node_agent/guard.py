@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> NoReturn:
 def _reserve_gpus(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
     if not plan.resources.gpus:
         return (), ""
-    from prefect_bt.host.gpus import NotEnoughGpus, reserve_gpus
+    from prefect_bt.host.gpu_reservation import NotEnoughGpus, reserve_gpus
 
     try:
         claimed = reserve_gpus(plan.resources.gpus, state_dir=state_dir)

@@ -21,7 +21,6 @@ from prefect_bt.definitions import (
 )
 from prefect_bt.errors import PlanError
 from prefect_bt.object_keys import weights_tree_name
-from prefect_bt.planning.allocation import allocate_resources
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.node_layout import (
     checkpoint_dir,
@@ -42,6 +41,7 @@ from prefect_bt.planning.plan import (
 )
 from prefect_bt.planning.plan_notes import iter_notes
 from prefect_bt.planning.platform_variables import platform_variables
+from prefect_bt.planning.resource_amounts import allocate_resources
 from prefect_bt.planning.validation import validate_job, validate_names
 from prefect_bt.planning.weights_validation import parse_weights_source
 from prefect_bt.registries.credentials import list_login_secrets

@@ -31,7 +31,7 @@ from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.node_agent.commands.container_runner import ContainerRunner
 from prefect_bt.node_agent.commands.runner import ExitStatus
 from prefect_bt.planning.plan import ImagePlan, NodePlan
-from prefect_bt.substrates.docker.container import container_name
+from prefect_bt.substrates.docker.container_arguments import container_name
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
 from prefect_bt.substrates.docker.substrate import DockerContainerSubstrate
 from tests.node_agent.rig import make_plan, mark_of, own_lines, wait_over, wait_until

@@ -132,7 +132,7 @@ def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
 
 def _labels(site: Site, job_id: str) -> dict[str, str]:
     from prefect_bt.host.state_folder import make_mark
-    from prefect_bt.substrates.docker.container import render_labels
+    from prefect_bt.substrates.docker.container_arguments import render_labels
 
     mark = make_mark(site.machine.state_dir, job_id=job_id, attempt=7, rank=0)
     return render_labels(job_id, 7, 0, mark)

@@ -19,7 +19,7 @@ from prefect_bt.host.nodes.handle import NODE_GONE
 from prefect_bt.host.processes import find_marked_processes
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
 from prefect_bt.planning.plan import Resources, Volume, VolumeKind
-from prefect_bt.substrates.docker.container import container_name
+from prefect_bt.substrates.docker.container_arguments import container_name
 from prefect_bt.substrates.docker.substrate import DockerContainerSubstrate
 from tests.conftest import Soak
 from tests.node_agent.rig import (

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.host import gpus
 from prefect_bt.host.cgroup import count_oom_kills, cpu_limit, memory_limit, process_limit
-from prefect_bt.host.gpus import Gpu, NotEnoughGpus, list_gpus, parse_gpu_model, reserve_gpus
+from prefect_bt.host.gpu_reservation import (
+    Gpu,
+    NotEnoughGpus,
+    list_gpus,
+    parse_gpu_model,
+    reserve_gpus,
+)
 from prefect_bt.node_agent.command_environment import HostEnvironment, build_command_environment
 from prefect_bt.planning.plan import NodePlan, Resources
 from tests.node_agent.rig import Rig, make_plan, wait_over
@@ -76,7 +81,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "driver"
     for slot in ("0000:01:00.0", "0000:02:00.0", "0000:41:00.0"):
         write(folder / slot, information="Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
-    monkeypatch.setattr(gpus, "_DRIVER", folder)
+    monkeypatch.setattr(gpu_reservation, "_DRIVER", folder)
     return folder
 
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.planning.allocation import format_resources
 from prefect_bt.planning.plan import GangPlan
 from prefect_bt.planning.planner import plan_gang
+from prefect_bt.planning.resource_amounts import format_resources
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 
 from .laptop import CONTEXT, GIB, problems, project, runtime

@@ -18,7 +18,7 @@ from prefect_bt.host.mounts.namespace_plan import Bind
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, format_order, format_set_variable
 from prefect_bt.ledger.records import Cause
 from prefect_bt.planning.plan import NodePlan, Resources, WorkspacePlan
-from prefect_bt.substrates.docker.container import (
+from prefect_bt.substrates.docker.container_arguments import (
     ContainerSpec,
     container_name,
     network_name,

@@ -8,8 +8,8 @@ from typing import Final
 
 from prefect_bt.cli.ui.tables import Column, Document, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-from prefect_bt.planning.allocation import format_memory, format_resources
 from prefect_bt.planning.plan import GangPlan, NodePlan
+from prefect_bt.planning.resource_amounts import format_memory, format_resources
 from prefect_bt.text.durations import format_duration
 from prefect_bt.workspace.limits import format_bytes
 

@@ -16,7 +16,11 @@ from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.host.state_folder import state_dir_id
 from prefect_bt.ledger.records import Cause, NodeStatus, StopReason
-from prefect_bt.substrates.docker.container import LEADER_PORT, container_name, network_name
+from prefect_bt.substrates.docker.container_arguments import (
+    LEADER_PORT,
+    container_name,
+    network_name,
+)
 from prefect_bt.substrates.docker.engine import SUBSTRATE_NAME, DockerEngine
 
 CONTAINER_EXIT_TIMEOUT: Final = 90.0

@@ -20,7 +20,7 @@ from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.cgroup import process_limit
 from prefect_bt.host.container_privileges import Privileges
-from prefect_bt.host.gpus import NotEnoughGpus, list_gpus, reserve_gpus
+from prefect_bt.host.gpu_reservation import NotEnoughGpus, list_gpus, reserve_gpus
 from prefect_bt.host.mounts.container_check import find_wrong_mount
 from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, VolumeFolderError
 from prefect_bt.host.mounts.volumes import ensure_volumes
@@ -32,7 +32,7 @@ from prefect_bt.host.state_folder import JobFolder, NodeRecord
 from prefect_bt.ledger.records import Cause
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
 from prefect_bt.registries.pull import pull_image
-from prefect_bt.substrates.docker.container import (
+from prefect_bt.substrates.docker.container_arguments import (
     ContainerSpec,
     host_name,
     render_create_arguments,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prefect_bt.host.cgroup import count_cpus, memory_limit
-from prefect_bt.host.gpus import list_gpus
+from prefect_bt.host.gpu_reservation import list_gpus
 from prefect_bt.host.nodes.files import free_disk_bytes
 from prefect_bt.substrates.protocol import Capacity
 
