@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.host import gpu_reservation
 from prefect_bt.host.cgroup import count_oom_kills, cpu_limit, memory_limit, process_limit
 from prefect_bt.host.gpu_reservation import (
     Gpu,
