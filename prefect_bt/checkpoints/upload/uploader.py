@@ -280,15 +280,20 @@ class Uploader:
     ) -> tuple[Uncommitted | None, StoreError | CheckpointError | None]:
         """Try to commit. Return (reason, None) if not possible now, (None, error) if it failed."""
         try:
-            return self._commit(found), None
+            return self._commit_isolated(found), None
         except (StoreError, CheckpointError) as error:
             return None, error
-        except Superseded:
+
+    def _commit_isolated(self, found: LocalCheckpoint) -> Uncommitted | None:
+        """Commit one checkpoint; an unexpected error in it affects no other."""
+        try:
+            return self._commit(found)
+        except (StoreError, CheckpointError, Superseded):
             raise
-        except Exception as error:  # it must not affect other checkpoints
+        except Exception as error:
             traceback.print_exc()
             what = f"it cannot be uploaded: {type(error).__name__}: {error}"
-            return None, CheckpointError(what, rank=self._origin.rank, cause=str(error))
+            raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
 
     def _commit(self, found: LocalCheckpoint) -> Uncommitted | None:
         if not self._directory.is_unchanged(found):
