@@ -17,6 +17,11 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     index/calls/<parent's flow run id>/<request>-<n>.claims/<life>
                                               claim of the call by one run of the parent;
                                               create-only
+    queue/waiting/<job id>/<facts>/team-<quoted team>
+                                              a job that waits (capacity/waiting_jobs.py)
+    queue/leases/<n>.json, .released          what a running job holds; create-only
+    queue/machines/<state folder's id>.json   what a machine offers to jobs
+    queue/limits/<quoted GPU type>.json       limits of all jobs; in a folder of that name: of teams
     weights/manifests/<key>-<revision>.json   files of a weights source; written after their blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/sharing/<key>-<revision>/<batch>  division of a download among hosts
@@ -33,7 +38,9 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             runs/<Prefect flow run id>.json   Prefect flow runs of the job
             calls/<parent's flow run id>/<request>-<n>   calls of parent runs for this job
             stop.json                         request to stop the job
+            preempt.json                      request to give up the place of a spot job
             max_run_time.json                 seconds that a retry set instead of the job's limit
+            priority.json                     priority that replaces that of the definition
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
             mirroring/<key>                   progress of a mirror as text, replaced at each tenth
@@ -64,6 +71,10 @@ from urllib.parse import quote
 JOB_ID_LENGTH: Final = 7
 INDEX_JOBS: Final = "index/jobs"
 INDEX_ENDED: Final = "index/ended"
+QUEUE_WAITING: Final = "queue/waiting"
+QUEUE_LEASES: Final = "queue/leases"
+QUEUE_MACHINES: Final = "queue/machines"
+QUEUE_LIMITS: Final = "queue/limits"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALLS_INDEX: Final = "index/calls"
@@ -92,6 +103,10 @@ def quote_name(name: str) -> str:
 
 def job_index_key(job_id: str) -> str:
     return f"{INDEX_JOBS}/{job_id}"
+
+
+def waiting_job_prefix(job_id: str) -> str:
+    return f"{QUEUE_WAITING}/{job_id}"
 
 
 def project_index_key(name: str) -> str:

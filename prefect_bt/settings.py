@@ -85,6 +85,10 @@ class Settings(BaseModel):
     """Keep also the checkpoints whose step is a multiple of this number; None: no others."""
     max_run_time: Annotated[float | None, BeforeValidator(_parse_run_time)] = None
     """Seconds that a job's commands may run in all attempts, or `12h`; None: no limit."""
+    capacity_cpus: int | None = Field(default=None, ge=1)
+    """CPUs of this machine that jobs may hold at once; None: all."""
+    capacity_memory: ByteSize | None = Field(default=None, gt=0)
+    """Memory of this machine that jobs may hold at once, such as `64GiB`; None: all."""
     r2_endpoint: str = ""
     """Endpoint of r2:// stores; empty: Cloudflare's endpoint of the account."""
     cw_endpoint: str = "https://cwobject.com"

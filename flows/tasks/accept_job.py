@@ -22,6 +22,7 @@ from prefect_bt.flows.tasks.mirror import MirrorContext, mirror_all
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, report_recovery, transition_job
 from prefect_bt.flows.tasks.stop_requests import is_any_cancelled, watch_for_stop
 from prefect_bt.flows.tasks.train_request import JobRequest
+from prefect_bt.flows.tasks.wait_for_capacity import find_wait
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.ledger.parent_calls import claim_call
@@ -58,10 +59,14 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
     site.ledger.runs.bind(run_id, site.job_id, url=run_url(run_id), host=host)
     if state is JobState.STOPPED and (waited or (scheduled and is_first)):
         return None
+    if state is JobState.COMPLETED:
+        return None
+    job.waits = find_wait(site)
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.controls.delete_stop_request(site.job_id)
-        transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
+        if state.terminal or not job.waits:
+            transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     if site.resumed or (state is JobState.CREATED and not is_first):
         report_recovery(site)

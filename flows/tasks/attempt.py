@@ -27,6 +27,7 @@ from prefect_bt.attempts.lifecycle import (
     plan_attempt,
     record_outcome,
     resolve_job_secrets,
+    was_preempted,
 )
 from prefect_bt.attempts.max_run_time import check_run_time, find_run_time_limit
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
@@ -36,7 +37,7 @@ from prefect_bt.flows.tasks.reporting.rank_log import RankLogForwarder
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.reporting.upload_progress import report_upload_progress
 from prefect_bt.flows.tasks.retry_delay import RetryDelay
-from prefect_bt.flows.tasks.stop_requests import watch_for_stop
+from prefect_bt.flows.tasks.stop_requests import QueueWatcher, watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
@@ -54,7 +55,7 @@ def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) 
     `mirrored`: the tasks that the attempts begin after. Return the states of the tasks `training`
     and `attempt`, for what begins after them.
     """
-    if site.resumed and not _should_continue(site):
+    if site.resumed and not should_continue(site):
         return []
     budget = site.record.retries
     with RetryDelay(site) as delay:
@@ -163,7 +164,11 @@ def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], boo
                 future: Any = run_node.submit(site, attempt, handle.rank)  # pyright: ignore[reportUnknownMemberType]
                 followers.append(future)
             on_change = _make_status_observer(site, attempt)
-            gang.watch(stop_requested=stop_requested, on_change=on_change)
+            gang.watch(
+                stop_requested=stop_requested,
+                on_change=on_change,
+                preemption_requested=QueueWatcher(site),
+            )
             call_task(upload_checkpoints, site, gang, attempt)
             wait(followers)
         except BaseException as error:
@@ -237,7 +242,7 @@ def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]
     return Completed(message="Every complete checkpoint is committed.")
 
 
-def _should_continue(site: JobContext) -> bool:
+def should_continue(site: JobContext) -> bool:
     """Return whether an attempt follows the one that a crash of the flow interrupted.
 
     A gang that still runs is adopted. An attempt that ended before the crash keeps its outcome: a
@@ -250,7 +255,7 @@ def _should_continue(site: JobContext) -> bool:
     if site.ledger.controls.find_stop_request(site.job_id):
         return False
     outcomes = site.ledger.list_outcomes(site.job_id)
-    if not outcomes or decide_job_retry(site).retry:
+    if not outcomes or was_preempted(site) or decide_job_retry(site).retry:
         return True
     if outcomes[-1].failure is not None:
         raise AttemptFailed(outcomes[-1].message, outcome={"attempt": outcomes[-1].attempt})

@@ -35,6 +35,7 @@ from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition
 from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
 from prefect_bt.jobs.job_json import job_document
+from prefect_bt.jobs.queue.admission import start_next_jobs
 from prefect_bt.jobs.reconcile import (
     finalize_abandoned_job,
     reconcile_running_job,
@@ -54,6 +55,8 @@ class JobRun:
     error: PrefectBtError | None = None
     """Error that made the job fail, or kept it from starting. It is not raised out of the flow,
     since Prefect would log it with a traceback."""
+    waits: str = ""
+    """What the job waits for in the queue; "" for a job that may run."""
     interrupt: KeyboardInterrupt | None = None
     """Ctrl-C. Raised out of the flow, it would make the run Crashed."""
     ended: list[State[Any]] = field(default_factory=list[State[Any]])
@@ -128,6 +131,7 @@ def _release_ownership(site: JobContext) -> None:
             site.ledger.get_epochs(site.job_id).release_unused(site.epoch)
     if done:
         site.lock.release_and_remove()
+        start_next_jobs(site.ledger, ended=site.job_id)
     else:
         site.lock.release()
 

@@ -10,12 +10,13 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 from rich.console import Console
 
-from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.lifecycle import was_preempted
 from prefect_bt.flows.tasks.accept_job import accept_job, mirror_job_weights, rename_flow_run
-from prefect_bt.flows.tasks.attempt import run_attempts
+from prefect_bt.flows.tasks.attempt import run_attempts, should_continue
 from prefect_bt.flows.tasks.finish_job import JobRun, final_state, finalize_job
 from prefect_bt.flows.tasks.job_task import call_task
 from prefect_bt.flows.tasks.train_request import JobRequest
+from prefect_bt.flows.tasks.wait_for_capacity import wait_in_queue
 
 
 def run_job_to_completion(
@@ -29,17 +30,32 @@ def run_job_to_completion(
         accepted = call_task(accept_job, request, job)
         if job.site is None:
             return Cancelled(message=accepted.message)
-        job.ended = _mirror_and_run(job.site)
+        job.ended = _mirror_and_run(job)
     return final_state(job)
 
 
-def _mirror_and_run(site: JobContext) -> list[State[Any]]:
+def _mirror_and_run(run: JobRun) -> list[State[Any]]:
+    site = run.site
+    assert site is not None
     rename_flow_run(site)
     if site.ledger.get_state(site.job_id).terminal:
         return []
-    # A job that is taken up has its weights: nothing comes between its gang and who watches it.
-    mirrored = [] if site.resumed else mirror_job_weights(site)
-    return [] if mirrored is None else run_attempts(site, mirrored)
+    if run.waits and site.resumed:  # every process of the job died, and its place is taken
+        if not should_continue(site):
+            return []
+        site.resumed = False
+    while True:
+        if run.waits and not wait_in_queue(run):
+            return []
+        # A job that is taken up has its weights: nothing comes between its gang and who watches it.
+        mirrored = [] if site.resumed else mirror_job_weights(site)
+        if mirrored is None:
+            return []
+        ended = run_attempts(site, mirrored)
+        if not was_preempted(site):
+            return ended
+        run.waits = "the place that it gave up for another job"
+        site.resumed = False
 
 
 def _silence_console(self: Console) -> None:

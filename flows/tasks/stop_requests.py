@@ -22,12 +22,16 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFi
 from prefect.runtime import flow_run
 
 from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.jobs.asynchronous import is_stop_requested
+from prefect_bt.jobs.queue.admission import has_waiting_jobs, is_queued_here
+from prefect_bt.jobs.start import prestart_launcher
 
 RECORD_POLL_INTERVAL: Final = 0.5
+QUEUE_POLL_INTERVAL: Final = 5.0
 EPOCH_CHECK_INTERVAL: Final = 5.0
 """Interval between checks whether a person gave the job to another machine, in seconds."""
 MIN_RUN_POLL_INTERVAL: Final = 3.0
@@ -99,6 +103,30 @@ class StopWatcher:
         self._stopped = True
         with suppress(StoreError):
             self._site.ledger.controls.request_stop(self._site.job_id, by=by)
+
+
+class QueueWatcher:
+    """Watches the queue for a running job: whether it must give up its place, and what is next."""
+
+    def __init__(self, site: JobContext) -> None:
+        self._site, self._due, self._next_due = site, 0.0, 0.0
+        self._preempted = self._prestarted = False
+        compute = site.project.job.compute
+        self._is_spot = compute.availability_model is AvailabilityModel.SPOT
+
+    def __call__(self) -> bool:
+        """Return whether another job needs the place of this spot job. Cheap to call often."""
+        now, ledger = time.monotonic(), self._site.ledger
+        with suppress(StoreError):
+            if self._is_spot and not self._preempted and now >= self._due:
+                self._due = now + RECORD_POLL_INTERVAL
+                self._preempted = ledger.controls.find_preemption(self._site.job_id) is not None
+            if not self._prestarted and now >= self._next_due:
+                self._next_due = now + QUEUE_POLL_INTERVAL
+                self._prestarted = is_queued_here(self._site.record) and has_waiting_jobs(ledger)
+                if self._prestarted:  # the process of the next job imports Prefect meanwhile
+                    prestart_launcher()
+        return self._preempted
 
 
 def is_any_cancelled(run_ids: Sequence[Any]) -> bool | None:

@@ -82,16 +82,18 @@ class Gang:
         *,
         stop_requested: Callable[[], bool],
         on_change: Callable[[Sequence[NodeStatus]], None],
+        preemption_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         """Return when the commands of every node have ended.
 
         `stop_requested`: whether a user stopped the job. `on_change` gets every change of a status.
+        `preemption_requested`: whether another job needs the place of this one.
         """
         while True:
             before, self.statuses = self.statuses, [h.observe() for h in self.handles]
             if self.statuses != before:
                 on_change(self.statuses)
-            self._apply_policy(stop_requested())
+            self._apply_policy(stop_requested(), preempted=preemption_requested())
             if all(status.commands_ended for status in self.statuses):
                 return
             self.timing.sleep(self.timing.poll_interval)
@@ -133,8 +135,13 @@ class Gang:
             return self._failure_outcome(base, self.first_failed_rank)
         if self._stop_reason is StopReason.STOPPED:
             return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
-        if any(status.stop_reason is StopReason.MAX_RUN_TIME for status in self.statuses):
+        reasons = {status.stop_reason for status in self.statuses}
+        if StopReason.MAX_RUN_TIME in reasons:
             return self._run_time_outcome(base)
+        return _preempted_outcome(base) if StopReason.PREEMPTED in reasons else self._end(base)
+
+    def _end(self, base: Outcome) -> Outcome:
+        """Return the outcome of an attempt that was not stopped on request."""
         for status in self.statuses:
             if _has_failed(status):
                 return self.interrupted_outcome(status.reason)
@@ -168,7 +175,7 @@ class Gang:
 
     # -- the rules --------------------------------------------------------------------------
 
-    def _apply_policy(self, stop: bool) -> None:
+    def _apply_policy(self, stop: bool, *, preempted: bool) -> None:
         self._is_user_stop = self._is_user_stop or stop
         self._record_first_failure()
         if self.first_failed_rank is not None:
@@ -177,6 +184,8 @@ class Gang:
             self.stop(StopReason.STOPPED)
         elif self._is_run_time_exceeded():
             self.stop(StopReason.MAX_RUN_TIME)
+        elif preempted:
+            self.stop(StopReason.PREEMPTED)
         self._stop_stragglers()
         self._force_when_due()
         self._kill_unresponsive_when_due()
@@ -288,6 +297,14 @@ def _with_diagnosis(base: Outcome, found: Diagnosis) -> Outcome:
         cause=found.cause,
         cure=found.remedy,
     )
+
+
+def _preempted_outcome(base: Outcome) -> Outcome:
+    """Return the outcome of an attempt that gave up its place: a cause, but no failure."""
+    left = [status.upload_error.rstrip(".") for status in base.nodes if status.upload_error]
+    kept = f"Not committed: {'; '.join(left)}." if left else "Its checkpoints are committed."
+    message = f"Preempted: another job needs its place. {kept} It continues from the queue."
+    return replace(base, state=JobState.STOPPED, cause=Cause.PREEMPTED, message=message)
 
 
 def _upload_failure_outcome(base: Outcome, status: NodeStatus) -> Outcome:

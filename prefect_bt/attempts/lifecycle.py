@@ -335,6 +335,14 @@ def describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
 
 
+def was_preempted(site: JobContext) -> bool:
+    """Return whether the last attempt gave up its place, so that the job is to wait again."""
+    outcomes = site.ledger.list_outcomes(site.job_id)
+    if not outcomes or site.ledger.controls.find_stop_request(site.job_id):
+        return False
+    return outcomes[-1].cause is Cause.PREEMPTED and outcomes[-1].failure is None
+
+
 def terminal_state(site: JobContext, default: JobState) -> JobState:
     """Return the terminal state of a job that no attempt follows, by its last outcome.
 

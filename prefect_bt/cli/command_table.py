@@ -16,6 +16,7 @@ GROUPS: Final = {
     "weights": "List, mirror, verify and prune weights.",
     "cache": "Show the training cache of a project.",
     "deployments": "List, view, promote, roll back and stop deployments.",
+    "capacity": "Show GPUs, machines and limits, and set limits.",
 }
 """First word of commands -> its help."""
 
@@ -24,6 +25,8 @@ REGISTRY: Final = {
         ("init", "init:init", "Create a training project, or copy examples."),
         ("push", "jobs.push:push", "Submit the job of a config file."),
         ("view", "jobs.view:view", "Show projects, jobs, or one job."),
+        ("queue", "queue.queue:queue", "Show the jobs that wait, and what they wait for."),
+        ("update", "queue.update:update", "Change the priority of a job that waits."),
         ("logs", "logs.logs:logs", "Print or follow the log of a job."),
         ("stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
         ("retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),
@@ -72,8 +75,15 @@ REGISTRY: Final = {
         ("deployments stop", "serving.deployments:stop_deployment",
          "Stop the servers of a deployment."),
     ),
+    "Capacity": (
+        ("capacity view", "queue.capacity:view_capacity",
+         "Show GPUs, machines and limits, and what is in use."),
+        ("capacity update", "queue.capacity:update_capacity",
+         "Limit the GPUs of all jobs or of a team."),
+    ),
     "Machine": (
         ("up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),
+        ("worker", "machine.worker:worker", "Run jobs of the queue on this machine."),
         ("down", "machine.up_down:down", "Stop the local Prefect server and worker."),
         ("gc", "machine.gc:gc", "Find and delete files that no job owns any more."),
         ("automations", "machine.automations:create_automations",

@@ -104,7 +104,7 @@ class Compute(StrictModel):
     accelerator: AcceleratorSpec | None = None
     """GPUs of each node, such as `"H100:8"`; None: CPUs only."""
     availability_model: AvailabilityModel = AvailabilityModel.DEDICATED
-    """Whether the nodes may be preempted. `spot` has no effect yet."""
+    """Whether the job may exceed its team's limit, and is stopped when another needs its place."""
 
     def model_dump(self, **kwargs: Any) -> dict[str, Any]:
         """Dump as pydantic does, but `accelerator` as an object, `availability_model` as text."""

@@ -39,7 +39,7 @@ class TrainingJob(StrictModel):
     name: str | None = None
     """Name of the job; None: `job-<n>`, counted within the project."""
     priority: int | None = None
-    """Position in the queue. No effect yet, because jobs do not wait in a queue."""
+    """Priority in the queue: a higher one starts first; None: 0."""
     workspace: Workspace | None = None
     """Folders to pack; None: the folder of the config file."""
     weights: list[WeightsSource] = Field(default_factory=list[WeightsSource])

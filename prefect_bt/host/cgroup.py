@@ -56,6 +56,13 @@ def count_cpus() -> int:
     return max(1, cpus if limit is None else min(cpus, round(limit)))
 
 
+def measure_memory() -> int:
+    """Return the bytes of the machine, or the control group's limit if that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
+
+
 def process_limit(kernel: Path = KERNEL) -> int:
     """Return how many processes and threads a node may have: a share of the machine's."""
     found = [_read_int(kernel / name) or MAX_PROCESSES for name in ("pid_max", "threads-max")]

@@ -117,12 +117,15 @@ class JobLock:
         self.state_dir, self._patience = state_dir, timeout
         self._held = ExitStack()
         self.descriptor: int | None = None
+        self.is_inherited = False
+        """Whether another process of the job, its supervisor, holds the same lock."""
         self.job_id = ""
 
     def acquire(self, job_id: str) -> None:
         """Lock the job, as `lock_job` does."""
         held = lock_job(self.state_dir, job_id, timeout=self._patience)
         self.descriptor, self.job_id = self._held.enter_context(held), job_id
+        self.is_inherited = _find_inherited_fd(lock_path(self.state_dir, job_id)) is not None
 
     def write_store_url(self, url: str) -> None:
         """Write where the job's records are, for the recovery of an abandoned job."""

@@ -23,6 +23,7 @@ from prefect_bt.attempts.lifecycle import (
     remove_nodes,
     terminal_state,
 )
+from prefect_bt.capacity.waiting_jobs import is_waiting_job, remove_waiting_job
 from prefect_bt.errors import NotFoundError, PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import (
     JobLock,
@@ -37,6 +38,7 @@ from prefect_bt.host.job_lock import (
 )
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs.job_json import store_ended_job
+from prefect_bt.jobs.queue.admission import start_next_jobs
 from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -96,14 +98,9 @@ def _recover(ledger: Ledger, record: JobRecord, claim: JobLock) -> bool:
         shut_down_stale_nodes(ledger, record, settings=Settings(state_dir=state_dir))
         claim.release_and_remove()
         return False
-    from prefect_bt.jobs.start import JobLauncher
+    from prefect_bt.jobs.start import hand_over_job
 
-    launcher = JobLauncher(claim)
-    try:
-        launcher.hand_over(ledger, record)
-    finally:
-        claim.release()  # before `close`, which would remove the lock
-        launcher.close()
+    hand_over_job(ledger, record, claim)
     return True
 
 
@@ -169,7 +166,10 @@ def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
     from prefect_bt.prefect_api.client import get_run_state
 
     release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
-    runs, request = ledger.runs.list(record.id), ledger.controls.find_stop_request(record.id)
+    request = ledger.controls.find_stop_request(record.id)
+    if not request and is_waiting_job(ledger.store, record.id):
+        return  # the run of a job in the queue has no process, and is asked when its turn comes
+    runs = ledger.runs.list(record.id)
     with suppress(StateError, ServerError):
         ended = get_run_state(runs[-1].flow_run_id) if runs and not request else None
         if request or ended is StateType.CANCELLED:
@@ -242,8 +242,10 @@ def finalize_abandoned_job(
         ledger.get_epochs(job_id).release_unused(site.epoch)  # if the job was over before
         store_ended_job(ledger, job_id)
         remove_nodes(site)
+        remove_waiting_job(ledger.store, job_id)
         kill_flow_helpers(job_id)
         remove_job_lock(state_dir, job_id, lock)
+    start_next_jobs(ledger, ended=job_id)
 
 
 def _final_message(site: JobContext, end: JobState, reason: str) -> str:
@@ -289,6 +291,24 @@ class Reconciler:
             if not self._warned:
                 self._warn(f"The nodes of job {self._job_id} are unreachable from here: {error}")
             self._warned = True
+
+
+class RecoveryPoller:
+    """Recovers the abandoned jobs of this machine every few seconds; returns each result once."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir, self._due_at = state_dir, 0.0
+        self._reported, self._finished = set[str](), set[str]()
+
+    def poll(self) -> list[str]:
+        """Return new lines about recovered jobs; do nothing if it is not time."""
+        if time.monotonic() < self._due_at:
+            return []
+        self._due_at = time.monotonic() + _RECONCILE_INTERVAL
+        taken = recover_jobs(self._state_dir, self._finished)
+        found = {f"job {job}: {what}" for job, what in taken}
+        news, self._reported = sorted(found - self._reported), found
+        return news
 
 
 def main(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.job_json import job_document
+from prefect_bt.jobs.queue.admission import admit_new_job, return_to_queue, start_if_room_came
 from prefect_bt.jobs.reconcile import reconcile_job
 from prefect_bt.jobs.start import open_launcher, start_job
 from prefect_bt.jobs.stop import describe_owning_machine
@@ -37,14 +38,17 @@ def retry(
     check_run_time(ledger, record, limit=limit)
     with open_launcher() as launcher:
         with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
-            _request_attempt(ledger, job_id, limit, any_host=launcher is None)
+            epoch = _request_attempt(ledger, job_id, limit, any_host=launcher is None)
+            if launcher and not admit_new_job(ledger, record):
+                return_to_queue(ledger, job_id, epoch=epoch, message="waits in the queue")
         start_job(ledger, record, launcher)
+    start_if_room_came(ledger, record)
     flat = job_document(ledger, record)
     return {**flat, "training_job": flat}
 
 
-def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, *, any_host: bool) -> None:
-    """Claim the job, for any worker or for this host, and record the request."""
+def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, *, any_host: bool) -> int:
+    """Claim the job, for any worker or for this host, and record the request; return the epoch."""
     epoch = ledger.claim(job_id, ANY_HOST if any_host else host_id(Settings().state_dir))
     try:
         _check_retriable(ledger, job_id)  # another process may have been first
@@ -55,6 +59,7 @@ def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, *, any_ho
     except BaseException:
         ledger.get_epochs(job_id).release_unused(epoch)
         raise
+    return epoch
 
 
 def _check_retriable(ledger: Ledger, job_id: str) -> None:

@@ -43,7 +43,7 @@ class JobLauncher:
         """Preferred id of the job: the supervisor's command line has it, for lists of processes."""
         from prefect_bt.settings import process_environment
 
-        self._lock = lock
+        self.lock = lock
         self._socket, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
@@ -51,7 +51,7 @@ class JobLauncher:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_with_absolute_paths(process_environment()),
+                env=_supervisor_environment(process_environment()),
                 cwd="/",
                 start_new_session=True,
             )
@@ -64,48 +64,52 @@ class JobLauncher:
         """Own the job with this process until it is handed over."""
         from prefect_bt.host.job_lock import JobLock
 
-        self._lock = JobLock(self.state_dir, timeout=LOCK_TIMEOUT)
-        self._lock.acquire(job_id)
+        self.lock = JobLock(self.state_dir, timeout=LOCK_TIMEOUT)
+        self.lock.acquire(job_id)
 
     @contextmanager
     def hold_lock(self, ledger: Ledger, job_id: str) -> Generator[None]:
         """Own the job for a block that writes its records; keep the lock's file if it raises."""
         self.acquire(job_id)
-        assert self._lock is not None
-        self._lock.write_store_url(ledger.store.url)
-        with self._lock.keep_on_error():
+        assert self.lock is not None
+        self.lock.write_store_url(ledger.store.url)
+        with self.lock.keep_on_error():
             yield
 
-    def hand_over(self, ledger: Ledger, record: JobRecord) -> None:
-        """Send the job and its lock to the supervisor; ServerError if the supervisor has ended."""
+    def hand_over(self, ledger: Ledger, record: JobRecord, *, queued: bool = False) -> None:
+        """Send the job and its lock to the supervisor; ServerError if the supervisor has ended.
+
+        `queued`: the supervisor's flow process shows the waiting job in Prefect, and ends.
+        """
         from prefect_bt.errors import ServerError
 
-        if self._lock is None:
+        if self.lock is None:
             self.acquire(record.id)
-        assert self._lock is not None
-        assert self._lock.descriptor is not None
-        self._lock.write_store_url(ledger.store.url)
+        assert self.lock is not None
+        assert self.lock.descriptor is not None
+        self.lock.write_store_url(ledger.store.url)
         message = {
             "job_id": record.id,
             "store": ledger.store.url,
-            "state_dir": str(self._lock.state_dir),
+            "state_dir": str(self.lock.state_dir),
+            **({"queued": True} if queued else {}),
         }
         try:
             data = json.dumps(message).encode()
-            socket.send_fds(self._socket, [data], [self._lock.descriptor])
+            socket.send_fds(self._socket, [data], [self.lock.descriptor])
         except OSError as error:
             raise ServerError(
                 f"The process of job {record.id} has ended ({error}).",
                 next_step="Try again; `prefect-bt push --log debug` shows more.",
             ) from error
         # The socket, and then the supervisor, holds the same open file.
-        self._lock.release()
+        self.lock.release()
 
     def close(self) -> None:
         """End a supervisor that has no job, and release the lock; may be called again."""
         self._socket.close()
-        if self._lock is not None:
-            self._lock.release_and_remove()
+        if self.lock is not None:
+            self.lock.release_and_remove()
 
 
 _prestarted: list[JobLauncher] = []
@@ -116,6 +120,21 @@ def prestart_launcher() -> None:
     _prestarted.append(JobLauncher())
 
 
+def hand_over_job(ledger: Ledger, record: JobRecord, lock: JobLock) -> None:
+    """Start a supervisor, and hand it a job that exists and that `lock` owns. ServerError."""
+    launcher = _take_prestarted() or JobLauncher(lock)
+    try:
+        launcher.lock = lock
+        launcher.hand_over(ledger, record)
+    finally:
+        lock.release()  # before `close`, which would remove the lock
+        launcher.close()
+
+
+def _take_prestarted() -> JobLauncher | None:
+    return _prestarted.pop() if _prestarted else None
+
+
 @contextmanager
 def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None]:
     """Yield a launcher to make a job with; None if a deployment runs it.
@@ -123,7 +142,7 @@ def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None
     ServerError if there is no such deployment, before anything is written.
     """
     chosen = deployment or _default_deployment()
-    launcher = None if chosen else (_prestarted.pop() if _prestarted else JobLauncher())
+    launcher = None if chosen else _take_prestarted() or JobLauncher()
     try:
         if chosen:
             from prefect_bt.prefect_api.client import check_deployment
@@ -142,11 +161,17 @@ def start_job(
     deployment: str | None = None,
     on_created: Callable[[JobRecord], object] = lambda _: None,
 ) -> None:
-    """Call `on_created`, then start the job. On an error, record the job as FAILED and raise."""
+    """Call `on_created`, then start the job. On an error, record the job as FAILED and raise.
+
+    With a launcher, a job that is PENDING is in the queue: it is shown in Prefect, not started.
+    """
+    from prefect_bt.ledger.states import JobState
+
     try:
         on_created(record)
         if launcher:
-            launcher.hand_over(ledger, record)
+            queued = ledger.get_state(record.id) is JobState.PENDING
+            launcher.hand_over(ledger, record, queued=queued)
         else:
             from prefect_bt.prefect_api.client import run_deployment
 
@@ -198,8 +223,16 @@ def default_secret_sources() -> tuple[SecretSource, ...]:
     return (SecretBlocks(), EnvironmentSecrets())
 
 
-def _with_absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a process that starts in another folder."""
+def _supervisor_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a supervisor, which starts in another folder.
+
+    A flow's process that starts it has variables of its own job and Prefect run.
+    """
+    from prefect_bt.host.job_lock import OWNER_FD_VARIABLE
+    from prefect_bt.host.processes import FLOW_VARIABLE
+
     names = [name for name in ("PREFECT_BT_STATE_DIR", "PREFECT_HOME") if name in environment]
     paths = {name: str(Path(environment[name]).expanduser().absolute()) for name in names}
-    return {**environment, **paths}
+    own = {OWNER_FD_VARIABLE, FLOW_VARIABLE}
+    kept = {n: v for n, v in environment.items() if n not in own and not n.startswith("PREFECT__")}
+    return {**kept, **paths}

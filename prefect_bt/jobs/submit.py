@@ -16,6 +16,7 @@ from typing import Any
 
 from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
+from prefect_bt.capacity.waiting_jobs import remove_waiting_job
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
 from prefect_bt.host.job_lock import JobLock, host_id
@@ -23,6 +24,7 @@ from prefect_bt.jobs.job_json import current_user, job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
+from prefect_bt.jobs.queue.admission import admit_new_job, start_if_room_came
 from prefect_bt.jobs.start import JobLauncher, open_launcher, start_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
@@ -142,6 +144,7 @@ def submit(
                 ledger, project, options, packed, owner=starter, state=state, plan=plan
             )
             start_job(ledger, record, starter, options.deployment, on_created)
+    start_if_room_came(ledger, record)
     document = build_submission_document(ledger, record, plan)
     return {**document, **workspace_document(packed.contents)}
 
@@ -202,6 +205,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
             ledger, project, options, packed, owner=launcher, state=state, plan=plan, old=old
         )
         start_job(ledger, record, launcher, options.deployment)
+    start_if_room_came(ledger, record)
     return build_submission_document(ledger, record, plan)
 
 
@@ -280,10 +284,13 @@ def write_job(  # noqa: PLR0913 (what the record says)
         )
         if workspace:
             ledger.store.upload_verified(workspace_key, workspace.path)
+        if isinstance(owner, JobLauncher) and not admit_new_job(ledger, record):
+            state = JobState.PENDING
         state_dir = owner.state_dir if owner else Settings().state_dir
         host = "" if state is JobState.PENDING else host_id(state_dir)
         ledger.write_job(record, state=state, host=host)
     except BaseException:
+        remove_waiting_job(ledger.store, job_id)
         ledger.store.delete(workspace_key)
         ledger.release_job_id(job_id)
         raise

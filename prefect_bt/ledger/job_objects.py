@@ -1,7 +1,10 @@
 """Objects of a job beside its record, events and attempts.
 
 <job>/stop.json                             request to stop; create-only, deleted by a retry
+<job>/preempt.json                          request to give up its place; create-only, deleted
+                                            when the job is back in the queue
 <job>/max_run_time.json                     seconds; replaced
+<job>/priority.json                         place in the queue; replaced
 <job>/weights/<key of the source>.json      revision that all attempts use; create-only
 <job>/image.json                            image that all attempts use; create-only
 <job>/runs/<run id>.json                    a Prefect flow run with its URL and host
@@ -93,6 +96,18 @@ class JobControls(_JobObjects):
         """Remove the request, because a new attempt of the stopped job was requested."""
         self._store.delete(self._stop_key(job_id))
 
+    def request_preemption(self, job_id: str, *, by: str) -> bool:
+        """Request that a spot job gives up its place; return False if that was requested before."""
+        request = JobStopRequest(self._clock(), by)
+        return create_object(self._store, self._preempt_key(job_id), request)
+
+    def find_preemption(self, job_id: str) -> JobStopRequest | None:
+        return find_object(self._store, self._preempt_key(job_id), JobStopRequest)
+
+    def delete_preemption(self, job_id: str) -> None:
+        """Remove the request, because the job has given up its place."""
+        self._store.delete(self._preempt_key(job_id))
+
     def set_max_run_time(self, job_id: str, seconds: float) -> None:
         """Replace the job's maximum run time."""
         self._store.put(self._max_run_time_key(job_id), codec.dumps(seconds).encode())
@@ -102,8 +117,23 @@ class JobControls(_JobObjects):
         found = find_object(self._store, self._max_run_time_key(record.id), float)
         return record.max_run_time if found is None else float(found)
 
+    def set_priority(self, job_id: str, priority: int) -> None:
+        """Replace the job's priority in the queue."""
+        self._store.put(self._priority_key(job_id), codec.dumps(priority).encode())
+
+    def get_priority(self, job_id: str, *, default: int) -> int:
+        """Return the priority that was set after the push; `default`: that of the definition."""
+        found = find_object(self._store, self._priority_key(job_id), int)
+        return default if found is None else int(found)
+
+    def _priority_key(self, job_id: str) -> str:
+        return f"{self._job_prefix(job_id)}/priority.json"
+
     def _stop_key(self, job_id: str) -> str:
         return f"{self._job_prefix(job_id)}/stop.json"
+
+    def _preempt_key(self, job_id: str) -> str:
+        return f"{self._job_prefix(job_id)}/preempt.json"
 
     def _max_run_time_key(self, job_id: str) -> str:
         return f"{self._job_prefix(job_id)}/max_run_time.json"

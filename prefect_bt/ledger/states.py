@@ -14,7 +14,7 @@ class JobState(StrEnum):
     """State of a job. The first four are active, the others final."""
 
     PENDING = "TRAINING_JOB_PENDING"
-    """The job waits for a worker of its Prefect deployment."""
+    """The job waits in the queue, or for a worker of its Prefect deployment."""
     CREATED = "TRAINING_JOB_CREATED"
     """The job is accepted. Its weights are mirrored; no node exists yet."""
     DEPLOYING = "TRAINING_JOB_DEPLOYING"
@@ -51,9 +51,12 @@ _FAILED_STATES: Final = TERMINAL_STATES - {JobState.COMPLETED}
 
 TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.PENDING: frozenset({JobState.CREATED}) | _FAILED_STATES,
-    JobState.CREATED: frozenset({JobState.DEPLOYING}) | _FAILED_STATES,
-    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.CREATED}) | _FAILED_STATES,
-    JobState.RUNNING: frozenset({JobState.COMPLETED, JobState.CREATED, JobState.DEPLOYING})
+    JobState.CREATED: frozenset({JobState.PENDING, JobState.DEPLOYING}) | _FAILED_STATES,
+    JobState.DEPLOYING: frozenset({JobState.PENDING, JobState.CREATED, JobState.RUNNING})
+    | _FAILED_STATES,
+    JobState.RUNNING: frozenset(
+        {JobState.PENDING, JobState.CREATED, JobState.DEPLOYING, JobState.COMPLETED}
+    )
     | _FAILED_STATES,
     JobState.COMPLETED: frozenset(),
     JobState.FAILED: frozenset({JobState.CREATED}),

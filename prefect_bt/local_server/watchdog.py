@@ -1,4 +1,4 @@
-"""Restart the processes of `prefect-bt up` that die, and recover abandoned jobs.
+"""Restart the processes of `prefect-bt up` that die, recover abandoned jobs, and start queued ones.
 
 `python -m prefect_bt.local_server.watchdog [DESCRIPTOR]`, started by `up` and stopped by `down`. It
 holds the server's listening socket, so that no other program takes the port while the server is
@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from prefect_bt.jobs.reconcile import recover_jobs
+from prefect_bt.jobs.queue.poller import POLL_INTERVAL as QUEUE_POLL_INTERVAL
+from prefect_bt.jobs.queue.poller import QueuePoller
+from prefect_bt.jobs.reconcile import RecoveryPoller
 from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings
@@ -33,11 +35,12 @@ MAX_BACKOFF_SECONDS: Final = 60.0
 def main(listening: socket.socket | None = None) -> int:
     """Run until `down` stops the process or removes the server file."""
     signal.signal(signal.SIGTERM, _handle_sigterm)
-    jobs, runs = _JobRecovery(), _RunRescheduler()
-    pause, due = POLL_INTERVAL, 0.0
+    jobs, runs = _JobPoller(), _RunRescheduler()
+    pause, due = POLL_INTERVAL, time.monotonic() + POLL_INTERVAL
     while True:
-        time.sleep(POLL_INTERVAL)
-        _call_logging_errors(jobs.poll)
+        time.sleep(QUEUE_POLL_INTERVAL)
+        _call_logging_errors(jobs.recover)
+        _call_logging_errors(jobs.take)
         if time.monotonic() < due:
             continue
         wanted = _call_logging_errors(lambda: server.restart_dead_processes(listening, echo=_log))
@@ -58,18 +61,21 @@ def _call_logging_errors(step: Callable[[], T]) -> T | None:
         return None
 
 
-class _JobRecovery:
-    """Recovers abandoned jobs, and logs each result once."""
+class _JobPoller:
+    """Recovers abandoned jobs and takes jobs of the queue; logs what it did."""
 
     def __init__(self) -> None:
-        self._reported, self._finished = set[str](), set[str]()
+        self._recovery = RecoveryPoller(Settings().state_dir)
+        self._queue: QueuePoller | None = None
 
-    def poll(self) -> None:
-        taken = recover_jobs(Settings().state_dir, self._finished)
-        found = {f"job {job}: {what}" for job, what in taken}
-        for news in sorted(found - self._reported):
+    def recover(self) -> None:
+        for news in self._recovery.poll():
             _log(news)
-        self._reported = found
+
+    def take(self) -> None:
+        self._queue = self._queue or QueuePoller()
+        for job_id in self._queue.poll():
+            _log(f"job {job_id}: started")
 
 
 class _RunRescheduler:

@@ -19,7 +19,9 @@ def iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
         yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it on those."
-    yield from _iter_ineffective_fields(job, in_image=context.supports_images)
+    yield from _iter_ineffective_fields(
+        job, in_image=context.supports_images, on_cluster=context.substrate == "kubernetes"
+    )
     if (safe := to_directory_name(context.job_name)) != context.job_name:
         yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."
 
@@ -51,15 +53,14 @@ def _iter_crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
         )
 
 
-def _iter_ineffective_fields(job: TrainingJob, *, in_image: bool) -> Iterator[str]:
+def _iter_ineffective_fields(
+    job: TrainingJob, *, in_image: bool, on_cluster: bool
+) -> Iterator[str]:
     """Yield a note for each given field that has no effect in this release."""
-    if job.priority is not None:
-        yield f"priority {job.priority} has no effect yet: jobs do not wait in a queue."
-    if job.compute.availability_model is AvailabilityModel.SPOT:
-        yield (
-            "availability_model SPOT has no effect yet: the job runs on this machine, "
-            "and nothing preempts it."
-        )
+    if on_cluster and job.priority is not None:
+        yield f"priority {job.priority} has no effect yet on Kubernetes."
+    if on_cluster and job.compute.availability_model is AvailabilityModel.SPOT:
+        yield "availability_model SPOT has no effect yet on Kubernetes."
     if job.interactive_session:
         how = "docker exec" if in_image else "a shell on this machine"
         yield f"interactive_session has no effect yet: no session opens; use {how} instead."

@@ -56,7 +56,9 @@ def main() -> int:
     import prefect.flow_engine  # the slow part, before there is a job
 
     import prefect_bt.flows.train
+    from prefect_bt.ledger.open_ledger import open_ledger
     from prefect_bt.supervisor.process import receive_handoff
+    from prefect_bt.supervisor.queued_run import show_queued_job
 
     _ = prefect.flow_engine, prefect_bt.flows.train
     gc.freeze()
@@ -65,17 +67,21 @@ def main() -> int:
     if handoff is None:
         return 0
     os.set_inheritable(handoff.lock, False)
-    message: dict[str, str] = json.loads(handoff.message)
+    message: dict[str, Any] = json.loads(handoff.message)
     job_id = message["job_id"]
     os.environ[OWNER_FD_VARIABLE] = str(handoff.lock)
     os.environ[FLOW_VARIABLE] = job_id
     os.environ["PREFECT_BT_STATE_DIR"] = message["state_dir"]
     os.environ["PREFECT_BT_STORE"] = message["store"]
     _redirect_output(lock_path(Settings().state_dir, job_id).with_name("flow.log"))
+    if message.get("queued"):
+        show_queued_job(open_ledger(), job_id)
+        return 0
     return _run_job(job_id)
 
 
 def _run_job(job_id: str) -> int:
+    from prefect.exceptions import Pause
     from prefect.settings import PREFECT_API_URL
 
     from prefect_bt.flows.tasks.reporting.report import API_ERRORS
@@ -84,6 +90,8 @@ def _run_job(job_id: str) -> int:
     ledger = open_ledger()
     try:
         _run_flow(ledger, job_id)
+    except Pause:
+        return 0  # the job is in the queue again
     except API_ERRORS:
         traceback.print_exc()
         away = not is_api_healthy(PREFECT_API_URL.value() or "")
@@ -127,15 +135,22 @@ def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None
 
     with get_client(sync_client=True) as client:
         try:
-            _wait_for_state(client, flow_run_id, over=ledger.get_state(job_id) is JobState.CREATED)
+            events = ledger.list_events(job_id)
+            over = events[-1].state is JobState.CREATED and _ended_before(events)
+            _wait_for_state(client, flow_run_id, over=over)
             states = client.read_flow_run_states(UUID(flow_run_id))
-            if _is_new_cancellation(states, ledger.list_events(job_id)):
+            if _is_new_cancellation(states, events):
                 ledger.controls.request_stop(job_id, by="Prefect's cancellation")
             # Not Scheduled in any form: a worker would start such a run.
             client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
             return client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
             return None
+
+
+def _ended_before(events: Sequence[JobEvent]) -> bool:
+    """Return whether the job was over, and not in the queue, before its last event."""
+    return len(events) > 1 and events[-2].state is not JobState.PENDING
 
 
 def _is_new_cancellation(states: Sequence[State[Any]], events: Sequence[JobEvent]) -> bool:

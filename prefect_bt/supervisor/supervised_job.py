@@ -26,6 +26,7 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
+from prefect_bt.jobs.queue.admission import start_next_jobs
 from prefect_bt.jobs.reconcile import finalize_abandoned_job
 from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -138,6 +139,7 @@ class SupervisedJob:
         self.clear_flow()
         remove_job_lock(self.state_dir, self.job_id, self._lock)
         os.close(self._lock)
+        start_next_jobs(self.ledger, ended=self.job_id)
 
     @property
     def exit_code(self) -> int:

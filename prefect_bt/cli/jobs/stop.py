@@ -103,14 +103,14 @@ def _stop_jobs(
 
 
 def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
-    """Cancel the flow runs of a job that was stopped before its first attempt.
+    """Cancel the flow runs of a job that was stopped while it waited.
 
-    Without this, Prefect shows such a run as late until a worker takes it.
+    Without this, Prefect shows such a run as late until a worker takes it, or as waiting.
     """
-    runs = ledger.runs.list(record.id)
-    if ledger.list_attempts(record.id) or not runs:
+    runs, events = ledger.runs.list(record.id), ledger.list_events(record.id)
+    waited = len(events) > 1 and events[-2].state is JobState.PENDING
+    if not runs or (ledger.list_attempts(record.id) and not waited):
         return
-
     try:
         for run in runs:
             cancel_run(run.flow_run_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from prefect_bt.capacity.overview import queue_documents, read_schedule
 from prefect_bt.cli.jobs.render_plan import show_workspace
 from prefect_bt.cli.logs.follow import exit_code, follow_job
 from prefect_bt.cli.ui.terminal import OK, Terminal
@@ -44,8 +45,7 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
         terminal.info(f"note: {note}", style="dim")
     warn_of_open_folders(terminal, document.get("store"))
     if document.get("current_status") == JobState.PENDING.value:
-        waiting = f"Training job {job_id} is waiting for capacity: a worker must take it."
-        terminal.echo(waiting, style="yellow")
+        terminal.echo(f"Training job {job_id} {_format_wait(document)}", style="yellow")
     else:
         terminal.echo("Training job successfully created!", style="green")
     name, project = document.get("name"), document["training_project"]["name"]
@@ -60,6 +60,17 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
         terminal.echo(f'  Cache:   prefect-bt cache summarize "{project}"')
     page = document.get("flow_run_url") or _server_ui_url()
     terminal.echo(f"  UI:      {page or 'none; `prefect-bt up` starts one, and speeds up pushes'}")
+
+
+def _format_wait(document: dict[str, Any]) -> str:
+    """Return what a pending job waits for: its place in the queue, or a worker."""
+    store = open_ledger(document.get("store")).store
+    rows = queue_documents(read_schedule(store))
+    found = next((row for row in rows if row["id"] == document["id"]), None)
+    if found is None:
+        return "is waiting for capacity: a worker must take it."
+    place, reason = found["place"], found["waiting_for"]
+    return f"is number {place} of the queue. It waits for {reason}.\n  Queue:   prefect-bt queue"
 
 
 def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:

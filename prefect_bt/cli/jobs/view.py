@@ -76,12 +76,13 @@ def _read(
     terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None
 ) -> tuple[Document, Callable[[], None]]:
     """Return the document and a function that prints it. `limit`: None for all, 0 if not given."""
+    from prefect_bt.capacity.queue_context import queue_context
     from prefect_bt.cli.jobs import render
 
     jobs = open_job_index(ledger, terminal)
     if which.job_id:
         [record] = select_jobs(ledger, which, terminal)
-        job = jobs.read(record.id)
+        job = {**jobs.read(record.id), "queue_context": queue_context(ledger, record.id)}
         return job, lambda: render.show_job(terminal, job)
     if which.selected_project or limit != 0:
         newest = _list_newest(terminal, jobs, which, limit if limit is None else limit or _LIMIT)

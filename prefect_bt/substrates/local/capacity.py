@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from prefect_bt.host.cgroup import count_cpus, memory_limit
+from prefect_bt.host.cgroup import count_cpus, measure_memory
 from prefect_bt.host.gpu_reservation import list_gpus
 from prefect_bt.host.nodes.files import free_disk_bytes
 from prefect_bt.substrates.protocol import Capacity
@@ -31,13 +30,6 @@ def measure_capacity(
         exact_paths=not mapped_reason,
         mapped_reason=mapped_reason,
     )
-
-
-def measure_memory() -> int:
-    """Return the bytes of the machine, or the control group's limit if that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit()
-    return total if limit is None else min(total, limit)
 
 
 def probe_mount_namespace(environment: Mapping[str, str]) -> str:

@@ -1,0 +1,125 @@
+"""Wait in the queue: in the run's process, or suspended, without a process.
+
+A run that a worker or a supervisor started is suspended: its state is AwaitingConcurrencySlot, its
+process ends, and the machine that has room starts it again. A run in a script, a notebook or a
+parent flow waits in its own process, which is there anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Scheduled
+
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.lifecycle import remove_nodes
+from prefect_bt.capacity.records import QueuedJob
+from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS, transition_job
+from prefect_bt.flows.tasks.stop_requests import watch_for_stop
+from prefect_bt.host.job_lock import host_id
+from prefect_bt.jobs.queue.admission import (
+    admit_job,
+    build_queued_job,
+    find_reason,
+    is_queued_here,
+    return_to_queue,
+    start_next_jobs,
+)
+from prefect_bt.ledger.states import JobState
+
+if TYPE_CHECKING:
+    from prefect_bt.flows.tasks.finish_job import JobRun
+
+POLL_INTERVAL: Final = 1.0
+RESUME_AFTER: Final = timedelta(days=1)
+"""Time after which a worker looks at a suspended run, should no machine have started it."""
+
+
+def find_wait(site: JobContext) -> str:
+    """Begin a lease of the job and return "", or return what the job waits for."""
+    if not is_queued_here(site.record):
+        return ""
+    job = build_queued_job(site.ledger, site.record)
+    waits = admit_job(site.ledger, job, waits=site.record.serving is None)
+    if waits:
+        return find_reason(waits, job.id)
+    remove_waiting_job(site.ledger.store, job.id)  # of a suspended run that a worker continues
+    return ""
+
+
+def wait_in_queue(run: JobRun) -> bool:
+    """Return True when the job may run here, False when it was stopped; or suspend the run.
+
+    A suspended run raises Pause, which ends its process.
+    """
+    site = run.site
+    assert site is not None
+    get_run_logger().info("Job %s waits in the queue for %s.", site.job_id, run.waits)
+    remove_nodes(site)
+    site.ledger.controls.delete_preemption(site.job_id)
+    if _may_suspend(site):
+        _suspend(run, site)
+    host = host_id(site.settings.state_dir).partition(":")[2]
+    job = replace(build_queued_job(site.ledger, site.record), host=host)
+    add_waiting_job(site.ledger.store, job)
+    start_next_jobs(site.ledger, ended=site.job_id)  # of the place that a preempted job gave up
+    try:
+        return _poll(site, job, run.waits)
+    finally:
+        remove_waiting_job(site.ledger.store, job.id)
+
+
+def _poll(site: JobContext, job: QueuedJob, reason: str) -> bool:
+    if site.ledger.get_state(job.id) is not JobState.PENDING:
+        transition_job(site, JobState.PENDING, message=f"waits for {reason}")
+    with watch_for_stop(site) as stop_requested:
+        while not stop_requested():
+            if admit_job(site.ledger, job) is None:
+                transition_job(site, JobState.CREATED, message="this machine has room for it")
+                return True
+            time.sleep(POLL_INTERVAL)
+    transition_job(site, JobState.STOPPED, message="Stopped while it waited in the queue.")
+    return False
+
+
+def _may_suspend(site: JobContext) -> bool:
+    """Return whether another process can run the flow later."""
+    context = FlowRunContext.get()
+    deployed = context and context.flow_run and context.flow_run.deployment_id
+    return bool(site.lock.is_inherited or deployed) and not site.parent_run_ids
+
+
+def _suspend(run: JobRun, site: JobContext) -> NoReturn:
+    """Return the job to the queue, and end this process."""
+    ledger, message = site.ledger, f"waits for {run.waits}"
+    add_waiting_job(ledger.store, build_queued_job(ledger, site.record))
+    return_to_queue(ledger, site.job_id, epoch=site.epoch, message=message)
+    state = queued_state(message)
+    with suppress(*API_ERRORS), get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(str(flow_run.get_id())), state, force=True)
+    run.site = None  # the job is not this process's any more
+    site.lock.release_and_remove()
+    # A preempted job has given up its place; and room may have come since for this one.
+    start_next_jobs(ledger, ended=site.job_id)
+    raise Pause(state=state)
+
+
+def queued_state(message: str) -> State[Any]:
+    """Return the state of a run whose job is in the queue."""
+    return Scheduled(
+        name="AwaitingConcurrencySlot",
+        message=f"{message[:1].upper()}{message[1:]}",
+        scheduled_time=datetime.now(UTC) + RESUME_AFTER,
+    )

@@ -1,0 +1,164 @@
+"""The queue as one machine sees it: leases of jobs whose processes are gone end, others begin.
+
+<state_dir>/queue.lock      flock of the process that decides for this machine
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from prefect_bt.capacity.leases import Leases
+from prefect_bt.capacity.machines import (
+    is_present,
+    list_limits,
+    list_machines,
+    measure_machine,
+    report_machine,
+)
+from prefect_bt.capacity.records import Demand, Lease, QueuedJob
+from prefect_bt.capacity.schedule import Schedule, Start, make_schedule
+from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
+from prefect_bt.errors import StateError
+from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.host.job_lock import JobLock, has_lock_file, is_job_alive, is_owned
+from prefect_bt.ledger.ledger import Ledger
+
+
+class MachineQueue:
+    """Decides which jobs of a store start on this machine.
+
+    Every lease of this machine belongs to a job whose lock a process held when the lease began.
+    """
+
+    def __init__(
+        self, ledger: Ledger, state_dir: Path, *, cpus: int | None = None, memory: int | None = None
+    ) -> None:
+        self.machine = measure_machine(state_dir, cpus=cpus, memory=memory)
+        self._ledger, self._store, self._state_dir = ledger, ledger.store, state_dir
+        self._leases = Leases(ledger.store)
+
+    def report(self) -> None:
+        """Tell the other machines that this one takes jobs, and what it offers."""
+        self.machine = replace(self.machine, seen_at=time.time())
+        report_machine(self._store, self.machine)
+
+    @contextmanager
+    def lock(self) -> Generator[None]:
+        """Decide alone on this machine; blocks while another process does."""
+        ensure_private_folder(self._state_dir)
+        path = self._state_dir / "queue.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def release_ended(self, *, ended: str = "") -> None:
+        """End the leases of this machine's jobs that have no process any more.
+
+        `ended`: ID of a job that is over although a process still holds its lock. Needs the lock.
+        """
+        for lease in self._leases.read():
+            job_id = lease.job.id
+            if lease.host == self.machine.host and (
+                job_id == ended or not is_job_alive(self._state_dir, job_id)
+            ):
+                self._release(lease, over=job_id == ended)
+        self._leases.prune()
+
+    def _release(self, lease: Lease, *, over: bool) -> None:
+        """End the lease, unless a process recovers the job at this moment."""
+        claim = JobLock(self._state_dir, timeout=0.0)
+        try:
+            if not over and has_lock_file(self._state_dir, lease.job.id):
+                claim.acquire(lease.job.id)
+            self._leases.release(lease)
+        except StateError:
+            return
+        finally:
+            claim.release()
+
+    def match_gpus(self, demand: Demand) -> Demand:
+        """Return the demand with this machine's GPUs if no machine has the type that it names."""
+        own = self.machine.gpus
+        if not (demand.gpus and own) or demand.gpu_type in own:
+            return demand
+        known = list_machines(self._store)
+        if any(demand.gpu_type in one.gpus for one in known if is_present(one)):
+            return demand
+        return replace(demand, gpu_type=max(own, key=lambda kind: own[kind]))
+
+    def find_lease(self, job_id: str) -> Lease | None:
+        """Return the job's lease on this machine. Needs `release_ended`."""
+        return self._leases.find(job_id, self.machine.host)
+
+    def admit(self, job: QueuedJob, *, waits: bool = True) -> Lease | Schedule:
+        """Begin a lease of the job if it may start here now, else return the schedule.
+
+        Needs the lock and `release_ended`. The caller owns the job. `waits`: False for a job that
+        starts whether there is room or not.
+        """
+        while True:
+            if waits:
+                others = [one for one in list_waiting_jobs(self._store) if one.id != job.id]
+                schedule = self._make_schedule([*others, job])
+                if not any(s.job.id == job.id for s in self._starts_here(schedule)):
+                    return schedule
+            if lease := self._leases.create(job, host=self.machine.host, at=time.time()):
+                return lease
+            self._leases.read()  # another machine decided meanwhile
+
+    def iter_admitted(self) -> Iterator[Lease]:
+        """Yield a lease for each waiting job that may start here now. Needs the lock.
+
+        The caller starts the job, or calls `give_back`.
+        """
+        skipped = set[str]()
+        while waiting := [j for j in list_waiting_jobs(self._store) if j.id not in skipped]:
+            schedule = self._make_schedule(waiting)
+            for lease in schedule.preempted:
+                self._ledger.controls.request_preemption(lease.job.id, by="the queue")
+            # A flow that waits in its own process takes the job itself.
+            mine = [
+                start.job
+                for start in self._starts_here(schedule)
+                if not is_owned(self._state_dir, start.job.id)
+            ]
+            if not mine:
+                return
+            for job in mine:
+                lease = self._leases.create(job, host=self.machine.host, at=time.time())
+                if lease is None:  # another machine decided meanwhile
+                    break
+                skipped.add(job.id)
+                yield lease
+            self._leases.read()
+
+    def _starts_here(self, schedule: Schedule) -> list[Start]:
+        return [start for start in schedule.starts if start.host == self.machine.host]
+
+    def give_back(self, lease: Lease) -> None:
+        """End a lease whose job was not started."""
+        self._leases.release(lease)
+
+    def read_schedule(self) -> Schedule:
+        """Return who starts and who waits, without starting anything."""
+        self._leases.read()
+        return self._make_schedule(list_waiting_jobs(self._store))
+
+    def _make_schedule(self, waiting: Sequence[QueuedJob]) -> Schedule:
+        now, own = time.time(), self.machine
+        known = list_machines(self._store)
+        if all(one.host != own.host for one in known):  # others show what it offers
+            report_machine(self._store, replace(own, seen_at=0.0))
+        others = [one for one in known if one.host != own.host and is_present(one, now)]
+        ordered = sorted(waiting, key=lambda job: job.rank)
+        limits = list_limits(self._store)
+        return make_schedule([own, *others], self._leases.active, ordered, limits, now=now)

@@ -1,0 +1,77 @@
+"""What the machines of a store offer to jobs, and the limits of GPU types.
+
+queue/machines/<state folder's id>.json      replaced every few seconds by its machine
+queue/limits/<quoted GPU type>.json          limit of all jobs
+queue/limits/<quoted GPU type>/team-<quoted team>.json
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final, TypeVar
+
+from prefect_bt import codec
+from prefect_bt.capacity.records import Limit, Machine
+from prefect_bt.errors import ObjectNotFound
+from prefect_bt.host.cgroup import count_cpus, measure_memory
+from prefect_bt.host.gpu_reservation import list_gpus
+from prefect_bt.host.job_lock import host_id
+from prefect_bt.object_keys import QUEUE_LIMITS, QUEUE_MACHINES, quote_name
+from prefect_bt.object_store.protocols import Store
+
+T = TypeVar("T")
+REPORT_INTERVAL: Final = 5.0
+"""Seconds between two reports of a machine that takes jobs."""
+ABSENCE_SECONDS: Final = 30.0
+"""Seconds without a report after which no job is planned for a machine. Its leases remain."""
+
+
+def measure_machine(state_dir: Path, *, cpus: int | None, memory: int | None) -> Machine:
+    """Return what this machine offers; `cpus` and `memory` (bytes) replace what it has."""
+    name, _, host = host_id(state_dir).partition(":")
+    gpus = dict(Counter(gpu.type for gpu in list_gpus()))
+    return Machine(host, name, cpus or count_cpus(), memory or measure_memory(), gpus, time.time())
+
+
+def report_machine(store: Store, machine: Machine) -> None:
+    """Write what this machine offers."""
+    store.put(f"{QUEUE_MACHINES}/{machine.host}.json", codec.dumps(machine).encode())
+
+
+def list_machines(store: Store) -> list[Machine]:
+    """Return the machines that ever took jobs of the store."""
+    return [
+        machine
+        for info in store.list(QUEUE_MACHINES)
+        if (machine := _read(store, info.key, Machine)) is not None
+    ]
+
+
+def is_present(machine: Machine, now: float | None = None) -> bool:
+    """Return whether the machine reported lately."""
+    return (time.time() if now is None else now) - machine.seen_at < ABSENCE_SECONDS
+
+
+def write_limit(store: Store, limit: Limit) -> None:
+    """Replace the limit of a GPU type, of all jobs or of a team."""
+    team = "" if limit.team is None else f"/team-{quote_name(limit.team) if limit.team else ''}"
+    key = f"{QUEUE_LIMITS}/{quote_name(limit.gpu_type)}{team}.json"
+    store.put(key, codec.dumps(limit).encode())
+
+
+def list_limits(store: Store) -> list[Limit]:
+    """Return the limits, sorted by GPU type, those of all jobs before those of teams."""
+    read = [_read(store, info.key, Limit) for info in store.list(QUEUE_LIMITS)]
+    found = [limit for limit in read if limit is not None]
+    return sorted(
+        found, key=lambda limit: (limit.gpu_type, limit.team is not None, limit.team or "")
+    )
+
+
+def _read(store: Store, key: str, kind: type[T]) -> T | None:
+    try:
+        return codec.loads(kind, store.get(key))
+    except ObjectNotFound:
+        return None

@@ -1,0 +1,179 @@
+"""The queue, the limits and the machines of a store as JSON documents, and changes by users."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from prefect_bt.capacity.leases import Leases
+from prefect_bt.capacity.machines import is_present, list_limits, list_machines, write_limit
+from prefect_bt.capacity.records import Lease, Limit, Machine
+from prefect_bt.capacity.schedule import Schedule, make_schedule
+from prefect_bt.capacity.waiting_jobs import list_waiting_jobs, set_priority
+from prefect_bt.errors import StateError, UsageError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.projects import DEFAULT_TEAM
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.text.quantities import format_iso
+
+Document = dict[str, Any]
+ABOUT_TO_START: Final = "nothing: it is about to start"
+
+
+def read_schedule(store: Store, *, now: float | None = None) -> Schedule:
+    """Decide about the jobs that wait. A job in `starts` is about to start: no machine has it."""
+    now = time.time() if now is None else now
+    waiting = list_waiting_jobs(store)  # before the leases: a job may start between the two
+    leases = Leases(store).read()
+    begun = {lease.job.id: lease.at for lease in leases}
+    waiting = [job for job in waiting if job.id not in begun or begun[job.id] < job.since]
+    machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
+    return make_schedule(machines, leases, waiting, list_limits(store), now=now)
+
+
+def is_in_use(machine: Machine, leases: Iterable[Lease], now: float | None = None) -> bool:
+    """Return whether the machine takes jobs by itself, or starts the next job when one ends."""
+    return is_present(machine, now) or any(lease.host == machine.host for lease in leases)
+
+
+def queue_documents(schedule: Schedule) -> list[Document]:
+    """Return the waiting jobs in the order of the queue, those that are about to start first."""
+    starts = [(one.job, ABOUT_TO_START, None) for one in schedule.starts]
+    waits = [(one.job, one.reason, one.starts_at) for one in schedule.waits]
+    return [
+        {
+            "id": job.id,
+            "place": place,
+            "priority": job.priority,
+            "waiting_for": reason,
+            "since": format_iso(job.since or job.submitted_at),
+            "starts_at": None if starts_at is None else format_iso(starts_at),
+            "team": job.team or None,
+            "gpus": job.demand.gpus,
+            "gpu_type": job.demand.gpu_type or None,
+            "cpus": job.demand.cpus,
+            "memory": job.demand.memory,
+            "spot": job.spot,
+            "submitted_at": format_iso(job.submitted_at),
+        }
+        for place, (job, reason, starts_at) in enumerate([*starts, *waits], start=1)
+    ]
+
+
+def change_priority(ledger: Ledger, job_id: str, priority: int) -> Document:
+    """Change the priority of a waiting job; `place` is None if the job starts meanwhile."""
+    if (state := ledger.get_state(job_id)) is not JobState.PENDING:
+        raise StateError(
+            f"Job {job_id} does not wait ({state.value}), so its priority has no effect.",
+            state=state.value,
+            next_step=f"See: prefect-bt view --job-id {job_id}",
+        )
+    set_priority(ledger.store, job_id, priority)
+    ledger.controls.set_priority(job_id, priority)
+    rows = queue_documents(read_schedule(ledger.store))
+    place = next((row["place"] for row in rows if row["id"] == job_id), None)
+    return {"id": job_id, "priority": priority, "place": place}
+
+
+def capacity_document(store: Store) -> Document:
+    """Return GPU types with limits and use, of all jobs and by team, and what machines have."""
+    leases, machines, limits = Leases(store).read(), list_machines(store), list_limits(store)
+    held = [lease for lease in leases if lease.job.demand.gpus]
+    owned = _count_gpus(one for one in machines if is_in_use(one, leases))
+    types = {*owned, *(one.job.demand.gpu_type for one in held), *(one.gpu_type for one in limits)}
+    teams = {(one.job.team, one.job.demand.gpu_type) for one in held}
+    teams |= {(one.team, one.gpu_type) for one in limits if one.team is not None}
+    return {
+        "gpu_capacities": [
+            _gpu_document(kind, owned[kind], limits, held) for kind in sorted(types)
+        ],
+        "team_gpu_capacities": [_team_document(*one, limits, held) for one in sorted(teams)],
+        "machines": [_machine_document(one, leases) for one in machines],
+    }
+
+
+def change_limit(store: Store, gpu_type: str, team: str | None, **changes: Any) -> Limit:
+    """Change fields of a limit, of all jobs if `team` is None, and return the limit."""
+    present = find_limit(list_limits(store), gpu_type, team) or Limit(gpu_type, team)
+    changed = replace(present, modified_at=time.time(), **changes)
+    if changed.maximum is not None and changed.baseline > changed.maximum:
+        raise UsageError(
+            f"The baseline {changed.baseline} is above the limit {changed.maximum} of the team.",
+            next_step="Lower the baseline, or raise the limit.",
+        )
+    write_limit(store, changed)
+    return changed
+
+
+def find_limit(limits: Iterable[Limit], gpu_type: str, team: str | None) -> Limit | None:
+    return next((one for one in limits if (one.gpu_type, one.team) == (gpu_type, team)), None)
+
+
+def _count_gpus(machines: Iterable[Machine]) -> Counter[str]:
+    total = Counter[str]()
+    for machine in machines:
+        total.update(machine.gpus)
+    return total
+
+
+def _gpu_document(
+    gpu_type: str, owned: int, limits: Sequence[Limit], held: Sequence[Lease]
+) -> Document:
+    """Return the capacity for all jobs. The baseline is the sum of the teams'."""
+    limit = find_limit(limits, gpu_type, None)
+    return {
+        "gpu_type": gpu_type,
+        "baseline": sum(one.baseline for one in limits if one.gpu_type == gpu_type),
+        "limit": owned if limit is None or limit.maximum is None else limit.maximum,
+        **_usage(one for one in held if one.job.demand.gpu_type == gpu_type),
+    }
+
+
+def _team_document(
+    team: str, gpu_type: str, limits: Sequence[Limit], held: Sequence[Lease]
+) -> Document:
+    limit = find_limit(limits, gpu_type, team) or Limit(gpu_type, team)
+    return {
+        "team_id": team or DEFAULT_TEAM,
+        "team_name": team or DEFAULT_TEAM,
+        "gpu_type": gpu_type,
+        "baseline": limit.baseline,
+        "limit": limit.maximum,
+        **_usage(o for o in held if (o.job.team, o.job.demand.gpu_type) == (team, gpu_type)),
+    }
+
+
+def _usage(leases: Iterable[Lease]) -> Document:
+    used = Counter[bool]()
+    for lease in leases:
+        used[lease.job.spot] += lease.job.demand.gpus
+    return {
+        "usage_count": used.total(),
+        "dedicated_usage_count": used[False],
+        "spot_usage_count": used[True],
+    }
+
+
+def _machine_document(machine: Machine, leases: Sequence[Lease]) -> Document:
+    jobs = [lease.job for lease in leases if lease.host == machine.host]
+    used = Counter[str]()
+    for job in jobs:
+        used[job.demand.gpu_type] += job.demand.gpus
+    return {
+        "name": machine.name,
+        "host": machine.host,
+        "present": is_in_use(machine, leases),
+        "cpus": machine.cpus,
+        "cpus_used": sum(job.demand.cpus for job in jobs),
+        "memory": machine.memory,
+        "memory_used": sum(job.demand.memory for job in jobs),
+        "gpus": [
+            {"gpu_type": kind, "count": count, "used": used[kind]}
+            for kind, count in machine.gpus.items()
+        ],
+        "jobs": [job.id for job in jobs],
+    }

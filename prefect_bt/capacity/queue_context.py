@@ -1,0 +1,123 @@
+"""What a job waits for, or waited for: the document of its queue context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect_bt.capacity.leases import Leases
+from prefect_bt.capacity.machines import list_limits, list_machines
+from prefect_bt.capacity.overview import Document, find_limit, queue_documents, read_schedule
+from prefect_bt.capacity.records import Limit
+from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.open_ledger import load_definition
+from prefect_bt.ledger.records import JobEvent, JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.text.quantities import format_iso
+
+
+def queue_context(ledger: Ledger, job_id: str) -> Document | None:
+    """Return what a waiting job waits for and what is before it; None if there is no such job.
+
+    Of a job that waits no more only the time in the queue is known.
+    """
+    try:
+        record, events = ledger.get_job(job_id), ledger.list_events(job_id)
+    except NotFoundError:
+        return None
+    rows = queue_documents(read_schedule(ledger.store))
+    place: int | None = next((row["place"] for row in rows if row["id"] == job_id), None)
+    document = _context(ledger, record, events, waits=place is not None)
+    if place is None:
+        return document
+    row = rows[place - 1]
+    return document | {
+        "active_at_submit": _active_documents(ledger.store),
+        "pending_ahead_at_submit": [_ahead_document(one) for one in rows[: place - 1]],
+        "events": [_event_document(record, event) for event in events],
+        **{key: row[key] for key in ("place", "waiting_for", "starts_at")},
+    }
+
+
+def _context(
+    ledger: Ledger, record: JobRecord, events: Sequence[JobEvent], *, waits: bool
+) -> Document:
+    compute = load_definition(record).job.compute
+    spec, limits = compute.accelerator, list_limits(ledger.store)
+    gpu_type = spec.accelerator.value if spec and spec.accelerator and spec.count else None
+    capacities = [
+        find_limit(limits, gpu_type, team) if gpu_type else None
+        for team in (None, ledger.projects.get_team(record.project_id))
+    ]
+    return {
+        "target_job_id": record.id,
+        "target_job_name": record.name,
+        "gpu_type": gpu_type,
+        "requested_gpus": spec.count * compute.node_count if spec and gpu_type else 0,
+        "submitted_at": format_iso(record.created_at),
+        **_time_in_queue(ledger, events, waits=waits),
+        "org_capacity": _limit_document(capacities[0]),
+        "team_capacity": _limit_document(capacities[1]),
+        "active_at_submit": [],
+        "pending_ahead_at_submit": [],
+        "events": [],
+    }
+
+
+def _time_in_queue(ledger: Ledger, events: Sequence[JobEvent], *, waits: bool) -> Document:
+    created = [event.at for event in events if event.state is JobState.CREATED]
+    released = None if waits or not created else created[0]
+    pending = bool(events) and events[0].state is JobState.PENDING
+    until = ledger.now() if waits else released
+    return {
+        "released_at": None if released is None else format_iso(released),
+        "pending_seconds": until - events[0].at if pending and until is not None else None,
+    }
+
+
+def _limit_document(limit: Limit | None) -> Document | None:
+    return limit and {
+        "gpu_type": limit.gpu_type,
+        "max_gpus": limit.maximum,
+        "min_gpus": limit.baseline,
+        "last_modified": format_iso(limit.modified_at),
+    }
+
+
+def _active_documents(store: Store) -> list[Document]:
+    names = {machine.host: machine.name for machine in list_machines(store)}
+    return [
+        {
+            "training_job_id": lease.job.id,
+            "training_job_name": None,
+            "instance_type_name": None,
+            "total_gpus": lease.job.demand.gpus,
+            "workload_plane_name": names.get(lease.host),
+            "status_at_submit": None,
+            "status_set_at": format_iso(lease.at),
+        }
+        for lease in Leases(store).read()
+    ]
+
+
+def _ahead_document(row: Document) -> Document:
+    return {
+        "training_job_id": row["id"],
+        "training_job_name": None,
+        "instance_type_name": None,
+        "requested_gpus": row["gpus"],
+        "priority": row["priority"],
+        "submitted_at": row["submitted_at"],
+    }
+
+
+def _event_document(record: JobRecord, event: JobEvent) -> Document:
+    return {
+        "training_job_id": record.id,
+        "training_job_name": record.name,
+        "status": event.state.value,
+        "created": format_iso(event.at),
+        "event_message": event.message or None,
+        "exit_code": None,
+    }

@@ -1,0 +1,36 @@
+"""`prefect-bt worker`: run jobs of the store's queue on this machine."""
+
+from __future__ import annotations
+
+import time
+
+from prefect_bt.cli.ui.options import InjectedTerminal
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.jobs.queue.poller import POLL_INTERVAL, QueuePoller
+from prefect_bt.jobs.reconcile import RecoveryPoller
+from prefect_bt.settings import Settings
+
+
+def worker(*, terminal: InjectedTerminal) -> int:
+    """Take queued jobs of the store as soon as this machine has room for them.
+
+    Every machine with a worker takes jobs of the queue, whichever machine they were pushed from.
+    `prefect-bt up` does the same. With Ctrl-C the worker ends; its jobs continue.
+
+    Examples:
+
+    `PREFECT_BT_STORE=s3://bucket/team prefect-bt worker`
+    """
+    queue, jobs = QueuePoller(), RecoveryPoller(Settings().state_dir)
+    machine = queue.machine
+    gpus = "".join(f", {count} {kind}" for kind, count in sorted(machine.gpus.items()))
+    terminal.echo(f"{machine.name} takes jobs: {machine.cpus} CPUs{gpus}. Ctrl-C ends the worker.")
+    while True:
+        try:
+            for job_id in queue.poll():
+                terminal.echo(f"Started job {job_id}.")
+            for news in jobs.poll():
+                terminal.echo(news)
+        except PrefectBtError as error:
+            terminal.warn(str(error))
+        time.sleep(POLL_INTERVAL)

@@ -1,0 +1,186 @@
+"""Start jobs when a machine has room for them, and put them into the queue until then.
+
+A queued job has no process. Each process that ends a job on this machine starts the jobs that fit
+now; so do `prefect-bt up`, `prefect-bt worker`, the flow `reconcile` and the commands that show the
+queue.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.capacity.machine_queue import MachineQueue
+from prefect_bt.capacity.records import Demand, Lease, QueuedJob
+from prefect_bt.capacity.schedule import Schedule
+from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
+from prefect_bt.definitions import AvailabilityModel
+from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
+from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
+from prefect_bt.jobs.start import hand_over_job
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.open_ledger import load_definition
+from prefect_bt.ledger.records import JobRecord, Resources
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import QUEUE_WAITING
+from prefect_bt.settings import Settings
+
+UNWRITTEN_SECONDS: Final = 60.0
+"""Seconds after which a queue entry without a job's record was left by a process that died."""
+
+
+def open_machine_queue(ledger: Ledger) -> MachineQueue:
+    """Return the queue of the ledger's store for this machine."""
+    settings = Settings()
+    memory = settings.capacity_memory
+    return MachineQueue(
+        ledger, settings.state_dir.absolute(), cpus=settings.capacity_cpus, memory=memory
+    )
+
+
+def is_queued_here(record: JobRecord) -> bool:
+    """Return whether the job needs room on a machine; a cluster has a scheduler of its own."""
+    return record.substrate != "kubernetes"
+
+
+def has_waiting_jobs(ledger: Ledger) -> bool:
+    """Return whether any job waits."""
+    return next(iter(ledger.store.list(QUEUE_WAITING)), None) is not None
+
+
+def build_queued_job(ledger: Ledger, record: JobRecord) -> QueuedJob:
+    """Return what the queue knows of a job."""
+    project, now = load_definition(record), ledger.now()
+    nodes, each = project.job.compute.node_count, record.resources or Resources()
+    demand = Demand(each.gpus * nodes, each.gpu_type, each.cpus * nodes, each.memory * nodes)
+    if each.gpus:
+        demand = open_machine_queue(ledger).match_gpus(demand)
+    return QueuedJob(
+        id=record.id,
+        demand=demand,
+        submitted_at=record.created_at,
+        since=now,
+        priority=ledger.controls.get_priority(record.id, default=project.job.priority or 0),
+        team=project.team_name or "",
+        spot=project.job.compute.availability_model is AvailabilityModel.SPOT,
+        run_time=record.max_run_time,
+    )
+
+
+def admit_job(ledger: Ledger, job: QueuedJob, *, waits: bool = True) -> Schedule | None:
+    """Begin a lease of a job that this process owns; None if it may start, else the schedule.
+
+    `waits`: False for a job that starts whether there is room or not.
+    """
+    queue = open_machine_queue(ledger)
+    with queue.lock():
+        queue.release_ended()
+        if queue.find_lease(job.id):
+            return None
+        decided = queue.admit(job, waits=waits)
+    if isinstance(decided, Schedule):
+        return decided
+    if job.spot:  # of an earlier lease
+        ledger.controls.delete_preemption(job.id)
+    return None
+
+
+def find_reason(schedule: Schedule, job_id: str) -> str:
+    """Return what the job waits for, as a phrase."""
+    reasons = [wait.reason for wait in schedule.waits if wait.job.id == job_id]
+    return reasons[0] if reasons else "another machine, which has room for it"
+
+
+def admit_new_job(ledger: Ledger, record: JobRecord) -> bool:
+    """Return whether a job of this process starts now; otherwise write it to the queue.
+
+    The job's record need not exist yet. A server starts whether there is room or not.
+    """
+    if not is_queued_here(record):
+        return True
+    job = build_queued_job(ledger, record)
+    if admit_job(ledger, job, waits=record.serving is None) is None:
+        return True
+    add_waiting_job(ledger.store, job)
+    return False
+
+
+def return_to_queue(ledger: Ledger, job_id: str, *, epoch: int, message: str) -> None:
+    """Record that a job of this process, whose entry is in the queue, waits again."""
+    if ledger.get_state(job_id) is not JobState.PENDING:
+        ledger.append_event(job_id, JobState.PENDING, message=message, epoch=epoch)
+    ledger.get_epochs(job_id).release(epoch)
+
+
+def start_waiting_jobs(
+    ledger: Ledger, *, ended: str = "", queue: MachineQueue | None = None
+) -> list[str]:
+    """Start the waiting jobs for which this machine has room; return their IDs.
+
+    `ended`: ID of a job of this process that is over.
+    """
+    queue = queue or open_machine_queue(ledger)
+    with queue.lock():
+        queue.release_ended(ended=ended)
+        return [lease.job.id for lease in queue.iter_admitted() if _start(ledger, queue, lease)]
+
+
+def start_if_room_came(ledger: Ledger, record: JobRecord) -> None:
+    """Start a job that was queued just now, if room came before its record was written."""
+    if is_queued_here(record) and ledger.get_state(record.id) is JobState.PENDING:
+        start_waiting_jobs(ledger)
+
+
+def start_next_jobs(ledger: Ledger, *, ended: str) -> None:
+    """Do as `start_waiting_jobs` at the end of a job; an error is left to the next process."""
+    with suppress(PrefectBtError, OSError):
+        start_waiting_jobs(ledger, ended=ended)
+
+
+def _start(ledger: Ledger, queue: MachineQueue, lease: Lease) -> bool:
+    """Hand the job to a supervisor; return False if it is no longer this machine's to start."""
+    job_id, state_dir = lease.job.id, Settings().state_dir.absolute()
+    existed, claim = has_lock_file(state_dir, job_id), JobLock(state_dir, timeout=0.0)
+    try:
+        record = _find_waiting(ledger, lease.job)
+        if record is None:
+            queue.give_back(lease)
+            return False
+        claim.acquire(job_id)
+        _begin(ledger, record, state_dir=state_dir, where=queue.machine.name)
+        remove_waiting_job(ledger.store, job_id)
+        hand_over_job(ledger, record, claim)
+    except StateError:  # another process or machine has it
+        queue.give_back(lease)
+        claim.release() if existed else claim.release_and_remove()
+        return False
+    finally:
+        claim.release()
+    return True
+
+
+def _find_waiting(ledger: Ledger, job: QueuedJob) -> JobRecord | None:
+    """Return the record; None, and no entry of the queue, for a job that does not wait any more."""
+    try:
+        record = ledger.get_job(job.id)
+        if ledger.get_state(job.id) is JobState.PENDING:
+            return record
+    except NotFoundError:
+        if time.time() - job.since < UNWRITTEN_SECONDS:  # its push still writes it
+            return None
+    remove_waiting_job(ledger.store, job.id)
+    return None
+
+
+def _begin(ledger: Ledger, record: JobRecord, *, state_dir: Path, where: str) -> None:
+    """Claim the job and record its start. StateError for a job that does not wait any more."""
+    epoch = ledger.claim(record.id, host_id(state_dir))
+    state = ledger.get_state(record.id)
+    if state is not JobState.PENDING:
+        ledger.get_epochs(record.id).release_unused(epoch)
+        raise StateError(f"Job {record.id} is {state.value}.", state=state.value)
+    ledger.controls.delete_preemption(record.id)  # of an earlier lease
+    message = f"{where} has room for it"
+    ledger.append_event(record.id, JobState.CREATED, message=message, epoch=epoch)

@@ -1,0 +1,119 @@
+"""Leases and queue entries on a real store: no number twice, no decision from old leases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+from prefect_bt.capacity.leases import Leases
+from prefect_bt.capacity.records import Demand, Lease, QueuedJob
+from prefect_bt.capacity.waiting_jobs import (
+    add_waiting_job,
+    is_waiting_job,
+    list_waiting_jobs,
+    remove_waiting_job,
+    set_priority,
+)
+from prefect_bt.errors import NotFoundError
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def job(name: str = "abc1234", **changes: object) -> QueuedJob:
+    base = QueuedJob(name, Demand(2, "H100", 4, 2**33), submitted_at=1000.5, since=1001.25)
+    return replace(base, **changes)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"priority": -7, "spot": True, "run_time": 90.5, "host": "ab12cd34ef56"},
+        {"team": "vision / é, =x"},
+        {"demand": Demand(1, "GeForce RTX 4090", 1, 1)},
+        {"demand": Demand(0, "", 1, 0)},
+    ],
+)
+def test_an_entry_is_read_as_it_was_written(store: Store, changes: dict[str, object]) -> None:
+    add_waiting_job(store, job(**changes))
+    assert list_waiting_jobs(store) == [job(**changes)]
+    assert is_waiting_job(store, "abc1234")
+    remove_waiting_job(store, "abc1234")
+    remove_waiting_job(store, "abc1234")
+    assert list_waiting_jobs(store) == []
+
+
+def test_the_order_is_priority_then_age_and_the_newest_priority_counts(store: Store) -> None:
+    for name, priority, at in (("old", 0, 1.0), ("new", 0, 2.0), ("urgent", 5, 3.0)):
+        add_waiting_job(store, job(name, priority=priority, submitted_at=at))
+    assert [one.id for one in list_waiting_jobs(store)] == ["urgent", "old", "new"]
+    set_priority(store, "new", 9)
+    # The process that changed it died before it deleted the entry with the old priority.
+    add_waiting_job(store, job("new", priority=0, submitted_at=2.0))
+    assert [one.id for one in list_waiting_jobs(store)] == ["new", "urgent", "old"]
+    with pytest.raises(NotFoundError):
+        set_priority(store, "unknown", 1)
+
+
+def test_a_foreign_object_in_the_queue_is_ignored(store: Store) -> None:
+    add_waiting_job(store, job())
+    store.put("queue/waiting/other", b"")
+    store.put("queue/waiting/other2/v=2,q=unknown/team-", b"")
+    assert [one.id for one in list_waiting_jobs(store)] == ["abc1234"]
+
+
+def test_a_decision_from_old_leases_is_refused(store: Store) -> None:
+    one, other = Leases(store), Leases(store)
+    one.read(), other.read()
+    first = one.create(job(), host="a", at=1.0)
+    assert first is not None and first.number == 1
+    assert other.create(job("def5678"), host="b", at=1.0) is None
+    assert other.read() == [first]
+    second = other.create(job("def5678"), host="b", at=2.0)
+    assert second is not None and second.number == 2
+
+
+def test_no_number_is_used_twice_when_leases_end(store: Store) -> None:
+    leases = Leases(store)
+    leases.read()
+    seen: list[int] = []
+    for round_number in range(5):
+        lease = leases.create(job(), host="a", at=float(round_number))
+        assert lease is not None
+        seen.append(lease.number)
+        leases.release(lease)
+        leases.release(lease)
+        leases.read()
+        leases.prune()
+    assert seen == [1, 2, 3, 4, 5]
+    assert Leases(store).read() == []
+    assert len(list(store.list("queue/leases"))) == 2  # the newest number and its mark
+
+
+def test_of_racing_machines_each_gets_a_number_of_its_own(store: Store) -> None:
+    start, got = Barrier(8), list[Lease]()
+
+    def take(host: int) -> None:
+        leases = Leases(store)
+        start.wait()
+        lease = None
+        while lease is None:
+            leases.read()
+            lease = leases.create(job(f"job{host}"), host=str(host), at=0.0)
+        got.append(lease)
+
+    threads = [Thread(target=take, args=(host,)) for host in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(lease.number for lease in got) == list(range(1, 9))
+    assert Leases(store).read() == sorted(got, key=lambda lease: lease.number)

@@ -1,0 +1,139 @@
+"""The queue of one machine, with real locks held by real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.capacity.machine_queue import MachineQueue
+from prefect_bt.capacity.machines import report_machine
+from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
+from prefect_bt.capacity.schedule import Schedule
+from prefect_bt.capacity.waiting_jobs import add_waiting_job
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_store import open_store
+
+_OWNER = """
+import sys
+from pathlib import Path
+from prefect_bt.host.job_lock import JobLock
+lock = JobLock(Path(sys.argv[1]))
+lock.acquire(sys.argv[2])
+print("owned", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def owner(state_dir: Path, job_id: str) -> Generator[subprocess.Popen[str]]:
+    """Own a job with another process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(state_dir), job_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "owned\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def job(name: str, *, cpus: int = 2, priority: int = 0, at: float = 1.0) -> QueuedJob:
+    return QueuedJob(name, Demand(cpus=cpus), submitted_at=at, priority=priority)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(open_store(str(tmp_path / "store")))
+
+
+@pytest.fixture
+def queue(ledger: Ledger, tmp_path: Path) -> MachineQueue:
+    return MachineQueue(ledger, tmp_path / "state", cpus=2, memory=2**30)
+
+
+def admit(queue: MachineQueue, one: QueuedJob, *, waits: bool = True) -> Lease | Schedule:
+    with queue.lock():
+        queue.release_ended()
+        return queue.admit(one, waits=waits)
+
+
+def test_a_lease_ends_with_the_process_that_owns_the_job(
+    queue: MachineQueue, tmp_path: Path
+) -> None:
+    with owner(tmp_path / "state", "first") as process:
+        assert isinstance(admit(queue, job("first")), Lease)
+        refused = admit(queue, job("second"))
+        assert isinstance(refused, Schedule)
+        assert [wait.reason for wait in refused.waits] == ["2 CPUs: 0 of 2 are free"]
+        process.kill()
+        process.wait()
+        assert isinstance(admit(queue, job("second")), Lease)
+
+
+def test_a_job_that_does_not_wait_exceeds_what_the_machine_has(
+    queue: MachineQueue, tmp_path: Path
+) -> None:
+    with owner(tmp_path / "state", "first"), owner(tmp_path / "state", "server"):
+        assert isinstance(admit(queue, job("first")), Lease)
+        assert isinstance(admit(queue, job("server"), waits=False), Lease)
+        assert isinstance(admit(queue, job("third", cpus=1)), Schedule)
+
+
+def test_a_new_job_does_not_pass_those_that_wait(
+    queue: MachineQueue, ledger: Ledger, tmp_path: Path
+) -> None:
+    add_waiting_job(ledger.store, job("older", at=0.5))
+    with owner(tmp_path / "state", "younger"):
+        assert isinstance(admit(queue, job("younger")), Schedule)
+        assert isinstance(admit(queue, job("urgent", priority=1)), Lease)
+
+
+def test_admitted_jobs_hold_what_they_take_and_an_owned_one_is_left_alone(
+    queue: MachineQueue, ledger: Ledger, tmp_path: Path
+) -> None:
+    for number in range(4):
+        add_waiting_job(ledger.store, job(f"job{number}", cpus=1, at=float(number)))
+    with owner(tmp_path / "state", "job0"), queue.lock():
+        queue.release_ended()
+        leases = list(queue.iter_admitted())
+        assert [lease.job.id for lease in leases] == ["job1"]
+        queue.give_back(leases[0])
+        assert queue.find_lease("job1") is None
+
+
+def test_a_lease_of_another_machine_is_not_ended_here(
+    queue: MachineQueue, ledger: Ledger, tmp_path: Path
+) -> None:
+    other = MachineQueue(ledger, tmp_path / "other", cpus=2, memory=2**30)
+    with owner(tmp_path / "other", "there") as process:
+        assert isinstance(admit(other, job("there")), Lease)
+        process.kill()
+        process.wait()
+    assert isinstance(admit(queue, job("here")), Lease)
+    assert other.find_lease("there") is not None
+    with other.lock():
+        other.release_ended()
+    assert other.find_lease("there") is None
+
+
+def test_a_type_that_no_machine_has_becomes_that_of_this_machine(
+    queue: MachineQueue, ledger: Ledger
+) -> None:
+    wanted = Demand(2, "H100", 1, 1)
+    assert queue.match_gpus(wanted) == wanted  # this machine has no GPUs either
+    queue.machine.gpus.update({"GeForce RTX 4090": 4, "T4": 1})
+    assert queue.match_gpus(wanted).gpu_type == "GeForce RTX 4090"
+    assert queue.match_gpus(Demand(1, "T4", 1, 1)).gpu_type == "T4"
+    assert queue.match_gpus(Demand(0, "", 1, 1)).gpu_type == ""
+    report_machine(ledger.store, Machine("b", "big", 8, 2**33, {"H100": 8}, queue.machine.seen_at))
+    assert queue.match_gpus(wanted) == wanted
