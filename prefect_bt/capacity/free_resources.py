@@ -68,7 +68,7 @@ class Room:
     """A machine with what is free on it, and what the jobs of the queue reserved there."""
 
     def __init__(self, machine: Machine, leases: Sequence[Lease], now: float) -> None:
-        self.host, self.now = machine.host, now
+        self.host, self.now, self.substrates = machine.host, now, machine.substrates
         self.total = {**machine.gpus, CPUS: machine.cpus, MEMORY: machine.memory}
         self.free = dict(self.total)
         self.timeline = Timeline(self.total, now)
@@ -90,7 +90,8 @@ class Room:
     def could_run(self, job: QueuedJob) -> bool:
         """Return whether the job can run here once the machine is free."""
         gpus = self.total.get(job.demand.gpu_type, 0) if job.demand.gpus else 0
-        return job.host in {"", self.host} and gpus >= job.demand.gpus
+        allowed = job.host in {"", self.host} and job.substrate in self.substrates
+        return allowed and gpus >= job.demand.gpus
 
     def need(self, demand: Demand) -> dict[str, int]:
         """Return what a job takes here, without zeros; no more CPUs and memory than there are."""

@@ -37,9 +37,15 @@ class MachineQueue:
     """
 
     def __init__(
-        self, ledger: Ledger, state_dir: Path, *, cpus: int | None = None, memory: int | None = None
+        self,
+        ledger: Ledger,
+        state_dir: Path,
+        *,
+        cpus: int | None = None,
+        memory: int | None = None,
+        substrates: tuple[str, ...] = ("local",),
     ) -> None:
-        self.machine = measure_machine(state_dir, cpus=cpus, memory=memory)
+        self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
         self._ledger, self._store, self._state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
 

@@ -28,11 +28,14 @@ ABSENCE_SECONDS: Final = 30.0
 """Seconds without a report after which no job is planned for a machine. Its leases remain."""
 
 
-def measure_machine(state_dir: Path, *, cpus: int | None, memory: int | None) -> Machine:
+def measure_machine(
+    state_dir: Path, *, cpus: int | None, memory: int | None, substrates: tuple[str, ...]
+) -> Machine:
     """Return what this machine offers; `cpus` and `memory` (bytes) replace what it has."""
     name, _, host = host_id(state_dir).partition(":")
     gpus = dict(Counter(gpu.type for gpu in list_gpus()))
-    return Machine(host, name, cpus or count_cpus(), memory or measure_memory(), gpus, time.time())
+    cpus, memory = cpus or count_cpus(), memory or measure_memory()
+    return Machine(host, name, cpus, memory, gpus, time.time(), substrates)
 
 
 def report_machine(store: Store, machine: Machine) -> None:

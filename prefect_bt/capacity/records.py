@@ -36,6 +36,7 @@ class QueuedJob:
     """Seconds after which it has ended; None: unknown."""
     host: str = ""
     """ID of the state folder of the only machine that may run it; "" for any machine."""
+    substrate: str = "local"
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -72,6 +73,9 @@ class Machine:
     gpus: dict[str, int] = field(default_factory=dict[str, int])
     """Number of GPUs by type."""
     seen_at: float = 0.0
+    """When a process that takes jobs reported it last; 0: none has."""
+    substrates: tuple[str, ...] = ("local", "docker")
+    """Substrates that run nodes there."""
 
 
 @dataclass(frozen=True)

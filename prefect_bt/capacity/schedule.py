@@ -180,6 +180,9 @@ class _Walk:
         allowed = [room for room in self.rooms if job.host in {"", room.host}]
         if not allowed:
             return "its machine is away" if job.host else "a machine: none is there"
+        allowed = [room for room in allowed if job.substrate in room.substrates]
+        if not allowed:
+            return f"a machine with the substrate {job.substrate}"
         most = max(room.total.get(job.demand.gpu_type, 0) for room in allowed)
         if job.host:
             return f"{gpus} {gpu_type}: its machine has {most}"

@@ -84,6 +84,7 @@ def _key(job: QueuedJob, revision: int) -> str:
         "x": int(job.spot),
         "r": "" if job.run_time is None else f"{job.run_time:.3f}",
         "h": job.host,
+        "k": job.substrate,
     }
     text = ",".join(f"{name}={value}" for name, value in facts.items())
     return f"{waiting_job_prefix(job.id)}/{text}/{_TEAM}{quote_name(job.team) if job.team else ''}"
@@ -101,5 +102,6 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         spot=facts["x"] == "1",
         run_time=float(facts["r"]) if facts["r"] else None,
         host=facts["h"],
+        substrate=facts["k"],
     )
     return int(facts["v"]), job

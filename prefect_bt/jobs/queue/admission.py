@@ -16,6 +16,7 @@ from prefect_bt.capacity.machine_queue import MachineQueue
 from prefect_bt.capacity.records import Demand, Lease, QueuedJob
 from prefect_bt.capacity.schedule import Schedule
 from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
+from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
@@ -25,8 +26,10 @@ from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING
-from prefect_bt.settings import Settings
+from prefect_bt.planning.planner import list_job_secret_names
+from prefect_bt.settings import Settings, process_environment
 
+_DOCKER_SOCKET: Final = "/var/run/docker.sock"
 UNWRITTEN_SECONDS: Final = 60.0
 """Seconds after which a queue entry without a job's record was left by a process that died."""
 
@@ -34,9 +37,14 @@ UNWRITTEN_SECONDS: Final = 60.0
 def open_machine_queue(ledger: Ledger) -> MachineQueue:
     """Return the queue of the ledger's store for this machine."""
     settings = Settings()
-    memory = settings.capacity_memory
+    engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
+    has_docker = Path(engine.removeprefix("unix://")).exists()
     return MachineQueue(
-        ledger, settings.state_dir.absolute(), cpus=settings.capacity_cpus, memory=memory
+        ledger,
+        settings.state_dir.absolute(),
+        cpus=settings.capacity_cpus,
+        memory=settings.capacity_memory,
+        substrates=("local", "docker") if has_docker else ("local",),
     )
 
 
@@ -66,6 +74,7 @@ def build_queued_job(ledger: Ledger, record: JobRecord) -> QueuedJob:
         team=project.team_name or "",
         spot=project.job.compute.availability_model is AvailabilityModel.SPOT,
         run_time=record.max_run_time,
+        substrate=record.substrate,
     )
 
 
@@ -125,6 +134,18 @@ def start_waiting_jobs(
     with queue.lock():
         queue.release_ended(ended=ended)
         return [lease.job.id for lease in queue.iter_admitted() if _start(ledger, queue, lease)]
+
+
+def list_shell_secrets(record: JobRecord) -> list[str]:
+    """Return notes about secrets of a waiting job that only this process's environment has."""
+    names = list_job_secret_names(load_definition(record).job)
+    found = [secret_variable(name) for name in names if EnvironmentSecrets().find(name)]
+    if not found:
+        return []
+    return [
+        f"{', '.join(found)}: the process that starts the job later must have it in its "
+        "environment. A Prefect Secret block works from everywhere."
+    ]
 
 
 def start_if_room_came(ledger: Ledger, record: JobRecord) -> None:

@@ -11,7 +11,8 @@ from typing import Final
 
 from prefect_bt.capacity.machines import REPORT_INTERVAL
 from prefect_bt.capacity.records import Machine
-from prefect_bt.jobs.queue.admission import open_machine_queue, start_waiting_jobs
+from prefect_bt.jobs.queue.admission import has_waiting_jobs, open_machine_queue, start_waiting_jobs
+from prefect_bt.jobs.queue.cancelled_runs import CancelledRuns
 from prefect_bt.ledger.open_ledger import open_ledger
 
 POLL_INTERVAL: Final = 1.0
@@ -25,6 +26,7 @@ class QueuePoller:
     def __init__(self) -> None:
         self._ledger = open_ledger()
         self._queue = open_machine_queue(self._ledger)
+        self._cancelled = CancelledRuns()
         self._due_at = self._report_due_at = 0.0
 
     @property
@@ -41,6 +43,8 @@ class QueuePoller:
         if now >= self._report_due_at:
             self._queue.report()
             self._report_due_at = now + REPORT_INTERVAL
+        if has_waiting_jobs(self._ledger):
+            self._cancelled.poll(self._ledger)
         started = start_waiting_jobs(self._ledger, queue=self._queue)
         used = time.thread_time() - used
         self._due_at = time.monotonic() + max(POLL_INTERVAL, used / MAX_CPU_SHARE)

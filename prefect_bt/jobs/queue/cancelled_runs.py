@@ -1,0 +1,77 @@
+"""Take jobs out of the queue whose Prefect runs were cancelled: no process of theirs could see it.
+
+One request for all jobs. Prefect is not imported: the process that polls stays small.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+import httpx
+
+from prefect_bt.attempts.job_context import open_job_context
+from prefect_bt.capacity.waiting_jobs import is_waiting_job
+from prefect_bt.errors import StateError
+from prefect_bt.jobs.reconcile import finalize_abandoned_job
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.states import JobState
+from prefect_bt.local_server.discovery import local_server_url
+from prefect_bt.local_server.password import find_auth
+from prefect_bt.settings import Settings, process_environment
+
+POLL_INTERVAL: Final = 10.0
+_OVERLAP: Final = 60.0
+"""Seconds for which the clocks of this machine and of the server may differ."""
+
+
+class CancelledRuns:
+    """Ends waiting jobs whose runs were cancelled since the last poll."""
+
+    def __init__(self) -> None:
+        self._due_at, self._since = 0.0, time.time()
+        self._known = set[str]()
+
+    def poll(self, ledger: Ledger) -> None:
+        """Ask Prefect, if it is time; without an answer the next poll asks for the same runs."""
+        if time.monotonic() < self._due_at:
+            return
+        self._due_at, now = time.monotonic() + POLL_INTERVAL, time.time()
+        with suppress(httpx.HTTPError, ValueError):
+            for run_id in _list_cancelled_runs(self._since - _OVERLAP):
+                if run_id not in self._known:
+                    _stop_waiting_job(ledger, run_id)
+                self._known.add(run_id)
+            self._since = now
+
+
+def _list_cancelled_runs(since: float) -> list[str]:
+    state_dir, variables = Settings().state_dir, process_environment()
+    url = variables.get("PREFECT_API_URL") or local_server_url(state_dir)
+    if not url:
+        return []
+    after = datetime.fromtimestamp(since, UTC).isoformat()
+    wanted = {"state": {"type": {"any_": ["CANCELLED"]}}, "end_time": {"after_": after}}
+    known = find_auth(state_dir, url) or variables.get("PREFECT_API_AUTH_STRING", "")
+    user, _, password = known.partition(":")
+    key = variables.get("PREFECT_API_KEY")
+    answer = httpx.post(
+        f"{url.rstrip('/')}/flow_runs/filter",
+        json={"flow_runs": wanted, "sort": "END_TIME_DESC"},
+        auth=(user, password) if user else None,
+        headers={"Authorization": f"Bearer {key}"} if key and not user else {},
+        timeout=10,
+    )
+    answer.raise_for_status()
+    return [str(run["id"]) for run in cast("list[dict[str, Any]]", answer.json())]
+
+
+def _stop_waiting_job(ledger: Ledger, flow_run_id: str) -> None:
+    job_id = ledger.runs.find_job(flow_run_id)
+    if job_id is None or not is_waiting_job(ledger.store, job_id):
+        return
+    site = open_job_context(ledger, ledger.get_job(job_id))
+    with suppress(StateError):  # it started meanwhile, and its process sees the state itself
+        finalize_abandoned_job(site, JobState.STOPPED, "cancelled in Prefect while it waited")
