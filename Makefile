@@ -27,7 +27,7 @@ INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing docs docs-serve screens lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -163,6 +163,11 @@ bench-cli: $(SETUP) ## measure the start-up of commands beside pip and prefect (
 
 bench-listing: $(SETUP) ## measure lists of 2,000 jobs beside `find` (three minutes)
 	@$(BIN)/python benchmarks/listing.py $(BENCH_ARGS)
+
+bench-queue: $(SETUP) ## measure the queue of two machines: kills, waiting jobs, a sweep (an hour)
+	@$(BIN)/python benchmarks/queue_benchmark.py pool $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/queue_benchmark.py waiting
+	@$(BIN)/python benchmarks/queue_benchmark.py sweep
 
 bench-docker: $(SETUP) engines ## measure the first line in a container beside docker run (two minutes)
 	@$(BIN)/python benchmarks/start_in_docker.py $(BENCH_ARGS)

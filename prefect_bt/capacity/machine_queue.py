@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.machines import (
@@ -28,6 +29,9 @@ from prefect_bt.errors import StateError
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.job_lock import JobLock, has_lock_file, is_job_alive, is_owned
 from prefect_bt.ledger.ledger import Ledger
+
+IDLE_SECONDS: Final = 10.0
+"""Seconds after which a process decides again although no lease and no waiting job has changed."""
 
 
 class MachineQueue:
@@ -48,6 +52,8 @@ class MachineQueue:
         self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
         self._ledger, self._store, self._state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
+        self._idle: tuple[object, float] = None, 0.0
+        """The leases and jobs of the last schedule that started nothing here, and its time."""
 
     def report(self) -> None:
         """Tell the other machines that this one takes jobs, and what it offers."""
@@ -128,16 +134,12 @@ class MachineQueue:
         """
         skipped = set[str]()
         while waiting := [j for j in list_waiting_jobs(self._store) if j.id not in skipped]:
-            schedule = self._make_schedule(waiting)
-            for lease in schedule.preempted:
-                self._ledger.controls.request_preemption(lease.job.id, by="the queue")
-            # A flow that waits in its own process takes the job itself.
-            mine = [
-                start.job
-                for start in self._starts_here(schedule)
-                if not is_owned(self._state_dir, start.job.id)
-            ]
+            seen = ([lease.number for lease in self._leases.active], waiting)
+            if self._idle[0] == seen and time.monotonic() < self._idle[1] + IDLE_SECONDS:
+                return
+            mine = self._choose(waiting)
             if not mine:
+                self._idle = seen, time.monotonic()
                 return
             for job in mine:
                 lease = self._leases.create(job, host=self.machine.host, at=time.time())
@@ -147,17 +149,21 @@ class MachineQueue:
                 yield lease
             self._leases.read()
 
+    def _choose(self, waiting: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """Return the jobs that may start here, and ask spot jobs for their places."""
+        schedule = self._make_schedule(waiting)
+        for lease in schedule.preempted:
+            self._ledger.controls.request_preemption(lease.job.id, by="the queue")
+        starts = [start.job for start in self._starts_here(schedule)]
+        # A flow that waits in its own process takes the job itself.
+        return [job for job in starts if not is_owned(self._state_dir, job.id)]
+
     def _starts_here(self, schedule: Schedule) -> list[Start]:
         return [start for start in schedule.starts if start.host == self.machine.host]
 
     def give_back(self, lease: Lease) -> None:
         """End a lease whose job was not started."""
         self._leases.release(lease)
-
-    def read_schedule(self) -> Schedule:
-        """Return who starts and who waits, without starting anything."""
-        self._leases.read()
-        return self._make_schedule(list_waiting_jobs(self._store))
 
     def _make_schedule(self, waiting: Sequence[QueuedJob]) -> Schedule:
         now, own = time.time(), self.machine

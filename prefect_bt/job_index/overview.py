@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
+from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
 from prefect_bt.ledger.records import ProjectRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.quantities import format_iso
 
 QUEUED = frozenset({JobState.PENDING})
+MAX_QUEUED: Final = 50
+"""Jobs of the queue whose records are read: a thousand may wait."""
 ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
 
 
 def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Document:
-    """Return the document of `prefect-bt view`. `get_state` takes the ID of a job."""
-    unfinished = jobs.list_unfinished(jobs.list_entries(), get_state)
+    """Return the document of `prefect-bt view`. `get_state` takes the ID of a job.
+
+    Of the queue it has the first jobs; `total_queued` counts all of them.
+    """
+    entries = {entry.id: entry for entry in jobs.list_entries()}
+    waiting = [one.id for one in list_waiting_jobs(jobs.ledger.store) if one.id in entries]
+    first, rest = waiting[:MAX_QUEUED], entries.keys() - waiting
+    unfinished = jobs.list_unfinished([entries[one] for one in entries if one in rest], get_state)
     projects = list(_iter_projects(jobs))
-    documents = jobs.list_documents(unfinished)
+    documents = jobs.list_documents([*(entries[one] for one in first), *unfinished])
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
     )
     queued.sort(key=lambda job: -int(job["priority"]))
-    return {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
+    return {
+        "training_projects": projects,
+        "queued_jobs": queued,
+        "active_jobs": active,
+        "total_queued": len(queued) + len(waiting) - len(first),
+    }
 
 
 def _iter_projects(jobs: JobIndex) -> Iterator[Document]:

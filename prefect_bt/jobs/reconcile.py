@@ -161,14 +161,14 @@ def reconcile_job(ledger: Ledger, job_id: str) -> None:
 
 def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
     """End, or schedule again, a job whose Prefect run ended before the flow began."""
-    from prefect.client.schemas.objects import StateType
-
-    from prefect_bt.prefect_api.client import get_run_state
-
     release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
     request = ledger.controls.find_stop_request(record.id)
     if not request and is_waiting_job(ledger.store, record.id):
         return  # the run of a job in the queue has no process, and is asked when its turn comes
+    from prefect.client.schemas.objects import StateType
+
+    from prefect_bt.prefect_api.client import get_run_state
+
     runs = ledger.runs.list(record.id)
     with suppress(StateError, ServerError):
         ended = get_run_state(runs[-1].flow_run_id) if runs and not request else None

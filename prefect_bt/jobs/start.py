@@ -8,6 +8,7 @@ This module imports almost nothing, so that the process can be started before an
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -76,34 +77,42 @@ class JobLauncher:
         with self.lock.keep_on_error():
             yield
 
-    def hand_over(self, ledger: Ledger, record: JobRecord, *, queued: bool = False) -> None:
-        """Send the job and its lock to the supervisor; ServerError if the supervisor has ended.
-
-        `queued`: the supervisor's flow process shows the waiting job in Prefect, and ends.
-        """
-        from prefect_bt.errors import ServerError
-
+    def hand_over(self, ledger: Ledger, record: JobRecord) -> None:
+        """Send the job and its lock to the supervisor; ServerError if the supervisor has ended."""
         if self.lock is None:
             self.acquire(record.id)
         assert self.lock is not None
         assert self.lock.descriptor is not None
         self.lock.write_store_url(ledger.store.url)
+        self._send(ledger, record, self.lock.descriptor)
+        # The socket, and then the supervisor, holds the same open file.
+        self.lock.release()
+
+    def show_queued(self, ledger: Ledger, record: JobRecord) -> None:
+        """Release a job of the queue; the process of the flow shows it in Prefect, and ends."""
+        if self.lock is not None:
+            self.lock.release_and_remove()
+        with Path(os.devnull).open() as no_lock:
+            self._send(ledger, record, no_lock.fileno(), queued=True)
+
+    def _send(
+        self, ledger: Ledger, record: JobRecord, descriptor: int, *, queued: bool = False
+    ) -> None:
+        from prefect_bt.errors import ServerError
+
         message = {
             "job_id": record.id,
             "store": ledger.store.url,
-            "state_dir": str(self.lock.state_dir),
-            **({"queued": True} if queued else {}),
+            "state_dir": str(self.state_dir),
+            "queued": queued,
         }
         try:
-            data = json.dumps(message).encode()
-            socket.send_fds(self._socket, [data], [self.lock.descriptor])
+            socket.send_fds(self._socket, [json.dumps(message).encode()], [descriptor])
         except OSError as error:
             raise ServerError(
                 f"The process of job {record.id} has ended ({error}).",
                 next_step="Try again; `prefect-bt push --log debug` shows more.",
             ) from error
-        # The socket, and then the supervisor, holds the same open file.
-        self.lock.release()
 
     def close(self) -> None:
         """End a supervisor that has no job, and release the lock; may be called again."""
@@ -170,8 +179,9 @@ def start_job(
     try:
         on_created(record)
         if launcher:
-            queued = ledger.get_state(record.id) is JobState.PENDING
-            launcher.hand_over(ledger, record, queued=queued)
+            waits = ledger.get_state(record.id) is JobState.PENDING
+            send = launcher.show_queued if waits else launcher.hand_over
+            send(ledger, record)
         else:
             from prefect_bt.prefect_api.client import run_deployment
 

@@ -69,14 +69,14 @@ def main() -> int:
     os.set_inheritable(handoff.lock, False)
     message: dict[str, Any] = json.loads(handoff.message)
     job_id = message["job_id"]
-    os.environ[OWNER_FD_VARIABLE] = str(handoff.lock)
-    os.environ[FLOW_VARIABLE] = job_id
     os.environ["PREFECT_BT_STATE_DIR"] = message["state_dir"]
     os.environ["PREFECT_BT_STORE"] = message["store"]
-    _redirect_output(lock_path(Settings().state_dir, job_id).with_name("flow.log"))
-    if message.get("queued"):
+    if message["queued"]:
         show_queued_job(open_ledger(), job_id)
         return 0
+    os.environ[OWNER_FD_VARIABLE] = str(handoff.lock)
+    os.environ[FLOW_VARIABLE] = job_id
+    _redirect_output(lock_path(Settings().state_dir, job_id).with_name("flow.log"))
     return _run_job(job_id)
 
 
@@ -158,7 +158,10 @@ def _is_new_cancellation(states: Sequence[State[Any]], events: Sequence[JobEvent
 
     A job that is STOPPED is reported as Cancelled. The report can arrive after the job was
     reopened; it then ends a state that is older than that. Prefect persists no data with a state.
+    A run may also be cancelled while its job waits in the queue.
     """
+    if events[-1].state is JobState.CREATED and not _ended_before(events):
+        events = events[:-1] or events
     if not states or states[-1].timestamp.timestamp() <= events[-1].at:
         return False
     stopped = any(event.state is JobState.STOPPED for event in events[-2:])

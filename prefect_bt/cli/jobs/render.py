@@ -102,6 +102,8 @@ def show_overview(terminal: Terminal, overview: Document) -> None:
     if queued := overview["queued_jobs"]:
         terminal.echo()
         show_table(terminal, "Queued Training Jobs", _QUEUED_COLUMNS, queued)
+        if more := overview["total_queued"] - len(queued):
+            terminal.warn(f"{more} more in the queue. All: prefect-bt queue --all")
     if active := overview["active_jobs"]:
         terminal.echo()
         show_table(terminal, "Active Training Jobs", _JOB_COLUMNS, active)

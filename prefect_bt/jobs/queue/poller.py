@@ -43,8 +43,9 @@ class QueuePoller:
         if now >= self._report_due_at:
             self._queue.report()
             self._report_due_at = now + REPORT_INTERVAL
-        if has_waiting_jobs(self._ledger):
-            self._cancelled.poll(self._ledger)
+        if not has_waiting_jobs(self._ledger):
+            return []
+        self._cancelled.poll(self._ledger)
         started = start_waiting_jobs(self._ledger, queue=self._queue)
         used = time.thread_time() - used
         self._due_at = time.monotonic() + max(POLL_INTERVAL, used / MAX_CPU_SHARE)

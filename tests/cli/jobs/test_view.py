@@ -34,6 +34,7 @@ def test_no_store_yet(cli: Cli):
     assert cli("view", "-o", "json").json == {
         "training_projects": [],
         "queued_jobs": [],
+        "total_queued": 0,
         "active_jobs": [],
     }
 
