@@ -104,15 +104,16 @@ def _may_suspend(site: JobContext) -> bool:
 def _suspend(run: JobRun, site: JobContext) -> NoReturn:
     """Return the job to the queue, and end this process."""
     ledger, message = site.ledger, f"waits for {run.waits}"
-    add_waiting_job(ledger.store, build_queued_job(ledger, site.record))
-    return_to_queue(ledger, site.job_id, epoch=site.epoch, message=message)
     state = queued_state(message)
+    # First, because the machine that starts the job sets the state of the run, too.
     with suppress(*API_ERRORS), get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(str(flow_run.get_id())), state, force=True)
+    add_waiting_job(ledger.store, build_queued_job(ledger, site.record))
+    return_to_queue(ledger, site.job_id, epoch=site.epoch, message=message)
+    start_next_jobs(ledger, ended=site.job_id)  # in the place that a preempted job gave up
     run.site = None  # the job is not this process's any more
     site.lock.release_and_remove()
-    # A preempted job has given up its place; and room may have come since for this one.
-    start_next_jobs(ledger, ended=site.job_id)
+    start_next_jobs(ledger)  # this one, if room came meanwhile
     raise Pause(state=state)
 
 

@@ -32,7 +32,7 @@ class Leases:
         self._store = store
         self._newest = 0
         self._ended: list[int] = []
-        self._cache = dict[int, Lease | None]()
+        self._cache = dict[int, Lease]()
         self.active: list[Lease] = []
         """Leases that have not ended, oldest first."""
 
@@ -84,13 +84,11 @@ class Leases:
         self._store.delete(_key(number, "released"))
 
     def _get(self, number: int) -> Lease | None:
-        """Return the lease; None if it was deleted meanwhile."""
+        """Return the lease; None if it was deleted meanwhile, or cannot be read."""
         if number not in self._cache:
-            try:
+            with suppress(ObjectNotFound, ValueError, TypeError, KeyError):
                 self._cache[number] = codec.loads(Lease, self._store.get(_key(number)))
-            except ObjectNotFound:
-                return None
-        return self._cache[number]
+        return self._cache.get(number)
 
 
 def _key(number: int, kind: str = "json") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -74,7 +75,6 @@ def list_limits(store: Store) -> list[Limit]:
 
 
 def _read(store: Store, key: str, kind: type[T]) -> T | None:
-    try:
+    with suppress(ObjectNotFound, ValueError, TypeError, KeyError):
         return codec.loads(kind, store.get(key))
-    except ObjectNotFound:
-        return None
+    return None

@@ -244,8 +244,8 @@ def finalize_abandoned_job(
         remove_nodes(site)
         remove_waiting_job(ledger.store, job_id)
         kill_flow_helpers(job_id)
+        start_next_jobs(ledger, ended=job_id)
         remove_job_lock(state_dir, job_id, lock)
-    start_next_jobs(ledger, ended=job_id)
 
 
 def _final_message(site: JobContext, end: JobState, reason: str) -> str:

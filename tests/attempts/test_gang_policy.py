@@ -86,6 +86,24 @@ def test_stop_is_not_a_failure() -> None:
     assert [n.stops for n in substrate.nodes] == [[("stopped", False)]] * 2
 
 
+def test_a_preempted_gang_is_stopped_politely_and_has_not_failed() -> None:
+    clock = Clock(now=2000.0)
+    nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in (0, 1)]
+    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
+    gang.watch(
+        stop_requested=lambda: False,
+        on_change=lambda _: None,
+        preemption_requested=lambda: clock.now >= 2003,
+    )
+    outcome = gang.make_outcome()
+    assert (outcome.state, outcome.failure, outcome.cause) == (
+        JobState.STOPPED,
+        None,
+        Cause.PREEMPTED,
+    )
+    assert [node.stops for node in nodes] == [[("preempted", False)]] * 2
+
+
 def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True))
     assert gang.make_outcome().state is JobState.COMPLETED

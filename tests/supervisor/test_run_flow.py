@@ -17,6 +17,8 @@ from prefect_bt.supervisor.run_flow import (
 RUNS = [JobEvent(JobState.CREATED, 1.0), JobEvent(JobState.RUNNING, 2.0)]
 REOPENED = [*RUNS, JobEvent(JobState.STOPPED, 5.0), JobEvent(JobState.CREATED, 6.0)]
 
+QUEUED = [JobEvent(JobState.PENDING, 1.0), JobEvent(JobState.CREATED, 6.0)]
+
 
 def history(*states: tuple[str, float]) -> list[State[Any]]:
     return [
@@ -46,6 +48,8 @@ def history(*states: tuple[str, float]) -> list[State[Any]]:
             [("PENDING", 6.1), ("CANCELLED", 9)],
             True,
         ),
+        (QUEUED, [("SCHEDULED", 2), ("CANCELLED", 3)], True),
+        (QUEUED, [("SCHEDULED", 2)], False),
         (REOPENED[:-1], [("RUNNING", 1.5), ("CANCELLED", 5.5)], False),
     ],
 )

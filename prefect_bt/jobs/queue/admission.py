@@ -128,7 +128,8 @@ def start_waiting_jobs(
 ) -> list[str]:
     """Start the waiting jobs for which this machine has room; return their IDs.
 
-    `ended`: ID of a job of this process that is over.
+    `ended`: ID of a job that is over, and that this process still owns: so no newer lease of the
+    job is taken for the ended one.
     """
     queue = queue or open_machine_queue(ledger)
     with queue.lock():
@@ -154,7 +155,7 @@ def start_if_room_came(ledger: Ledger, record: JobRecord) -> None:
         start_waiting_jobs(ledger)
 
 
-def start_next_jobs(ledger: Ledger, *, ended: str) -> None:
+def start_next_jobs(ledger: Ledger, *, ended: str = "") -> None:
     """Do as `start_waiting_jobs` at the end of a job; an error is left to the next process."""
     with suppress(PrefectBtError, OSError):
         start_waiting_jobs(ledger, ended=ended)
