@@ -376,6 +376,7 @@ def machine_environment(root: Path) -> dict[str, str]:
         "PREFECT_HOME": str(root / "prefect"),
         "PREFECT_BT_STORE": str(root / "store"),
         "PREFECT_BT_STATE_DIR": str(root / "state"),
+        "PREFECT_BT_CAPACITY_CPUS": "64",  # jobs of a test run at once, also on two cores
         "PREFECT_BT_SETTLE": "0.5",
         "PREFECT_BT_GRACE": "5",
         "PREFECT_BT_ORPHAN_DEADLINE": "60",
