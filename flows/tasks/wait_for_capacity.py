@@ -35,6 +35,7 @@ from prefect_bt.jobs.queue.admission import (
     find_reason,
     is_queued_here,
     return_to_queue,
+    start_if_room_came,
     start_next_jobs,
 )
 from prefect_bt.ledger.states import JobState
@@ -113,7 +114,7 @@ def _suspend(run: JobRun, site: JobContext) -> NoReturn:
     start_next_jobs(ledger, ended=site.job_id)  # in the place that a preempted job gave up
     run.site = None  # the job is not this process's any more
     site.lock.release_and_remove()
-    start_next_jobs(ledger)  # this one, if room came meanwhile
+    start_if_room_came(ledger, site.record)
     raise Pause(state=state)
 
 

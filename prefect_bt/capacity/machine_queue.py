@@ -72,18 +72,19 @@ class MachineQueue:
         finally:
             os.close(descriptor)
 
-    def release_ended(self, *, ended: str = "") -> None:
-        """End the leases of this machine's jobs that have no process any more.
+    def release_ended(self, *, ended: str = "") -> bool:
+        """End the leases of this machine's jobs that have no process any more. Needs the lock.
 
-        `ended`: ID of a job that is over although a process still holds its lock. Needs the lock.
+        `ended`: ID of a job that is over although a process still holds its lock. Return whether
+        any job had a lease here.
         """
-        for lease in self._leases.read():
-            job_id = lease.job.id
-            if lease.host == self.machine.host and (
-                job_id == ended or not is_job_alive(self._state_dir, job_id)
-            ):
-                self._release(lease, over=job_id == ended)
+        mine = [lease for lease in self._leases.read() if lease.host == self.machine.host]
+        for lease in mine:
+            over = lease.job.id == ended
+            if over or not is_job_alive(self._state_dir, lease.job.id):
+                self._release(lease, over=over)
         self._leases.prune()
+        return bool(mine)
 
     def _release(self, lease: Lease, *, over: bool) -> None:
         """End the lease, unless a process recovers the job at this moment."""

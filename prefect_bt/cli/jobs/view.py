@@ -24,6 +24,7 @@ from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import UsageError
 from prefect_bt.job_index.overview import read_overview
+from prefect_bt.ledger.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,9 @@ def _read(
     jobs = open_job_index(ledger, terminal)
     if which.job_id:
         [record] = select_jobs(ledger, which, terminal)
-        job = {**jobs.read(record.id), "queue_context": queue_context(ledger, record.id)}
+        job = jobs.read(record.id)
+        if not JobState(job["current_status"]).terminal:
+            job = {**job, "queue_context": queue_context(ledger, record.id)}
         return job, lambda: render.show_job(terminal, job)
     if which.selected_project or limit != 0:
         newest = _list_newest(terminal, jobs, which, limit if limit is None else limit or _LIMIT)

@@ -123,18 +123,30 @@ def return_to_queue(ledger: Ledger, job_id: str, *, epoch: int, message: str) ->
     ledger.get_epochs(job_id).release(epoch)
 
 
-def start_waiting_jobs(
-    ledger: Ledger, *, ended: str = "", queue: MachineQueue | None = None
-) -> list[str]:
-    """Start the waiting jobs for which this machine has room; return their IDs.
-
-    `ended`: ID of a job that is over, and that this process still owns: so no newer lease of the
-    job is taken for the ended one.
-    """
+def start_waiting_jobs(ledger: Ledger, *, queue: MachineQueue | None = None) -> list[str]:
+    """Start the waiting jobs for which this machine has room; return their IDs."""
     queue = queue or open_machine_queue(ledger)
     with queue.lock():
-        queue.release_ended(ended=ended)
-        return [lease.job.id for lease in queue.iter_admitted() if _start(ledger, queue, lease)]
+        queue.release_ended()
+        return _start_admitted(ledger, queue)
+
+
+def start_next_jobs(ledger: Ledger, *, ended: str = "") -> None:
+    """Start the jobs that fit at the end of a job; an error is left to the next process.
+
+    A machine without any lease does not run jobs of this store, and starts none. `ended`: ID of a
+    job that is over, and that this process still owns: so no newer lease of the job is taken for
+    the ended one.
+    """
+    with suppress(PrefectBtError, OSError):
+        queue = open_machine_queue(ledger)
+        with queue.lock():
+            if queue.release_ended(ended=ended):
+                _start_admitted(ledger, queue)
+
+
+def _start_admitted(ledger: Ledger, queue: MachineQueue) -> list[str]:
+    return [lease.job.id for lease in queue.iter_admitted() if _start(ledger, queue, lease)]
 
 
 def list_shell_secrets(record: JobRecord) -> list[str]:
@@ -150,15 +162,13 @@ def list_shell_secrets(record: JobRecord) -> list[str]:
 
 
 def start_if_room_came(ledger: Ledger, record: JobRecord) -> None:
-    """Start a job that was queued just now, if room came before its record was written."""
-    if is_queued_here(record) and ledger.get_state(record.id) is JobState.PENDING:
-        start_waiting_jobs(ledger)
+    """Start a job that was queued just now, if room came before its record was written.
 
-
-def start_next_jobs(ledger: Ledger, *, ended: str = "") -> None:
-    """Do as `start_waiting_jobs` at the end of a job; an error is left to the next process."""
+    An error is left to the next process: the job is in the queue.
+    """
     with suppress(PrefectBtError, OSError):
-        start_waiting_jobs(ledger, ended=ended)
+        if is_queued_here(record) and ledger.get_state(record.id) is JobState.PENDING:
+            start_waiting_jobs(ledger)
 
 
 def _start(ledger: Ledger, queue: MachineQueue, lease: Lease) -> bool:

@@ -42,6 +42,8 @@ class QueuePoller:
         self._due_at = now + POLL_INTERVAL  # also after an error
         if now >= self._report_due_at:
             self._queue.report()
+            with self._queue.lock():
+                self._queue.release_ended()
             self._report_due_at = now + REPORT_INTERVAL
         if not has_waiting_jobs(self._ledger):
             return []
