@@ -130,7 +130,7 @@ def _release_ownership(site: JobContext) -> None:
         if over and not elsewhere and site.epoch:
             site.ledger.get_epochs(site.job_id).release_unused(site.epoch)
     if done:
-        start_next_jobs(site.ledger, ended=site.job_id)
+        start_next_jobs(site.ledger, ended=site.job_id, settings=site.settings)
         site.lock.release_and_remove()
     else:
         site.lock.release()

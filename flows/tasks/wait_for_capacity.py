@@ -52,8 +52,8 @@ def find_wait(site: JobContext) -> str:
     """Begin a lease of the job and return "", or return what the job waits for."""
     if not is_queued_here(site.record):
         return ""
-    job = build_queued_job(site.ledger, site.record)
-    waits = admit_job(site.ledger, job, waits=site.record.serving is None)
+    job = build_queued_job(site.ledger, site.record, site.settings)
+    waits = admit_job(site.ledger, job, waits=site.record.serving is None, settings=site.settings)
     if waits:
         return find_reason(waits, job.id)
     remove_waiting_job(site.ledger.store, job.id)  # of a suspended run that a worker continues
@@ -73,9 +73,11 @@ def wait_in_queue(run: JobRun) -> bool:
     if _may_suspend(site):
         _suspend(run, site)
     host = host_id(site.settings.state_dir).partition(":")[2]
-    job = replace(build_queued_job(site.ledger, site.record), host=host)
+    job = replace(build_queued_job(site.ledger, site.record, site.settings), host=host)
     add_waiting_job(site.ledger.store, job)
-    start_next_jobs(site.ledger, ended=site.job_id)  # of the place that a preempted job gave up
+    start_next_jobs(
+        site.ledger, ended=site.job_id, settings=site.settings
+    )  # of the place that a preempted job gave up
     try:
         return _poll(site, job, run.waits)
     finally:
@@ -87,7 +89,7 @@ def _poll(site: JobContext, job: QueuedJob, reason: str) -> bool:
         transition_job(site, JobState.PENDING, message=f"waits for {reason}")
     with watch_for_stop(site) as stop_requested:
         while not stop_requested():
-            if admit_job(site.ledger, job) is None:
+            if admit_job(site.ledger, job, settings=site.settings) is None:
                 transition_job(site, JobState.CREATED, message="this machine has room for it")
                 return True
             time.sleep(POLL_INTERVAL)
@@ -109,12 +111,14 @@ def _suspend(run: JobRun, site: JobContext) -> NoReturn:
     # First, because the machine that starts the job sets the state of the run, too.
     with suppress(*API_ERRORS), get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(str(flow_run.get_id())), state, force=True)
-    add_waiting_job(ledger.store, build_queued_job(ledger, site.record))
+    add_waiting_job(ledger.store, build_queued_job(ledger, site.record, site.settings))
     return_to_queue(ledger, site.job_id, epoch=site.epoch, message=message)
-    start_next_jobs(ledger, ended=site.job_id)  # in the place that a preempted job gave up
+    start_next_jobs(
+        ledger, ended=site.job_id, settings=site.settings
+    )  # in the place that a preempted job gave up
     run.site = None  # the job is not this process's any more
     site.lock.release_and_remove()
-    start_if_room_came(ledger, site.record)
+    start_if_room_came(ledger, site.record, site.settings)
     raise Pause(state=state)
 
 

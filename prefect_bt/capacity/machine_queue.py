@@ -50,7 +50,7 @@ class MachineQueue:
         substrates: tuple[str, ...] = ("local",),
     ) -> None:
         self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
-        self._ledger, self._store, self._state_dir = ledger, ledger.store, state_dir
+        self._ledger, self._store, self.state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
         self._idle: tuple[object, float] = None, 0.0
         """The leases and jobs of the last schedule that started nothing here, and its time."""
@@ -63,8 +63,8 @@ class MachineQueue:
     @contextmanager
     def lock(self) -> Generator[None]:
         """Decide alone on this machine; blocks while another process does."""
-        ensure_private_folder(self._state_dir)
-        path = self._state_dir / "queue.lock"
+        ensure_private_folder(self.state_dir)
+        path = self.state_dir / "queue.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -81,16 +81,16 @@ class MachineQueue:
         mine = [lease for lease in self._leases.read() if lease.host == self.machine.host]
         for lease in mine:
             over = lease.job.id == ended
-            if over or not is_job_alive(self._state_dir, lease.job.id):
+            if over or not is_job_alive(self.state_dir, lease.job.id):
                 self._release(lease, over=over)
         self._leases.prune()
         return bool(mine)
 
     def _release(self, lease: Lease, *, over: bool) -> None:
         """End the lease, unless a process recovers the job at this moment."""
-        claim = JobLock(self._state_dir, timeout=0.0)
+        claim = JobLock(self.state_dir, timeout=0.0)
         try:
-            if not over and has_lock_file(self._state_dir, lease.job.id):
+            if not over and has_lock_file(self.state_dir, lease.job.id):
                 claim.acquire(lease.job.id)
             self._leases.release(lease)
         except StateError:
@@ -157,7 +157,7 @@ class MachineQueue:
             self._ledger.controls.request_preemption(lease.job.id, by="the queue")
         starts = [start.job for start in self._starts_here(schedule)]
         # A flow that waits in its own process takes the job itself.
-        return [job for job in starts if not is_owned(self._state_dir, job.id)]
+        return [job for job in starts if not is_owned(self.state_dir, job.id)]
 
     def _starts_here(self, schedule: Schedule) -> list[Start]:
         return [start for start in schedule.starts if start.host == self.machine.host]

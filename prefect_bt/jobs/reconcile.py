@@ -244,7 +244,7 @@ def finalize_abandoned_job(
         remove_nodes(site)
         remove_waiting_job(ledger.store, job_id)
         kill_flow_helpers(job_id)
-        start_next_jobs(ledger, ended=job_id)
+        start_next_jobs(ledger, ended=job_id, settings=site.settings)
         remove_job_lock(state_dir, job_id, lock)
 
 

@@ -84,7 +84,7 @@ class JobLauncher:
         assert self.lock is not None
         assert self.lock.descriptor is not None
         self.lock.write_store_url(ledger.store.url)
-        self._send(ledger, record, self.lock.descriptor)
+        self._send(ledger, record, self.lock.descriptor, self.lock.state_dir)
         # The socket, and then the supervisor, holds the same open file.
         self.lock.release()
 
@@ -93,17 +93,23 @@ class JobLauncher:
         if self.lock is not None:
             self.lock.release_and_remove()
         with Path(os.devnull).open() as no_lock:
-            self._send(ledger, record, no_lock.fileno(), queued=True)
+            self._send(ledger, record, no_lock.fileno(), self.state_dir, queued=True)
 
     def _send(
-        self, ledger: Ledger, record: JobRecord, descriptor: int, *, queued: bool = False
+        self,
+        ledger: Ledger,
+        record: JobRecord,
+        descriptor: int,
+        state_dir: Path,
+        *,
+        queued: bool = False,
     ) -> None:
         from prefect_bt.errors import ServerError
 
         message = {
             "job_id": record.id,
             "store": ledger.store.url,
-            "state_dir": str(self.state_dir),
+            "state_dir": str(state_dir),
             "queued": queued,
         }
         try:

@@ -137,7 +137,7 @@ class SupervisedJob:
             why = f"the flow could not be run: {_extract_cause(text)}"
             finalize_abandoned_job(site, end, why)
         self.clear_flow()
-        start_next_jobs(self.ledger, ended="" if away else self.job_id)
+        start_next_jobs(self.ledger, ended="" if away else self.job_id, settings=site.settings)
         remove_job_lock(self.state_dir, self.job_id, self._lock)
         os.close(self._lock)
 

@@ -34,9 +34,12 @@ UNWRITTEN_SECONDS: Final = 60.0
 """Seconds after which a queue entry without a job's record was left by a process that died."""
 
 
-def open_machine_queue(ledger: Ledger) -> MachineQueue:
-    """Return the queue of the ledger's store for this machine."""
-    settings = Settings()
+def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> MachineQueue:
+    """Return the queue of the ledger's store for this machine.
+
+    `settings`: those of a job whose block names its state folder; None: the process's.
+    """
+    settings = settings or Settings()
     engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
     has_docker = Path(engine.removeprefix("unix://")).exists()
     return MachineQueue(
@@ -58,13 +61,15 @@ def has_waiting_jobs(ledger: Ledger) -> bool:
     return next(iter(ledger.store.list(QUEUE_WAITING)), None) is not None
 
 
-def build_queued_job(ledger: Ledger, record: JobRecord) -> QueuedJob:
+def build_queued_job(
+    ledger: Ledger, record: JobRecord, settings: Settings | None = None
+) -> QueuedJob:
     """Return what the queue knows of a job."""
     project, now = load_definition(record), ledger.now()
     nodes, each = project.job.compute.node_count, record.resources or Resources()
     demand = Demand(each.gpus * nodes, each.gpu_type, each.cpus * nodes, each.memory * nodes)
     if each.gpus:
-        demand = open_machine_queue(ledger).match_gpus(demand)
+        demand = open_machine_queue(ledger, settings).match_gpus(demand)
     return QueuedJob(
         id=record.id,
         demand=demand,
@@ -78,12 +83,14 @@ def build_queued_job(ledger: Ledger, record: JobRecord) -> QueuedJob:
     )
 
 
-def admit_job(ledger: Ledger, job: QueuedJob, *, waits: bool = True) -> Schedule | None:
+def admit_job(
+    ledger: Ledger, job: QueuedJob, *, waits: bool = True, settings: Settings | None = None
+) -> Schedule | None:
     """Begin a lease of a job that this process owns; None if it may start, else the schedule.
 
     `waits`: False for a job that starts whether there is room or not.
     """
-    queue = open_machine_queue(ledger)
+    queue = open_machine_queue(ledger, settings)
     with queue.lock():
         queue.release_ended()
         if queue.find_lease(job.id):
@@ -131,7 +138,7 @@ def start_waiting_jobs(ledger: Ledger, *, queue: MachineQueue | None = None) -> 
         return _start_admitted(ledger, queue)
 
 
-def start_next_jobs(ledger: Ledger, *, ended: str = "") -> None:
+def start_next_jobs(ledger: Ledger, *, ended: str = "", settings: Settings | None = None) -> None:
     """Start the jobs that fit at the end of a job; an error is left to the next process.
 
     A machine without any lease does not run jobs of this store, and starts none. `ended`: ID of a
@@ -139,7 +146,7 @@ def start_next_jobs(ledger: Ledger, *, ended: str = "") -> None:
     the ended one.
     """
     with suppress(PrefectBtError, OSError):
-        queue = open_machine_queue(ledger)
+        queue = open_machine_queue(ledger, settings)
         with queue.lock():
             if queue.release_ended(ended=ended):
                 _start_admitted(ledger, queue)
@@ -161,19 +168,19 @@ def list_shell_secrets(record: JobRecord) -> list[str]:
     ]
 
 
-def start_if_room_came(ledger: Ledger, record: JobRecord) -> None:
+def start_if_room_came(ledger: Ledger, record: JobRecord, settings: Settings | None = None) -> None:
     """Start a job that was queued just now, if room came before its record was written.
 
     An error is left to the next process: the job is in the queue.
     """
     with suppress(PrefectBtError, OSError):
         if is_queued_here(record) and ledger.get_state(record.id) is JobState.PENDING:
-            start_waiting_jobs(ledger)
+            start_waiting_jobs(ledger, queue=open_machine_queue(ledger, settings))
 
 
 def _start(ledger: Ledger, queue: MachineQueue, lease: Lease) -> bool:
     """Hand the job to a supervisor; return False if it is no longer this machine's to start."""
-    job_id, state_dir = lease.job.id, Settings().state_dir.absolute()
+    job_id, state_dir = lease.job.id, queue.state_dir
     existed, claim = has_lock_file(state_dir, job_id), JobLock(state_dir, timeout=0.0)
     try:
         record = _find_waiting(ledger, lease.job)
