@@ -75,9 +75,8 @@ def wait_in_queue(run: JobRun) -> bool:
     host = host_id(site.settings.state_dir).partition(":")[2]
     job = replace(build_queued_job(site.ledger, site.record, site.settings), host=host)
     add_waiting_job(site.ledger.store, job)
-    start_next_jobs(
-        site.ledger, ended=site.job_id, settings=site.settings
-    )  # of the place that a preempted job gave up
+    # In the place that a preempted job gave up.
+    start_next_jobs(site.ledger, ended=site.job_id, settings=site.settings)
     try:
         return _poll(site, job, run.waits)
     finally:
@@ -113,9 +112,8 @@ def _suspend(run: JobRun, site: JobContext) -> NoReturn:
         client.set_flow_run_state(UUID(str(flow_run.get_id())), state, force=True)
     add_waiting_job(ledger.store, build_queued_job(ledger, site.record, site.settings))
     return_to_queue(ledger, site.job_id, epoch=site.epoch, message=message)
-    start_next_jobs(
-        ledger, ended=site.job_id, settings=site.settings
-    )  # in the place that a preempted job gave up
+    # In the place that a preempted job gave up.
+    start_next_jobs(ledger, ended=site.job_id, settings=site.settings)
     run.site = None  # the job is not this process's any more
     site.lock.release_and_remove()
     start_if_room_came(ledger, site.record, site.settings)

@@ -6,7 +6,8 @@
 To start a job, a machine reads all leases and creates the next number. Of two machines that decide
 at the same time, one finds its number taken, reads again, and decides again: no decision is made
 from leases that are out of date, so no limit is exceeded. A lease ends when its machine finds the
-job's processes gone. The newest number is never deleted, so no number is used twice.
+job's processes gone. The newest number is never deleted: a machine whose decision is so old that
+its number was used and deleted meanwhile finds a higher one, and withdraws its lease.
 """
 
 from __future__ import annotations
@@ -38,10 +39,7 @@ class Leases:
 
     def read(self) -> list[Lease]:
         """List the leases again and return the active ones, oldest first."""
-        names = [info.key.rpartition("/")[2] for info in self._store.list(QUEUE_LEASES)]
-        found = [match for name in names if (match := _NAME.fullmatch(name))]
-        numbers = sorted({int(match[1]) for match in found if match[2] == "json"})
-        released = {int(match[1]) for match in found if match[2] == "released"}
+        numbers, released = self._list_numbers()
         self._newest = numbers[-1] if numbers else 0
         self._ended = sorted(released - {self._newest})
         read = [self._get(number) for number in numbers if number not in released]
@@ -52,6 +50,10 @@ class Leases:
         """Create the next lease; None if another decision was made since `read`."""
         lease = Lease(self._newest + 1, job, host, at)
         if not try_create(self._store, _key(lease.number), codec.dumps(lease).encode()):
+            return None
+        if self._list_numbers()[0][-1] > lease.number:
+            # A later decision was made, or this number is that of a lease which ended meanwhile.
+            self._delete(lease.number)
             return None
         self._newest = lease.number
         self._cache[lease.number] = lease
@@ -77,6 +79,13 @@ class Leases:
         """Return the active lease of a job on a machine, as of the last `read`."""
         mine = [one for one in self.active if one.job.id == job_id and one.host == host]
         return mine[-1] if mine else None
+
+    def _list_numbers(self) -> tuple[list[int], set[int]]:
+        """Return the numbers of all leases, sorted, and those of the marks of ended ones."""
+        names = [info.key.rpartition("/")[2] for info in self._store.list(QUEUE_LEASES)]
+        found = [match for name in names if (match := _NAME.fullmatch(name))]
+        numbers = sorted({int(match[1]) for match in found if match[2] == "json"})
+        return numbers, {int(match[1]) for match in found if match[2] == "released"}
 
     def _delete(self, number: int) -> None:
         # The lease first: without its mark it would be active again.

@@ -98,7 +98,7 @@ def test_a_new_job_does_not_pass_those_that_wait(
         assert isinstance(admit(queue, job("urgent", priority=1)), Lease)
 
 
-def test_admitted_jobs_hold_what_they_take_and_an_owned_one_is_left_alone(
+def test_admitted_jobs_hold_resources_and_an_owned_job_is_skipped(
     queue: MachineQueue, ledger: Ledger, tmp_path: Path
 ) -> None:
     for number in range(4):

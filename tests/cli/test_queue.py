@@ -204,10 +204,7 @@ def test_a_thousand_jobs_in_json_need_no_record_of_a_job(within: Within, waiting
     for index in range(1000):  # no job is written: their records would be missing
         at = waiting.now - index
         add_waiting_job(waiting.store, QueuedJob(f"j{index:06d}", FOUR, at, run_time=600))
-    within("queue", "-o", "json")
-    began = time.perf_counter()
     found = within("queue", "-o", "json").json
-    assert time.perf_counter() - began < 5  # about 0.3 s on an idle machine
     assert [one["place"] for one in found] == list(range(1, 1001))
 
 

@@ -156,7 +156,7 @@ def _start_admitted(ledger: Ledger, queue: MachineQueue) -> list[str]:
     return [lease.job.id for lease in queue.iter_admitted() if _start(ledger, queue, lease)]
 
 
-def list_shell_secrets(record: JobRecord) -> list[str]:
+def list_secret_notes(record: JobRecord) -> list[str]:
     """Return notes about secrets of a waiting job that only this process's environment has."""
     names = list_job_secret_names(load_definition(record).job)
     found = [secret_variable(name) for name in names if EnvironmentSecrets().find(name)]
