@@ -125,12 +125,15 @@ def _list_parent_runs() -> list[FlowRun]:
 
 
 def rename_flow_run(site: JobContext) -> None:
-    """Show the job in Prefect's lists: the run is renamed and tagged (9 ms)."""
+    """Show the job in Prefect's lists: rename and tag a run that was not created for the job."""
+    tag = f"prefect-bt:{site.job_id}"
+    if tag in flow_run.get_tags():
+        return
     with suppress(*API_ERRORS), get_client(sync_client=True) as client:
         client.update_flow_run(
             flow_run_id=flow_run.get_id(),  # pyright: ignore[reportArgumentType]
             name=f"{site.record.project_name}/{site.record.name} ({site.job_id})",
-            tags={*flow_run.get_tags(), f"prefect-bt:{site.job_id}"},
+            tags={*flow_run.get_tags(), tag},
         )
 
 

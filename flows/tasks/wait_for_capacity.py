@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import UUID
 
@@ -20,7 +19,6 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Scheduled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import remove_nodes
@@ -38,14 +36,13 @@ from prefect_bt.jobs.queue.admission import (
     start_if_room_came,
     start_next_jobs,
 )
+from prefect_bt.jobs.queue.queued_runs import queued_state
 from prefect_bt.ledger.states import JobState
 
 if TYPE_CHECKING:
     from prefect_bt.flows.tasks.finish_job import JobRun
 
 POLL_INTERVAL: Final = 1.0
-RESUME_AFTER: Final = timedelta(days=1)
-"""Time after which a worker looks at a suspended run, should no machine have started it."""
 
 
 def find_wait(site: JobContext) -> str:
@@ -106,7 +103,7 @@ def _may_suspend(site: JobContext) -> bool:
 def _suspend(run: JobRun, site: JobContext) -> NoReturn:
     """Return the job to the queue, and end this process."""
     ledger, message = site.ledger, f"waits for {run.waits}"
-    state = queued_state(message)
+    state: State[Any] = State.model_validate(queued_state(run.waits, deployed=True))
     # First, because the machine that starts the job sets the state of the run, too.
     with suppress(*API_ERRORS), get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(str(flow_run.get_id())), state, force=True)
@@ -118,12 +115,3 @@ def _suspend(run: JobRun, site: JobContext) -> NoReturn:
     site.lock.release_and_remove()
     start_if_room_came(ledger, site.record, site.settings)
     raise Pause(state=state)
-
-
-def queued_state(message: str) -> State[Any]:
-    """Return the state of a run whose job is in the queue."""
-    return Scheduled(
-        name="AwaitingConcurrencySlot",
-        message=f"{message[:1].upper()}{message[1:]}",
-        scheduled_time=datetime.now(UTC) + RESUME_AFTER,
-    )

@@ -39,8 +39,11 @@ def retry(
     with open_launcher() as launcher:
         with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
             epoch = _request_attempt(ledger, job_id, limit, any_host=launcher is None)
-            if launcher and not admit_new_job(ledger, record):
-                return_to_queue(ledger, job_id, epoch=epoch, message="waits in the queue")
+            if launcher:
+                launcher.waits_for = admit_new_job(ledger, record, again=True)
+                if launcher.waits_for:
+                    message = f"waits for {launcher.waits_for}"
+                    return_to_queue(ledger, job_id, epoch=epoch, message=message)
         start_job(ledger, record, launcher)
     start_if_room_came(ledger, record)
     flat = job_document(ledger, record)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -46,8 +47,10 @@ class JobLauncher:
 
         self.lock = lock
         self._socket, theirs = socket.socketpair()
+        self.waits_for = ""
+        """What the job waits for in the queue; "" for a job that starts now."""
         with theirs:
-            subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect_bt.supervisor.process", self.job_id],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -88,30 +91,10 @@ class JobLauncher:
         # The socket, and then the supervisor, holds the same open file.
         self.lock.release()
 
-    def show_queued(self, ledger: Ledger, record: JobRecord) -> None:
-        """Release a job of the queue; the process of the flow shows it in Prefect, and ends."""
-        if self.lock is not None:
-            self.lock.release_and_remove()
-        with Path(os.devnull).open() as no_lock:
-            self._send(ledger, record, no_lock.fileno(), self.state_dir, queued=True)
-
-    def _send(
-        self,
-        ledger: Ledger,
-        record: JobRecord,
-        descriptor: int,
-        state_dir: Path,
-        *,
-        queued: bool = False,
-    ) -> None:
+    def _send(self, ledger: Ledger, record: JobRecord, descriptor: int, state_dir: Path) -> None:
         from prefect_bt.errors import ServerError
 
-        message = {
-            "job_id": record.id,
-            "store": ledger.store.url,
-            "state_dir": str(state_dir),
-            "queued": queued,
-        }
+        message = {"job_id": record.id, "store": ledger.store.url, "state_dir": str(state_dir)}
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], [descriptor])
         except OSError as error:
@@ -119,10 +102,16 @@ class JobLauncher:
                 f"The process of job {record.id} has ended ({error}).",
                 next_step="Try again; `prefect-bt push --log debug` shows more.",
             ) from error
+        self._process = None
 
     def close(self) -> None:
         """End a supervisor that has no job, and release the lock; may be called again."""
         self._socket.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # it is still importing Prefect
+            self._process.wait()
+            self._process = None
         if self.lock is not None:
             self.lock.release_and_remove()
 
@@ -178,16 +167,17 @@ def start_job(
 ) -> None:
     """Call `on_created`, then start the job. On an error, record the job as FAILED and raise.
 
-    With a launcher, a job that is PENDING is in the queue: it is shown in Prefect, not started.
+    A job of the launcher that waits in the queue is shown in Prefect, not started.
     """
-    from prefect_bt.ledger.states import JobState
-
     try:
         on_created(record)
-        if launcher:
-            waits = ledger.get_state(record.id) is JobState.PENDING
-            send = launcher.show_queued if waits else launcher.hand_over
-            send(ledger, record)
+        if launcher and launcher.waits_for:
+            from prefect_bt.jobs.queue.queued_runs import show_queued_job
+
+            launcher.close()
+            show_queued_job(ledger, record, launcher.waits_for)
+        elif launcher:
+            launcher.hand_over(ledger, record)
         else:
             from prefect_bt.prefect_api.client import run_deployment
 

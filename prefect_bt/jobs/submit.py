@@ -286,8 +286,9 @@ def write_job(  # noqa: PLR0913 (what the record says)
         )
         if workspace:
             ledger.store.upload_verified(workspace_key, workspace.path)
-        if isinstance(owner, JobLauncher) and not admit_new_job(ledger, record):
-            state = JobState.PENDING
+        if isinstance(owner, JobLauncher):
+            owner.waits_for = admit_new_job(ledger, record)
+            state = JobState.PENDING if owner.waits_for else state
         state_dir = owner.state_dir if owner else Settings().state_dir
         host = "" if state is JobState.PENDING else host_id(state_dir)
         ledger.write_job(record, state=state, host=host)

@@ -209,7 +209,7 @@ class FlowRuns(_JobObjects):
             known = [run for run in self.list(bound) if run.flow_run_id == flow_run_id]
             if not host or (known and known[0].host == host):
                 return bound
-            url = known[0].url if known else url
+            url = (known[0].url if known else "") or url
         run = FlowRunRecord(flow_run_id, self._clock(), url, host)
         key = f"{self._job_prefix(bound)}/runs/{flow_run_id}.json"
         delete_ended_document(self._store, bound)

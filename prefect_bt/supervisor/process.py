@@ -9,7 +9,6 @@ flow runs again. This process does not import Prefect, to stay small.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -88,9 +87,6 @@ def main() -> int:
             flow.kill()
             return 0
         os.set_inheritable(handoff.lock, False)
-        if json.loads(handoff.message)["queued"]:
-            flow.run(handoff, TerminationSignal())  # whether it succeeds or not, the job waits
-            return 0
         return _supervise(flow, handoff, output)
 
 

@@ -56,9 +56,7 @@ def main() -> int:
     import prefect.flow_engine  # the slow part, before there is a job
 
     import prefect_bt.flows.train
-    from prefect_bt.ledger.open_ledger import open_ledger
     from prefect_bt.supervisor.process import receive_handoff
-    from prefect_bt.supervisor.queued_run import show_queued_job
 
     _ = prefect.flow_engine, prefect_bt.flows.train
     gc.freeze()
@@ -71,9 +69,6 @@ def main() -> int:
     job_id = message["job_id"]
     os.environ["PREFECT_BT_STATE_DIR"] = message["state_dir"]
     os.environ["PREFECT_BT_STORE"] = message["store"]
-    if message["queued"]:
-        show_queued_job(open_ledger(), job_id)
-        return 0
     os.environ[OWNER_FD_VARIABLE] = str(handoff.lock)
     os.environ[FLOW_VARIABLE] = job_id
     _redirect_output(lock_path(Settings().state_dir, job_id).with_name("flow.log"))
@@ -100,17 +95,36 @@ def _run_job(job_id: str) -> int:
 
 
 def _run_flow(ledger: Ledger, job_id: str) -> None:
+    from prefect.client.orchestration import get_client
     from prefect.flow_engine import run_flow
 
     if not is_this_host(Settings().state_dir, ledger.get_host(job_id)):
         return  # another machine took over the job
-    flow = _select_flow(ledger.get_job(job_id))
-    runs = ledger.runs.list(job_id)
-    run = _reopen_run(ledger, job_id, runs[-1].flow_run_id) if runs else None
-    if run is None:
-        flow(job_id=job_id, return_state=True)
-    else:
-        run_flow(flow, flow_run=run, parameters=run.parameters, return_type="state")
+    record = ledger.get_job(job_id)
+    flow, runs = _select_flow(record), ledger.runs.list(job_id)
+    with get_client(sync_client=True) as client:
+        run = _reopen_run(client, ledger, job_id, runs[-1].flow_run_id) if runs else None
+        if run is None:
+            run = _create_run(client, ledger, record, flow.name)
+    run_flow(flow, flow_run=run, parameters=run.parameters, return_type="state")
+
+
+def _create_run(
+    client: SyncPrefectClient, ledger: Ledger, record: JobRecord, flow_name: str
+) -> FlowRun:
+    """Return the first run of the job; another process may have created it to show the queue."""
+    from prefect.client.schemas.objects import FlowRun
+
+    from prefect_bt.jobs.queue.queued_runs import create_job_run
+
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return client.request("POST", path, json=body).json()  # pyright: ignore[reportArgumentType]
+
+    state = {"type": "PENDING", "name": "Pending"}
+    run = FlowRun.model_validate(create_job_run(post, record, state, flow_name))
+    if run.state and run.state.is_pending():
+        return run
+    return _reopen_run(client, ledger, record.id, str(run.id)) or run
 
 
 def _select_flow(job: JobRecord) -> Any:
@@ -123,29 +137,29 @@ def _select_flow(job: JobRecord) -> Any:
     return train
 
 
-def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:
+def _reopen_run(
+    client: SyncPrefectClient, ledger: Ledger, job_id: str, flow_run_id: str
+) -> FlowRun | None:
     """Make the run ready to run again and return it; None if this server does not have it.
 
     The last process of a job that was over may not have reported its end yet. A cancellation that
     no process saw becomes a stop request of the job.
     """
-    from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
     from prefect.states import Pending
 
-    with get_client(sync_client=True) as client:
-        try:
-            events = ledger.list_events(job_id)
-            over = events[-1].state is JobState.CREATED and _ended_before(events)
-            _wait_for_state(client, flow_run_id, over=over)
-            states = client.read_flow_run_states(UUID(flow_run_id))
-            if _is_new_cancellation(states, events):
-                ledger.controls.request_stop(job_id, by="Prefect's cancellation")
-            # Not Scheduled in any form: a worker would start such a run.
-            client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
-            return client.read_flow_run(UUID(flow_run_id))
-        except ObjectNotFound:
-            return None
+    try:
+        events = ledger.list_events(job_id)
+        over = events[-1].state is JobState.CREATED and _ended_before(events)
+        _wait_for_state(client, flow_run_id, over=over)
+        states = client.read_flow_run_states(UUID(flow_run_id))
+        if _is_new_cancellation(states, events):
+            ledger.controls.request_stop(job_id, by="Prefect's cancellation")
+        # Not Scheduled in any form: a worker would start such a run.
+        client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
+        return client.read_flow_run(UUID(flow_run_id))
+    except ObjectNotFound:
+        return None
 
 
 def _ended_before(events: Sequence[JobEvent]) -> bool:

@@ -43,18 +43,17 @@ project = d.TrainingProject(
 def deployed(served_machine: Machine) -> Generator[Machine]:
     """The machine of `up`, whose worker runs what is deployed as users deploy it."""
     command = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", *command],
-        env={
-            **served_machine.environment,
-            **served_machine.api,
-            "PWD": str(ROOT),
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *command],
+            env={**served_machine.environment, **served_machine.api, "PWD": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "503 Service Unavailable" not in done.stdout + done.stderr:
+            break  # Prefect's server answers 503 while its SQLite file is locked
     assert done.returncode == 0, done.stdout + done.stderr
     api: dict[Any, Any] = {
         PREFECT_API_URL: served_machine.api_url,

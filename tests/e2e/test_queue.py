@@ -13,6 +13,8 @@ from itertools import pairwise
 import pytest
 
 from prefect_bt.capacity.leases import Leases
+from prefect_bt.jobs.queue.queued_runs import WaitReasons, create_job_run, queued_state
+from prefect_bt.prefect_api.http_api import find_http_api
 
 from .conftest import call, until
 from .queue_machine import HOLDS, Make, QueueMachine, make_machine, queue_machine, working
@@ -45,6 +47,30 @@ def test_the_second_of_two_jobs_for_all_the_memory_waits_without_a_process(
     queue_machine.check_intervals("first", "second")
     assert queue_machine.wait_in_prefect(second, "Completed")["id"] == waiting["id"]
     queue_machine.check_idle()
+
+
+def test_prefect_shows_one_run_with_what_the_job_waits_for_now(
+    queue_machine: QueueMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_machine.start("first")
+    second = queue_machine.start("second")
+    run = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_BT_STATE_DIR"):
+        monkeypatch.setenv(name, queue_machine.environment[name])
+    api, record = find_http_api(), queue_machine.ledger.get_job(second)
+    assert api
+    # The process of a machine that starts the job meanwhile.
+    again = create_job_run(api.post, record, {"type": "PENDING", "name": "Pending"}, "train")
+    assert (again["id"], again["state"]["name"]) == (run["id"], "AwaitingConcurrencySlot")
+    path = f"/flow_runs/{run['id']}/set_state"
+    api.post(path, {"state": queued_state("an old reason"), "force": True})
+    WaitReasons().poll(queue_machine.ledger)
+    shown = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
+    assert shown["state"]["message"] == f"Waits for {queue_machine.rows()[0]['waiting_for']}"
+    queue_machine.wait_for_start("first")
+    queue_machine.release("first", "second")
+    queue_machine.wait(second, "COMPLETED")
+    assert queue_machine.wait_in_prefect(second, "Completed")["id"] == run["id"]
 
 
 def test_a_higher_priority_starts_first_then_the_older_job(queue_machine: QueueMachine) -> None:

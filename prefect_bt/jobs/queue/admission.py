@@ -20,6 +20,7 @@ from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
+from prefect_bt.jobs.queue.queued_runs import show_job_again
 from prefect_bt.jobs.start import hand_over_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
@@ -109,18 +110,23 @@ def find_reason(schedule: Schedule, job_id: str) -> str:
     return reasons[0] if reasons else "another machine, which has room for it"
 
 
-def admit_new_job(ledger: Ledger, record: JobRecord) -> bool:
-    """Return whether a job of this process starts now; otherwise write it to the queue.
+def admit_new_job(ledger: Ledger, record: JobRecord, *, again: bool = False) -> str:
+    """Return "" if a job of this process starts now; else write it to the queue: what it waits for.
 
-    The job's record need not exist yet. A server starts whether there is room or not.
+    The job's record need not exist yet. A server starts whether there is room or not. `again`: the
+    job has run before.
     """
     if not is_queued_here(record):
-        return True
+        return ""
     job = build_queued_job(ledger, record)
-    if admit_job(ledger, job, waits=record.serving is None) is None:
-        return True
+    schedule = admit_job(ledger, job, waits=record.serving is None)
+    if schedule is None:
+        return ""
+    reason = find_reason(schedule, job.id)
+    if again:  # before the entry: then a machine may start the job, and sets the state of the run
+        show_job_again(ledger, job.id, reason)
     add_waiting_job(ledger.store, job)
-    return False
+    return reason
 
 
 def return_to_queue(ledger: Ledger, job_id: str, *, epoch: int, message: str) -> None:

@@ -1,6 +1,6 @@
 """Take jobs out of the queue whose Prefect runs were cancelled: no process of theirs could see it.
 
-One request for all jobs. Prefect is not imported: the process that polls stays small.
+One request for all jobs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Final
 
 import httpx
 
@@ -18,9 +18,7 @@ from prefect_bt.errors import StateError
 from prefect_bt.jobs.reconcile import finalize_abandoned_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
-from prefect_bt.local_server.discovery import local_server_url
-from prefect_bt.local_server.password import find_auth
-from prefect_bt.settings import Settings, process_environment
+from prefect_bt.prefect_api.http_api import find_http_api
 
 POLL_INTERVAL: Final = 10.0
 _OVERLAP: Final = 60.0
@@ -48,24 +46,13 @@ class CancelledRuns:
 
 
 def _list_cancelled_runs(since: float) -> list[str]:
-    state_dir, variables = Settings().state_dir, process_environment()
-    url = variables.get("PREFECT_API_URL") or local_server_url(state_dir)
-    if not url:
+    api = find_http_api()
+    if api is None:
         return []
     after = datetime.fromtimestamp(since, UTC).isoformat()
     wanted = {"state": {"type": {"any_": ["CANCELLED"]}}, "end_time": {"after_": after}}
-    known = find_auth(state_dir, url) or variables.get("PREFECT_API_AUTH_STRING", "")
-    user, _, password = known.partition(":")
-    key = variables.get("PREFECT_API_KEY")
-    answer = httpx.post(
-        f"{url.rstrip('/')}/flow_runs/filter",
-        json={"flow_runs": wanted, "sort": "END_TIME_DESC"},
-        auth=(user, password) if user else None,
-        headers={"Authorization": f"Bearer {key}"} if key and not user else {},
-        timeout=10,
-    )
-    answer.raise_for_status()
-    return [str(run["id"]) for run in cast("list[dict[str, Any]]", answer.json())]
+    body = {"flow_runs": wanted, "sort": "END_TIME_DESC"}
+    return [str(run["id"]) for run in api.post("/flow_runs/filter", body)]
 
 
 def _stop_waiting_job(ledger: Ledger, flow_run_id: str) -> None:

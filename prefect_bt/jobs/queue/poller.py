@@ -13,6 +13,7 @@ from prefect_bt.capacity.machines import REPORT_INTERVAL
 from prefect_bt.capacity.records import Machine
 from prefect_bt.jobs.queue.admission import has_waiting_jobs, open_machine_queue, start_waiting_jobs
 from prefect_bt.jobs.queue.cancelled_runs import CancelledRuns
+from prefect_bt.jobs.queue.queued_runs import WaitReasons
 from prefect_bt.ledger.open_ledger import open_ledger
 
 POLL_INTERVAL: Final = 1.0
@@ -26,7 +27,7 @@ class QueuePoller:
     def __init__(self) -> None:
         self._ledger = open_ledger()
         self._queue = open_machine_queue(self._ledger)
-        self._cancelled = CancelledRuns()
+        self._cancelled, self._reasons = CancelledRuns(), WaitReasons()
         self._due_at = self._report_due_at = 0.0
 
     @property
@@ -49,6 +50,7 @@ class QueuePoller:
             return []
         self._cancelled.poll(self._ledger)
         started = start_waiting_jobs(self._ledger, queue=self._queue)
+        self._reasons.poll(self._ledger)
         used = time.thread_time() - used
         self._due_at = time.monotonic() + max(POLL_INTERVAL, used / MAX_CPU_SHARE)
         return started

@@ -1,0 +1,135 @@
+"""The Prefect runs of jobs that wait: created and changed without a process of the job.
+
+A queued job costs a few requests to Prefect and no import of Prefect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import httpx
+
+from prefect_bt.capacity.overview import read_schedule
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.prefect_api.http_api import HttpApi, find_http_api
+
+Document = dict[str, Any]
+QUEUED: Final = "AwaitingConcurrencySlot"
+RESUME_AFTER: Final = timedelta(days=1)
+"""Time after which a worker looks at a suspended run, should no machine have started it."""
+REASON_INTERVAL: Final = 30.0
+"""Seconds between two looks at the reasons that Prefect shows."""
+SHOWN_REASONS: Final = 10
+"""Jobs at the head of the queue whose reasons are kept up to date."""
+_UNAVAILABLE: Final = (httpx.HTTPError, ValueError, KeyError, PrefectBtError)
+
+
+def queued_state(reason: str, *, deployed: bool = False) -> Document:
+    """Return the state of a run whose job is in the queue.
+
+    `deployed`: a worker would start the run of a deployment as soon as its time has come.
+    """
+    at = datetime.now(UTC) + (RESUME_AFTER if deployed else timedelta())
+    return {
+        "type": "SCHEDULED",
+        "name": QUEUED,
+        "message": f"Waits for {reason}",
+        "state_details": {"scheduled_time": at.isoformat()},
+    }
+
+
+def create_job_run(
+    post: Callable[[str, Document], Document], record: JobRecord, state: Document, flow_name: str
+) -> Document:
+    """Create the first run of a job, or return the run that another process has created.
+
+    One process shows a queued job while another may start it: the key makes one run of both.
+    """
+    flow = post("/flows/", {"name": flow_name})
+    return post(
+        "/flow_runs/",
+        {
+            "flow_id": flow["id"],
+            "name": f"{record.project_name}/{record.name} ({record.id})",
+            "parameters": {"job_id": record.id},
+            "tags": [f"prefect-bt:{record.id}"],
+            "state": state,
+            "idempotency_key": f"prefect-bt:{record.id}",
+        },
+    )
+
+
+def show_queued_job(ledger: Ledger, record: JobRecord, reason: str) -> None:
+    """Show a job that waits as a run, if a lasting Prefect server answers."""
+    with suppress(*_UNAVAILABLE):
+        api = find_http_api()
+        if api is None or ledger.runs.list(record.id):
+            return
+        run_id = str(create_job_run(api.post, record, queued_state(reason), "train")["id"])
+        ledger.runs.bind(run_id, record.id, url=api.run_url(run_id))
+        if ledger.get_state(record.id) is JobState.STOPPED:  # `stop` did not see the run
+            _set_state(api, run_id, {"type": "CANCELLED", "name": "Cancelled"})
+
+
+def show_job_again(ledger: Ledger, job_id: str, reason: str) -> None:
+    """Show a job that is to run again, and that no machine may start yet, as waiting."""
+    with suppress(*_UNAVAILABLE):
+        api, runs = find_http_api(), ledger.runs.list(job_id)
+        if api and runs:
+            _set_state(api, runs[-1].flow_run_id, queued_state(reason, deployed=True))
+
+
+class WaitReasons:
+    """Keeps what Prefect shows for the head of the queue up to date."""
+
+    def __init__(self) -> None:
+        self._due_at = 0.0
+        self._runs: dict[str, str] = {}
+        """Job -> its last run; "" for none."""
+
+    def poll(self, ledger: Ledger) -> None:
+        """Change the reasons in Prefect that are old, if it is time."""
+        now = time.monotonic()
+        api = find_http_api() if now >= self._due_at else None
+        if api is None:
+            return
+        self._due_at = now + REASON_INTERVAL
+        waits = {wait.job.id: wait.reason for wait in read_schedule(ledger.store).waits}
+        self._runs = {job: self._find_run(ledger, job) for job in list(waits)[:SHOWN_REASONS]}
+        jobs = {run: job for job, run in self._runs.items() if run}
+        with suppress(*_UNAVAILABLE):
+            for run in _list_runs(api, list(jobs)):
+                job_id = jobs[run["id"]]
+                state = queued_state(waits[job_id])
+                # A worker would start the run of a deployment.
+                if run["deployment_id"] is None and run["state"]["message"] != state["message"]:
+                    _change_reason(api, ledger, job_id, run["id"], state)
+
+    def _find_run(self, ledger: Ledger, job_id: str) -> str:
+        if known := self._runs.get(job_id):
+            return known
+        runs = ledger.runs.list(job_id)
+        return runs[-1].flow_run_id if runs else ""
+
+
+def _list_runs(api: HttpApi, run_ids: list[str]) -> list[Document]:
+    wanted = {"id": {"any_": run_ids}, "state": {"name": {"any_": [QUEUED]}}}
+    return api.post("/flow_runs/filter", {"flow_runs": wanted}) if run_ids else []
+
+
+def _change_reason(api: HttpApi, ledger: Ledger, job_id: str, run_id: str, state: Document) -> None:
+    if ledger.get_state(job_id) is JobState.PENDING:
+        _set_state(api, run_id, state)
+        if ledger.get_state(job_id) is not JobState.PENDING:  # it started meanwhile
+            _set_state(api, run_id, {"type": "RUNNING", "name": "Running"})
+
+
+def _set_state(api: HttpApi, run_id: str, state: Document) -> None:
+    api.post(f"/flow_runs/{run_id}/set_state", {"state": state, "force": True})

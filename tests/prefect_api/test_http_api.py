@@ -1,0 +1,60 @@
+"""The API that requests without Prefect's client go to: the one that Prefect would use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.prefect_api.http_api import find_http_api
+
+PROFILES = """
+active = "team"
+[profiles.team]
+PREFECT_API_URL = "http://prefect.example/api"
+PREFECT_API_AUTH_STRING = "me:secret"
+[profiles.cloud]
+PREFECT_API_URL = "https://api.prefect.cloud/api/accounts/a/workspaces/w"
+PREFECT_API_KEY = "key"
+"""
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    for name in ("URL", "KEY", "AUTH_STRING"):
+        monkeypatch.delenv(f"PREFECT_API_{name}", raising=False)
+    for name in ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_UI_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "profiles.toml"
+
+
+def find() -> tuple[Any, ...] | None:
+    api = find_http_api()
+    return (api.url, api.auth, api.key, api.run_url("r")) if api else None
+
+
+def test_the_active_profile_names_the_api(profiles: Path) -> None:
+    profiles.write_text(PROFILES)
+    page = "http://prefect.example/runs/flow-run/r"
+    assert find() == ("http://prefect.example/api", "me:secret", "", page)
+
+
+def test_variables_choose_the_profile_and_the_api(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles.write_text(PROFILES)
+    monkeypatch.setenv("PREFECT_PROFILE", "cloud")
+    cloud = "https://api.prefect.cloud/api/accounts/a/workspaces/w"
+    assert find() == (cloud, "", "key", "")
+    monkeypatch.setenv("PREFECT_API_URL", "http://other.example/api/")
+    assert find() == ("http://other.example/api", "", "key", "http://other.example/runs/flow-run/r")
+
+
+@pytest.mark.parametrize("text", [None, "", "[", 'active = "gone"', 'profiles = 3\nactive = "x"'])
+def test_no_api(profiles: Path, text: str | None) -> None:
+    if text is not None:
+        profiles.write_text(text)
+    assert find() is None
