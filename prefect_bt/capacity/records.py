@@ -37,6 +37,7 @@ class QueuedJob:
     host: str = ""
     """ID of the state folder of the only machine that may run it; "" for any machine."""
     substrate: str = "local"
+    project_id: str = ""
 
     @property
     def rank(self) -> tuple[int, float, str]:

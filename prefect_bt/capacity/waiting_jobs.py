@@ -85,6 +85,7 @@ def _key(job: QueuedJob, revision: int) -> str:
         "r": "" if job.run_time is None else f"{job.run_time:.3f}",
         "h": job.host,
         "k": job.substrate,
+        "j": job.project_id,
     }
     text = ",".join(f"{name}={value}" for name, value in facts.items())
     return f"{waiting_job_prefix(job.id)}/{text}/{_TEAM}{quote_name(job.team) if job.team else ''}"
@@ -103,5 +104,6 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         run_time=float(facts["r"]) if facts["r"] else None,
         host=facts["h"],
         substrate=facts["k"],
+        project_id=facts["j"],
     )
     return int(facts["v"]), job
