@@ -85,6 +85,8 @@ def _key(job: QueuedJob, revision: int) -> str:
         "r": "" if job.run_time is None else f"{job.run_time:.3f}",
         "h": job.host,
         "k": job.substrate,
+        "l": job.cluster,
+        "n": job.nodes,
     }
     text = ",".join(f"{name}={value}" for name, value in facts.items())
     return f"{waiting_job_prefix(job.id)}/{text}/{_TEAM}{quote_name(job.team) if job.team else ''}"
@@ -92,9 +94,10 @@ def _key(job: QueuedJob, revision: int) -> str:
 
 def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
     facts = dict(part.split("=", 1) for part in text.split(","))
+    cpus = float(facts["c"]) if "." in facts["c"] else int(facts["c"])
     job = QueuedJob(
         id=job_id,
-        demand=Demand(int(facts["g"]), unquote(facts["y"]), int(facts["c"]), int(facts["m"])),
+        demand=Demand(int(facts["g"]), unquote(facts["y"]), cpus, int(facts["m"])),
         submitted_at=float(facts["t"]),
         since=float(facts["s"]),
         priority=int(facts["p"]),
@@ -103,5 +106,7 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         run_time=float(facts["r"]) if facts["r"] else None,
         host=facts["h"],
         substrate=facts["k"],
+        cluster=facts.get("l", ""),
+        nodes=int(facts.get("n", 1)),
     )
     return int(facts["v"]), job
