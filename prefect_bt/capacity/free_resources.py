@@ -74,8 +74,8 @@ class Room:
         self.pods: PodPlacement | None = None
         if machine.is_cluster:
             self.pods = PodPlacement(machine.pod_hosts, leases)
-            self.total, foreign = self.pods.total, self.pods.foreign
-            self.free = {name: n - foreign.get(name, 0) for name, n in self.total.items()}
+            self.total, foreign = dict(self.pods.total), self.pods.foreign
+            self.free = {name: n - foreign[name] for name, n in self.total.items()}
         self.timeline = Timeline(self.free, now)
         self.spot: list[Lease] = []
         self._leaving: Counter[str] = Counter()

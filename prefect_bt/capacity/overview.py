@@ -11,7 +11,7 @@ from typing import Any, Final
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.machines import is_present, list_limits, list_machines, write_limit
 from prefect_bt.capacity.pod_placement import PodPlacement
-from prefect_bt.capacity.records import Lease, Limit, Machine
+from prefect_bt.capacity.records import Lease, Limit, Machine, to_cpus
 from prefect_bt.capacity.schedule import Schedule, make_schedule
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs, set_priority
 from prefect_bt.errors import StateError, UsageError
@@ -162,7 +162,7 @@ def _usage(leases: Iterable[Lease]) -> Document:
 
 def _machine_document(machine: Machine, leases: Sequence[Lease]) -> Document:
     placed = [lease for lease in leases if lease.place == machine.host]
-    used = Counter(PodPlacement(machine.pod_hosts, placed).foreign)
+    used = PodPlacement(machine.pod_hosts, placed).foreign
     for lease in placed:
         used.update(lease.job.demand.amounts)
     return {
@@ -170,7 +170,7 @@ def _machine_document(machine: Machine, leases: Sequence[Lease]) -> Document:
         "host": machine.host,
         "present": is_in_use(machine, leases),
         "cpus": machine.cpus,
-        "cpus_used": used[CPUS] // 1000 if used[CPUS] % 1000 == 0 else used[CPUS] / 1000,
+        "cpus_used": to_cpus(used[CPUS]),
         "memory": machine.memory,
         "memory_used": used[MEMORY],
         "gpus": [

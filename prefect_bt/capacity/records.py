@@ -12,6 +12,12 @@ KUBERNETES: Final = "kubernetes"
 """Substrate of the jobs that take the resources of a cluster."""
 
 
+def to_cpus(thousandths: int) -> float:
+    """Return the number of CPUs, a whole number as an integer."""
+    whole, rest = divmod(thousandths, 1000)
+    return thousandths / 1000 if rest else whole
+
+
 @dataclass(frozen=True)
 class Demand:
     """What a job holds while it runs: the sum over its nodes."""

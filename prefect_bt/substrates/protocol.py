@@ -62,7 +62,7 @@ class PodHost:
     """A machine of a cluster. Amounts: CPUS in thousandths, MEMORY in bytes, GPUs by type."""
 
     total: dict[str, int]
-    """What the pods of jobs may request there."""
+    """What the pods of jobs may request there; empty if no further pod may run there."""
     free: dict[str, int]
     """What no pod requests now."""
     jobs: dict[str, int]

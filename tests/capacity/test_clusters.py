@@ -79,6 +79,13 @@ def test_the_pods_of_a_lease_count_once():
         assert reasons(decide([job("x", 5)], [place], leases)) == ["5 H100: 4 of 8 are free"]
 
 
+def test_a_lease_whose_pods_are_on_a_closed_machine_holds_nothing_of_the_others():
+    place = cluster(PodHost({}, {}, {"run1": 1}), host(free=6, jobs={"run2": 1}))
+    leases = [lease(1, gpus=8), lease(2, gpus=2, cpus=16.0)]
+    assert started(decide([job("x", 6)], [place], leases)) == {"x": "c"}
+    assert reasons(decide([job("x", 7)], [place], leases)) == ["7 H100: 6 of 8 are free"]
+
+
 def test_the_pods_of_others_count():
     assert reasons(decide([job("x", 8)], [cluster(host(free=3))])) == ["8 H100: 3 of 8 are free"]
     result = decide([job("x", 0, cpus=10.1)], [cluster(host(0, cpus=10.0))])

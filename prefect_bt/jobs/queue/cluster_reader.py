@@ -8,7 +8,8 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
-from prefect_bt.capacity.records import KUBERNETES, Demand, Machine
+from prefect_bt.capacity.pod_placement import PodPlacement
+from prefect_bt.capacity.records import KUBERNETES, Demand, Machine, to_cpus
 from prefect_bt.errors import SubstrateError
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.records import Cause, Resources
@@ -21,13 +22,9 @@ READ_INTERVAL: Final = 2.0
 """Seconds for which what was read is used again."""
 RETRY_INTERVAL: Final = 30.0
 """Seconds to the next request of a cluster that did not answer: the queue waits meanwhile."""
-_CHOOSING: Final = {
-    "node_selector",
-    "accelerator_selectors",
-    "gpu_resources",
-    "tolerations",
-    "job_patch",
-}
+_CHOOSING: Final = frozenset(
+    {"node_selector", "accelerator_selectors", "gpu_resources", "tolerations", "job_patch"}
+)
 """Settings by which the machines of a cluster are chosen."""
 
 
@@ -46,7 +43,7 @@ class ClusterReader:
             place = self._client.server, self._client.namespace
         except SubstrateError:
             return ""
-        chosen = self._settings.model_dump(include=_CHOOSING)
+        chosen = self._settings.model_dump(include=set(_CHOOSING))
         return sha256(json.dumps([place, chosen], sort_keys=True).encode()).hexdigest()[:12]
 
     def forget(self) -> None:
@@ -70,7 +67,7 @@ class ClusterReader:
         """Return what the pods of a job request."""
         cpus, memory = measure_pod(each, self._settings)
         gpu_type = self._match_gpus(each.gpu_type) if each.gpus else ""
-        return Demand(each.gpus * nodes, gpu_type, _plain(cpus * nodes), memory * nodes)
+        return Demand(each.gpus * nodes, gpu_type, to_cpus(cpus * nodes), memory * nodes)
 
     def _match_gpus(self, gpu_type: str) -> str:
         """Return the type; if no label chooses machines and none has it, the most frequent one."""
@@ -82,14 +79,16 @@ class ClusterReader:
 
     def _read(self, cluster_id: str) -> Machine:
         hosts = read_pod_hosts(self._client, self._settings)
-        total: dict[str, int] = {CPUS: 0, MEMORY: 0}
-        for host in hosts:
-            for name, amount in host.total.items():
-                total[name] = total.get(name, 0) + amount
-        cpus, memory = _plain(total.pop(CPUS) / 1000), total.pop(MEMORY)
-        name = f"{self._client.context or KUBERNETES}/{self._client.namespace}"
+        total = dict(PodPlacement(hosts, []).total)
         return Machine(
-            cluster_id, name, cpus, memory, total, time.time(), (KUBERNETES,), pod_hosts=hosts
+            cluster_id,
+            f"{self._client.context or KUBERNETES}/{self._client.namespace}",
+            to_cpus(total.pop(CPUS)),
+            total.pop(MEMORY),
+            total,
+            time.time(),
+            (KUBERNETES,),
+            hosts,
         )
 
 
@@ -111,8 +110,3 @@ def _explain(error: SubstrateError) -> str:
     if error.cause == Cause.FORBIDDEN:
         text += "; deployments/kubernetes/queue-rbac.yaml has the rights for that"
     return f"{text}. The cluster decides when its pods start, within patience_seconds."
-
-
-def _plain(cpus: float) -> float:
-    """Return a whole number as an integer, for people."""
-    return int(cpus) if cpus == int(cpus) else round(cpus, 3)

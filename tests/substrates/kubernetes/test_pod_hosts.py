@@ -116,6 +116,11 @@ def test_machines_on_which_no_pod_may_run(
     assert len(read(client, **settings)) == int(fits)
 
 
+def test_a_cordoned_machine_with_a_job(api: ApiStub, client: ClusterClient) -> None:
+    serve(api, [node("a", unschedulable=True)], [pod("a", "8", job="abc1234")])
+    assert read(client) == (PodHost({}, {}, {"abc1234": 1}),)
+
+
 @pytest.mark.parametrize(
     ("labels", "settings", "gpu_type"),
     [
@@ -151,21 +156,21 @@ def test_requests_of_init_containers_and_overhead() -> None:
         "containers": [container("1"), container("500m")],
         "initContainers": [container("4"), container("250m", restartPolicy="Always")],
     }
-    assert sum_requests(spec) == {"cpu": 4}
+    assert sum_requests(spec) == {"cpu": 4000}
     assert sum_requests({**spec, "overhead": {"cpu": "250m", "memory": "1Gi"}}) == {
-        "cpu": 4.25,
-        "memory": GIB,
+        "cpu": 4250,
+        "memory": 1000 * GIB,
     }
     del spec["initContainers"][0]
-    assert sum_requests(spec) == {"cpu": 1.75}
+    assert sum_requests(spec) == {"cpu": 1750}
 
 
 def test_a_pod_requests_what_its_job_is_patched_to() -> None:
     resources = Resources(cpus=8, memory=GIB, gpus=1, gpu_type="H100")
-    assert measure_pod(resources, ClusterSettings()) == (8.1, GIB + 256 * 1024**2)
+    assert measure_pod(resources, ClusterSettings()) == (8100, GIB + 256 * 1024**2)
     small = [{"name": "agent", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]
     patch = {"spec": {"template": {"spec": {"containers": small}}}}
-    assert measure_pod(resources, ClusterSettings(job_patch=patch)) == (8.5, 2 * GIB)
+    assert measure_pod(resources, ClusterSettings(job_patch=patch)) == (8500, 2 * GIB)
 
 
 def test_a_user_who_may_not_list_nodes(api: ApiStub, client: ClusterClient) -> None:
