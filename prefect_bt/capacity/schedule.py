@@ -285,9 +285,7 @@ def _find_shortage(job: QueuedJob, rooms: Sequence[Room]) -> str:
     gpus, gpu_type = job.demand.gpus, job.demand.gpu_type
     room = min(rooms, key=lambda room: (len(short[room.host]), -room.free.get(gpu_type, 0)))
     if not short[room.host]:
-        if room.pods is not None and not room.has_room_for_pods(job):
-            return f"{_format_pods(job)}: there is room for {room.pods.count(job)} now"
-        return _BEHIND
+        return _find_pod_shortage(job, room) or _BEHIND
     if len(rooms) > 1 and all(gpu_type in names for names in short.values()):
         most = max(0, *(room.free.get(gpu_type, 0) for room in rooms))
         return f"{gpus} {_format_type(job)}: at most {most} are free on one machine"
@@ -302,6 +300,12 @@ def _find_shortage(job: QueuedJob, rooms: Sequence[Room]) -> str:
     if name == CPUS:
         return f"{_format_cpus(need)}: {free / 1000:g} of {total / 1000:g} are free"
     return f"{need} {_format_type(job)}: {free} of {total} are free"
+
+
+def _find_pod_shortage(job: QueuedJob, room: Room) -> str:
+    if room.pods is None or room.has_room_for_pods(job):
+        return ""
+    return f"{_format_pods(job)}: there is room for {room.pods.count(job)} now"
 
 
 def _format_cpus(thousandths: int) -> str:

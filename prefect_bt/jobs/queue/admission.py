@@ -104,8 +104,7 @@ def admit_job(
     """Begin a lease of a job that this process owns; None if it may start, else the schedule.
 
     `waits`: False for a job that starts whether there is room or not. `is_new`: whether the job is
-    not in the queue yet. A new job of a cluster that cannot be read starts without a lease, and one
-    whose pods run already does not wait for their room.
+    not in the queue yet; it starts without a lease if its cluster cannot be read.
     """
     queue = open_machine_queue(ledger, settings)
     with queue.lock():
@@ -116,7 +115,7 @@ def admit_job(
             cluster = queue.read_cluster(job.cluster)
             if cluster is None:
                 return None if is_new else Schedule()
-            waits = waits and not cluster.has_pods_of(job.id)
+            waits = waits and not cluster.has_pods_of(job.id)  # recovered
         decided = queue.admit(job, waits=waits)
     if isinstance(decided, Schedule):
         return decided
