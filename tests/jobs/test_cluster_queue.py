@@ -96,7 +96,7 @@ def test_a_job_waits_for_the_resources_of_its_cluster(site: Site) -> None:
     (waiting,) = list_waiting_jobs(site.ledger.store)
     assert (waiting.id, waiting.cluster) == (second.id, find_cluster(Settings()).id)
     lists = [one.path for one in site.api.requests]
-    assert lists == ["/api/v1/nodes", "/api/v1/pods"], "one look at the cluster for both"
+    assert lists == ["/api/v1/nodes", "/api/v1/pods"] * 2, "one look for each job"
 
 
 def test_a_job_whose_pods_run_does_not_wait_for_its_own_pods(site: Site) -> None:

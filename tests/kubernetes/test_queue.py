@@ -57,7 +57,8 @@ def test_the_second_of_two_jobs_for_all_the_cpus_waits_without_a_process(
     if site.cluster is None:
         pytest.skip("only the small cluster has machines for these jobs alone")
     patch: Any = copy.deepcopy(PATCH)
-    patch["spec"]["template"]["spec"]["containers"][1]["resources"]["requests"]["cpu"] = "63"
+    commands = patch["spec"]["template"]["spec"]["containers"][1]
+    commands["resources"] = {"requests": {"cpu": "63", "memory": "32Mi"}}
     settings = {"PREFECT_BT_KUBERNETES": site.settings(job_patch=patch).model_dump_json()}
     unqueued = machine.push(machine.job_folder("true"), **settings)
     assert "cannot list resource" in queue_note(unqueued)

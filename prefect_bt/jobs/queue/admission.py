@@ -138,6 +138,7 @@ def admit_new_job(ledger: Ledger, record: JobRecord, *, again: bool = False) -> 
     """
     if not is_queued_here(record):
         return ""
+    find_cluster(Settings()).forget()  # rights may have been granted since
     job = build_queued_job(ledger, record)
     schedule = admit_job(ledger, job, waits=record.serving is None)
     if schedule is None:
