@@ -132,6 +132,7 @@ def _queue(record: JobRecord, job: PoolJob) -> QueuedJob:
         team=job.team,
         spot=job.spot,
         run_time=job.run_time,
+        project_id=record.project_id,
     )
 
 

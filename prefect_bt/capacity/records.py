@@ -55,6 +55,7 @@ class QueuedJob:
     host: str = ""
     """ID of the state folder of the only machine that may run it; "" for any machine."""
     substrate: str = "local"
+    project_id: str = ""
     cluster: str = ""
     """ID of the cluster whose machines run its pods; "" on other substrates."""
     nodes: int = 1

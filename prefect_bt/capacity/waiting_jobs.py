@@ -85,6 +85,7 @@ def _key(job: QueuedJob, revision: int) -> str:
         "r": "" if job.run_time is None else f"{job.run_time:.3f}",
         "h": job.host,
         "k": job.substrate,
+        "j": job.project_id,
         "l": job.cluster,
         "n": job.nodes,
     }
@@ -106,7 +107,8 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         run_time=float(facts["r"]) if facts["r"] else None,
         host=facts["h"],
         substrate=facts["k"],
-        cluster=facts.get("l", ""),
-        nodes=int(facts.get("n", 1)),
+        project_id=facts["j"],
+        cluster=facts["l"],
+        nodes=int(facts["n"]),
     )
     return int(facts["v"]), job

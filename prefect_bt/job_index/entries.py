@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
+from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.errors import NotFoundError, ObjectNotFound, StoreError
 from prefect_bt.ledger.ended_documents import ended_document_key, parse_ended_document_key
 from prefect_bt.ledger.ledger import Ledger
@@ -53,6 +54,12 @@ class JobIndex:
     def __init__(self, ledger: Ledger, read: ReadDocument) -> None:
         self.ledger, self.read = ledger, read
 
+    @cached_property
+    def waiting(self) -> list[JobEntry]:
+        """The jobs of the queue, the first one first. Its keys have what an entry needs."""
+        jobs = list_waiting_jobs(self.ledger.store)
+        return [JobEntry(one.id, one.project_id, one.submitted_at) for one in jobs]
+
     def list_entries(self, project_id: str | None = None) -> list[JobEntry]:
         """Return the jobs of the project, or of the store, oldest first."""
         found = [one for one in self._entries if project_id in (None, one.project_id)]
@@ -77,9 +84,11 @@ class JobIndex:
         stored = self._map(self._find_document, entries)
         missing = [one for one, found in zip(entries, stored, strict=True) if found is None]
         states = dict(zip(missing, self._map(self._find_state, missing), strict=True))
-        ended = [one.id for one, state in states.items() if state and state.terminal]
-        made = dict(zip(ended, self._map(self._store_document, ended), strict=True))
-        # One after another, because reading a job that has not ended may also recover it.
+        waiting = {one.id for one in self.waiting} if missing else set[str]()
+        still = [one.id for one, state in states.items() if state and state.terminal]
+        still += [one.id for one in missing if one.id in waiting and one.id not in still]
+        made = dict(zip(still, self._map(self._store_document, still), strict=True))
+        # One after another, because reading a job that has begun may also recover it.
         made |= {one.id: self._store_document(one.id) for one in missing if one.id not in made}
         found = [known or made[one.id] for one, known in zip(entries, stored, strict=True)]
         return [document for document in found if document is not None]
@@ -90,8 +99,10 @@ class JobIndex:
         parsed = [(key, parse_ended_document_key(key)) for key in keys]
         ended = {found[0]: JobEntry(*found, key) for key, found in parsed if found}
         ids = [info.key.rpartition("/")[2] for info in self.ledger.store.list(INDEX_JOBS)]
-        others = self._map(self._read_entry, [one for one in ids if one not in ended])
-        return [*filter(None, others), *(ended[one] for one in ids if one in ended)]
+        waiting = self.waiting if any(one not in ended for one in ids) else []
+        known = {one.id: one for one in waiting} | ended
+        others = self._map(self._read_entry, [one for one in ids if one not in known])
+        return [*filter(None, others), *(known[one] for one in ids if one in known)]
 
     def _read_entry(self, job_id: str) -> JobEntry | None:
         """Return None for a deleted job, and for a job that its push has not written yet."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
 from prefect_bt.ledger.records import ProjectRecord
 from prefect_bt.ledger.states import JobState
@@ -23,7 +22,7 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     Of the queue it has the first jobs; `total_queued` counts all of them.
     """
     entries = {entry.id: entry for entry in jobs.list_entries()}
-    waiting = [one.id for one in list_waiting_jobs(jobs.ledger.store) if one.id in entries]
+    waiting = [one.id for one in jobs.waiting if one.id in entries]
     first, rest = waiting[:MAX_QUEUED], entries.keys() - waiting
     unfinished = jobs.list_unfinished([entries[one] for one in entries if one in rest], get_state)
     projects = list(_iter_projects(jobs))

@@ -88,6 +88,7 @@ def build_queued_job(
         spot=project.job.compute.availability_model is AvailabilityModel.SPOT,
         run_time=record.max_run_time,
         substrate=record.substrate,
+        project_id=record.project_id,
         cluster=cluster.id if cluster else "",
         nodes=nodes,
     )
