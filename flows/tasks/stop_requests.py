@@ -123,7 +123,8 @@ class QueueWatcher:
                 self._preempted = ledger.controls.find_preemption(self._site.job_id) is not None
             if not self._prestarted and now >= self._next_due:
                 self._next_due = now + QUEUE_POLL_INTERVAL
-                self._prestarted = is_queued_here(self._site.record) and has_waiting_jobs(ledger)
+                queued = is_queued_here(self._site.record, self._site.settings)
+                self._prestarted = queued and has_waiting_jobs(ledger)
                 if self._prestarted:  # the process of the next job imports Prefect meanwhile
                     prestart_launcher()
         return self._preempted

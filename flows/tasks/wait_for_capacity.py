@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import remove_nodes
-from prefect_bt.capacity.records import QueuedJob
+from prefect_bt.capacity.records import KUBERNETES, QueuedJob
 from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
@@ -36,8 +36,10 @@ from prefect_bt.jobs.queue.admission import (
     start_if_room_came,
     start_next_jobs,
 )
+from prefect_bt.jobs.queue.cluster_reader import find_cluster
 from prefect_bt.jobs.queue.queued_runs import queued_state
 from prefect_bt.ledger.states import JobState
+from prefect_bt.settings import Settings
 
 if TYPE_CHECKING:
     from prefect_bt.flows.tasks.finish_job import JobRun
@@ -47,13 +49,12 @@ POLL_INTERVAL: Final = 1.0
 
 def find_wait(site: JobContext) -> str:
     """Begin a lease of the job and return "", or return what the job waits for."""
-    if not is_queued_here(site.record):
-        return ""
-    job = build_queued_job(site.ledger, site.record, site.settings)
-    waits = admit_job(site.ledger, job, waits=site.record.serving is None, settings=site.settings)
-    if waits:
-        return find_reason(waits, job.id)
-    remove_waiting_job(site.ledger.store, job.id)  # of a suspended run that a worker continues
+    if is_queued_here(site.record, site.settings):
+        job = build_queued_job(site.ledger, site.record, site.settings)
+        no_wait = site.record.serving is not None
+        if waits := admit_job(site.ledger, job, waits=not no_wait, settings=site.settings):
+            return find_reason(waits, job.id)
+    remove_waiting_job(site.ledger.store, site.job_id)  # of a suspended run that a worker continues
     return ""
 
 
@@ -85,7 +86,7 @@ def _poll(site: JobContext, job: QueuedJob, reason: str) -> bool:
         transition_job(site, JobState.PENDING, message=f"waits for {reason}")
     with watch_for_stop(site) as stop_requested:
         while not stop_requested():
-            if admit_job(site.ledger, job, settings=site.settings) is None:
+            if admit_job(site.ledger, job, is_new=False, settings=site.settings) is None:
                 transition_job(site, JobState.CREATED, message="this machine has room for it")
                 return True
             time.sleep(POLL_INTERVAL)
@@ -95,6 +96,9 @@ def _poll(site: JobContext, job: QueuedJob, reason: str) -> bool:
 
 def _may_suspend(site: JobContext) -> bool:
     """Return whether another process can run the flow later."""
+    in_cluster = site.record.substrate == KUBERNETES
+    if in_cluster and find_cluster(Settings()).id != find_cluster(site.settings).id:
+        return False  # only this process has the settings of the job's cluster
     context = FlowRunContext.get()
     deployed = context and context.flow_run and context.flow_run.deployment_id
     return bool(site.lock.is_inherited or deployed) and not site.parent_run_ids

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from prefect_bt.capacity.pod_placement import PodPlacement
 from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
+from prefect_bt.substrates.protocol import CPUS, MEMORY
 
-CPUS: Final = "cpus"
-MEMORY: Final = "memory"
 MOST_RESERVATIONS: Final = 50
 """Jobs that may reserve a machine. Behind them no job starts there: this keeps a walk cheap."""
 
@@ -65,13 +65,18 @@ class Timeline:
 
 
 class Room:
-    """A machine with what is free on it, and what the jobs of the queue reserved there."""
+    """A machine or a cluster: what is free, and what the jobs of the queue reserved there."""
 
     def __init__(self, machine: Machine, leases: Sequence[Lease], now: float) -> None:
         self.host, self.now, self.substrates = machine.host, now, machine.substrates
-        self.total = {**machine.gpus, CPUS: machine.cpus, MEMORY: machine.memory}
+        self.total = {**machine.gpus, CPUS: round(1000 * machine.cpus), MEMORY: machine.memory}
         self.free = dict(self.total)
-        self.timeline = Timeline(self.total, now)
+        self.pods: PodPlacement | None = None
+        if machine.is_cluster:
+            self.pods = PodPlacement(machine.pod_hosts, leases)
+            self.total, foreign = dict(self.pods.total), self.pods.foreign
+            self.free = {name: n - foreign[name] for name, n in self.total.items()}
+        self.timeline = Timeline(self.free, now)
         self.spot: list[Lease] = []
         self._leaving: Counter[str] = Counter()
         """What stopped jobs still hold that no job ahead will get."""
@@ -89,6 +94,8 @@ class Room:
 
     def could_run(self, job: QueuedJob) -> bool:
         """Return whether the job can run here once the machine is free."""
+        if self.pods is not None:
+            return job.cluster == self.host and self.pods.count(job, empty=True) >= job.nodes
         gpus = self.total.get(job.demand.gpu_type, 0) if job.demand.gpus else 0
         allowed = job.host in {"", self.host} and job.substrate in self.substrates
         return allowed and gpus >= job.demand.gpus
@@ -96,18 +103,20 @@ class Room:
     def need(self, demand: Demand) -> dict[str, int]:
         """Return what a job takes here, without zeros; no more CPUs and memory than there are."""
         if demand not in self._needs:
-            amounts = {
-                demand.gpu_type: demand.gpus,
-                CPUS: min(demand.cpus, self.total[CPUS]),
-                MEMORY: min(demand.memory, self.total[MEMORY]),
-            }
+            most = {CPUS: self.total[CPUS], MEMORY: self.total[MEMORY]}
+            amounts = {n: min(amount, most.get(n, amount)) for n, amount in demand.amounts.items()}
             self._needs[demand] = {name: amount for name, amount in amounts.items() if amount > 0}
         return self._needs[demand]
 
     def fits(self, job: QueuedJob) -> bool:
         """Return whether the job delays none that reserved if it starts when the stops are done."""
-        need = self.need(job.demand)
-        return not self.full and self.timeline.fits(need, self.now + run_time(job))
+        if self.full or not self.has_room_for_pods(job):
+            return False
+        return self.timeline.fits(self.need(job.demand), self.now + run_time(job))
+
+    def has_room_for_pods(self, job: QueuedJob) -> bool:
+        """Return whether each pod of the job fits on a machine of the cluster now."""
+        return self.pods is None or self.pods.count(job) >= job.nodes
 
     def admits(self, job: QueuedJob) -> bool:
         """Return whether the job may start now: it fits without what spot jobs still hold."""
@@ -121,10 +130,13 @@ class Room:
         self.timeline.take(need, self.now, end, sign)
         for name, amount in need.items():
             self.free[name] = self.free.get(name, 0) - sign * amount
+        if self.pods is not None:
+            self.pods.place(job) if sign > 0 else self.pods.remove(job)
 
     def find_start(self, job: QueuedJob) -> float | None:
         """Return when the job can start here; None if that is unknown."""
-        return self.timeline.find_start(self.need(job.demand), run_time(job))
+        start = self.timeline.find_start(self.need(job.demand), run_time(job))
+        return None if start == self.now and not self.has_room_for_pods(job) else start
 
     def reserve(self, job: QueuedJob, start: float | None) -> None:
         """Keep the amounts of the job from `start` on; without a known start from now on."""
@@ -165,7 +177,8 @@ class Room:
         for lease in leases:
             ends = lease_end(lease, self.now)
             trial.take(self.need(lease.job.demand), self.now, ends, sign=-1)
-        return trial.fits(need, end)
+        fits = self.pods is None or self.pods.fits_without(leases, job)
+        return fits and trial.fits(need, end)
 
 
 def contains(free: Mapping[str, int], need: Mapping[str, int]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,14 @@ from typing import Final
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.machines import (
+    REPORT_INTERVAL,
     is_present,
     list_limits,
     list_machines,
     measure_machine,
     report_machine,
 )
-from prefect_bt.capacity.records import Demand, Lease, QueuedJob
+from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
 from prefect_bt.capacity.schedule import Schedule, Start, make_schedule
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.errors import StateError
@@ -37,7 +38,8 @@ IDLE_SECONDS: Final = 10.0
 class MachineQueue:
     """Decides which jobs of a store start on this machine.
 
-    Every lease of this machine belongs to a job whose lock a process held when the lease began.
+    Every lease of this machine belongs to a job whose lock a process held when the lease began. Its
+    jobs run here, or in a cluster that it reaches.
     """
 
     def __init__(
@@ -49,6 +51,10 @@ class MachineQueue:
         memory: int | None = None,
         substrates: tuple[str, ...] = ("local",),
     ) -> None:
+        self.read_cluster: Callable[[str], Machine | None] = lambda cluster_id: None
+        """Returns the cluster as it is now; None if this machine does not reach it."""
+        self._clusters = set[str]()
+        """IDs of the clusters in the last schedule that this machine reaches."""
         self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
         self._ledger, self._store, self.state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
@@ -104,7 +110,8 @@ class MachineQueue:
         if not (demand.gpus and own) or demand.gpu_type in own:
             return demand
         known = list_machines(self._store)
-        if any(demand.gpu_type in one.gpus for one in known if is_present(one)):
+        machines = [one for one in known if is_present(one) and not one.is_cluster]
+        if any(demand.gpu_type in one.gpus for one in machines):
             return demand
         return replace(demand, gpu_type=max(own, key=lambda kind: own[kind]))
 
@@ -160,18 +167,32 @@ class MachineQueue:
         return [job for job in starts if not is_owned(self.state_dir, job.id)]
 
     def _starts_here(self, schedule: Schedule) -> list[Start]:
-        return [start for start in schedule.starts if start.host == self.machine.host]
+        here, clusters = self.machine.host, self._clusters
+        starts = [one for one in schedule.starts if one.host == here or one.host in clusters]
+        return [start for start in starts if start.job.host in {"", here}]
 
     def give_back(self, lease: Lease) -> None:
         """End a lease whose job was not started."""
         self._leases.release(lease)
 
     def _make_schedule(self, waiting: Sequence[QueuedJob]) -> Schedule:
-        now, own = time.time(), self.machine
-        known = list_machines(self._store)
-        if all(one.host != own.host for one in known):  # others show what it offers
-            report_machine(self._store, replace(own, seen_at=0.0))
-        others = [one for one in known if one.host != own.host and is_present(one, now)]
+        now, own = time.time(), [self.machine, *self._read_clusters(waiting)]
+        known = {one.host: one for one in list_machines(self._store)}
+        if self.machine.host not in known:  # others show what it offers
+            report_machine(self._store, replace(self.machine, seen_at=0.0))
+        for cluster in own[1:]:
+            before = known.get(cluster.host)
+            if before is None or now - before.seen_at >= REPORT_INTERVAL:
+                report_machine(self._store, cluster)
+        hosts = {one.host for one in own}
+        others = [x for x in known.values() if x.host not in hosts and is_present(x, now)]
         ordered = sorted(waiting, key=lambda job: job.rank)
         limits = list_limits(self._store)
-        return make_schedule([own, *others], self._leases.active, ordered, limits, now=now)
+        return make_schedule([*own, *others], self._leases.active, ordered, limits, now=now)
+
+    def _read_clusters(self, waiting: Sequence[QueuedJob]) -> list[Machine]:
+        """Return the clusters of the waiting jobs that this machine reaches."""
+        read = [self.read_cluster(one) for one in {job.cluster for job in waiting if job.cluster}]
+        found = [cluster for cluster in read if cluster is not None]
+        self._clusters = {cluster.host for cluster in found}
+        return found

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.machines import is_present, list_limits, list_machines, write_limit
-from prefect_bt.capacity.records import Lease, Limit, Machine
+from prefect_bt.capacity.pod_placement import PodPlacement
+from prefect_bt.capacity.records import Lease, Limit, Machine, to_cpus
 from prefect_bt.capacity.schedule import Schedule, make_schedule
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs, set_priority
 from prefect_bt.errors import StateError, UsageError
@@ -18,6 +19,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.substrates.protocol import CPUS, MEMORY
 from prefect_bt.text.quantities import format_iso
 
 Document = dict[str, Any]
@@ -37,7 +39,7 @@ def read_schedule(store: Store, *, now: float | None = None) -> Schedule:
 
 def is_in_use(machine: Machine, leases: Iterable[Lease], now: float | None = None) -> bool:
     """Return whether the machine takes jobs by itself, or starts the next job when one ends."""
-    return is_present(machine, now) or any(lease.host == machine.host for lease in leases)
+    return is_present(machine, now) or any(lease.place == machine.host for lease in leases)
 
 
 def queue_documents(schedule: Schedule) -> list[Document]:
@@ -159,21 +161,21 @@ def _usage(leases: Iterable[Lease]) -> Document:
 
 
 def _machine_document(machine: Machine, leases: Sequence[Lease]) -> Document:
-    jobs = [lease.job for lease in leases if lease.host == machine.host]
-    used = Counter[str]()
-    for job in jobs:
-        used[job.demand.gpu_type] += job.demand.gpus
+    placed = [lease for lease in leases if lease.place == machine.host]
+    used = PodPlacement(machine.pod_hosts, placed).foreign
+    for lease in placed:
+        used.update(lease.job.demand.amounts)
     return {
         "name": machine.name,
         "host": machine.host,
         "present": is_in_use(machine, leases),
         "cpus": machine.cpus,
-        "cpus_used": sum(job.demand.cpus for job in jobs),
+        "cpus_used": to_cpus(used[CPUS]),
         "memory": machine.memory,
-        "memory_used": sum(job.demand.memory for job in jobs),
+        "memory_used": used[MEMORY],
         "gpus": [
             {"gpu_type": kind, "count": count, "used": used[kind]}
             for kind, count in machine.gpus.items()
         ],
-        "jobs": [job.id for job in jobs],
+        "jobs": [lease.job.id for lease in placed],
     }

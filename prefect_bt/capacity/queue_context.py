@@ -93,7 +93,7 @@ def _active_documents(store: Store) -> list[Document]:
             "training_job_name": None,
             "instance_type_name": None,
             "total_gpus": lease.job.demand.gpus,
-            "workload_plane_name": names.get(lease.host),
+            "workload_plane_name": names.get(lease.place),
             "status_at_submit": None,
             "status_set_at": format_iso(lease.at),
         }

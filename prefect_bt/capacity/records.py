@@ -4,6 +4,18 @@ seconds."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+from prefect_bt.substrates.protocol import CPUS, MEMORY, PodHost
+
+KUBERNETES: Final = "kubernetes"
+"""Substrate of the jobs that take the resources of a cluster."""
+
+
+def to_cpus(thousandths: int) -> float:
+    """Return the number of CPUs, a whole number as an integer."""
+    whole, rest = divmod(thousandths, 1000)
+    return thousandths / 1000 if rest else whole
 
 
 @dataclass(frozen=True)
@@ -13,8 +25,14 @@ class Demand:
     gpus: int = 0
     gpu_type: str = ""
     """Type of the GPUs as in the definition; "" without GPUs."""
-    cpus: int = 1
+    cpus: float = 1
     memory: int = 0
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """Return the amounts by resource, without zeros; CPUS in thousandths."""
+        amounts = {self.gpu_type: self.gpus, CPUS: round(1000 * self.cpus), MEMORY: self.memory}
+        return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,14 @@ class QueuedJob:
     """ID of the state folder of the only machine that may run it; "" for any machine."""
     substrate: str = "local"
     project_id: str = ""
+    cluster: str = ""
+    """ID of the cluster whose machines run its pods; "" on other substrates."""
+    nodes: int = 1
+
+    @property
+    def pod(self) -> dict[str, int]:
+        """Return the amounts of one node."""
+        return {name: amount // self.nodes for name, amount in self.demand.amounts.items()}
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -57,6 +83,11 @@ class Lease:
     """When the lease began."""
 
     @property
+    def place(self) -> str:
+        """Return the ID of the cluster or the machine whose resources the job holds."""
+        return self.job.cluster or self.host
+
+    @property
     def ends_at(self) -> float | None:
         """Return when the job has ended at the latest; None if that is unknown."""
         return None if self.job.run_time is None else self.at + self.job.run_time
@@ -64,12 +95,12 @@ class Lease:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine offers to jobs, as it reported last."""
+    """What a machine or a cluster offers to jobs, as it was reported last."""
 
     host: str
-    """ID of its state folder."""
+    """ID of its state folder, or of the cluster."""
     name: str
-    cpus: int
+    cpus: float
     memory: int
     gpus: dict[str, int] = field(default_factory=dict[str, int])
     """Number of GPUs by type."""
@@ -77,6 +108,16 @@ class Machine:
     """When a process that takes jobs reported it last; 0: none has."""
     substrates: tuple[str, ...] = ("local", "docker")
     """Substrates that run nodes there."""
+    pod_hosts: tuple[PodHost, ...] = ()
+    """Machines of a cluster that may run the pods of its jobs."""
+
+    @property
+    def is_cluster(self) -> bool:
+        return KUBERNETES in self.substrates
+
+    def has_pods_of(self, job_id: str) -> bool:
+        """Return whether pods of the job are on machines of the cluster."""
+        return any(job_id in one.jobs for one in self.pod_hosts)
 
 
 @dataclass(frozen=True)

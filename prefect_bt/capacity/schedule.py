@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from prefect_bt.capacity.free_resources import CPUS, MEMORY, Room, Timeline, lease_end, run_time
+from prefect_bt.capacity.free_resources import Room, Timeline, lease_end, run_time
 from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
+from prefect_bt.substrates.protocol import CPUS, MEMORY
 
 _BEHIND: Final = "the jobs ahead of it"
 
@@ -137,14 +138,14 @@ class _Walk:
         limits: Sequence[Limit],
         now: float,
     ) -> None:
-        by_host: dict[str, list[Lease]] = {}
+        by_place: dict[str, list[Lease]] = {}
         for lease in leases:
-            by_host.setdefault(lease.host, []).append(lease)
+            by_place.setdefault(lease.place, []).append(lease)
         machines = sorted(machines, key=lambda machine: machine.host)
-        self.rooms = [Room(machine, by_host.get(machine.host, []), now) for machine in machines]
+        self.rooms = [Room(machine, by_place.get(machine.host, []), now) for machine in machines]
         self.quotas = _Quotas(leases, limits, now)
         self.preempted: list[Lease] = []
-        self.shortages: dict[tuple[Demand, str], str] = {}
+        self.shortages: dict[tuple[Demand, str, str, int], str] = {}
         self.now = now
 
     def decide(self, job: QueuedJob) -> Start | Wait:
@@ -160,7 +161,7 @@ class _Walk:
             return Start(job, room.host)
         if stopped := self._preempt(job, rooms):
             return Wait(job, 0, _format_stops(stopped))
-        key = (job.demand, job.host)
+        key = (job.demand, job.host, job.cluster, job.nodes)
         if key not in self.shortages:
             self.shortages[key] = _find_shortage(job, rooms)
         return Wait(job, 0, self.shortages[key], self._reserve(job, rooms))
@@ -176,6 +177,8 @@ class _Walk:
 
     def _find_lack(self, job: QueuedJob) -> str:
         """Return why no machine can run the job."""
+        if job.cluster:
+            return self._find_lack_of_cluster(job)
         gpus, gpu_type = job.demand.gpus, _format_type(job)
         allowed = [room for room in self.rooms if job.host in {"", room.host}]
         if not allowed:
@@ -189,6 +192,13 @@ class _Walk:
         if not most:
             return f"no machine has {gpu_type}"
         return f"no machine has {gpus} {gpu_type}; the largest has {most}"
+
+    def _find_lack_of_cluster(self, job: QueuedJob) -> str:
+        pods = [room.pods for room in self.rooms if room.pods and room.host == job.cluster]
+        if not pods:
+            return "its cluster: no machine of the queue reaches it"
+        most = pods[0].count(job, empty=True)
+        return f"{_format_pods(job)}: the whole cluster has room for {most}"
 
     def _find_quota(self, job: QueuedJob) -> str:
         """Return the limit or the baseline that the job waits for, and reserve in it."""
@@ -275,7 +285,7 @@ def _find_shortage(job: QueuedJob, rooms: Sequence[Room]) -> str:
     gpus, gpu_type = job.demand.gpus, job.demand.gpu_type
     room = min(rooms, key=lambda room: (len(short[room.host]), -room.free.get(gpu_type, 0)))
     if not short[room.host]:
-        return _BEHIND
+        return _find_pod_shortage(job, room) or _BEHIND
     if len(rooms) > 1 and all(gpu_type in names for names in short.values()):
         most = max(0, *(room.free.get(gpu_type, 0) for room in rooms))
         return f"{gpus} {_format_type(job)}: at most {most} are free on one machine"
@@ -287,8 +297,29 @@ def _find_shortage(job: QueuedJob, rooms: Sequence[Room]) -> str:
 
         need, free, total = format_memory(need), format_memory(free), format_memory(total)
         return f"{need} of memory: {free} of {total} are free"
-    unit = f"CPU{'s' if need != 1 else ''}" if name == CPUS else _format_type(job)
-    return f"{need} {unit}: {free} of {total} are free"
+    if name == CPUS:
+        return f"{_format_cpus(need)}: {free / 1000:g} of {total / 1000:g} are free"
+    return f"{need} {_format_type(job)}: {free} of {total} are free"
+
+
+def _find_pod_shortage(job: QueuedJob, room: Room) -> str:
+    if room.pods is None or room.has_room_for_pods(job):
+        return ""
+    return f"{_format_pods(job)}: there is room for {room.pods.count(job)} now"
+
+
+def _format_cpus(thousandths: int) -> str:
+    return f"{thousandths / 1000:g} CPU{'s' if thousandths != 1000 else ''}"
+
+
+def _format_pods(job: QueuedJob) -> str:
+    """Return `2 nodes with 8 H100, 32.1 CPUs and 200 GiB each`."""
+    from prefect_bt.planning.resource_amounts import format_memory  # slow to import
+
+    pod = job.pod
+    gpus = f"{pod[job.demand.gpu_type]} {_format_type(job)}, " if job.demand.gpus else ""
+    what = f"{gpus}{_format_cpus(pod.get(CPUS, 0))} and {format_memory(pod.get(MEMORY, 0))}"
+    return f"a node with {what}" if job.nodes == 1 else f"{job.nodes} nodes with {what} each"
 
 
 def _format_limit(job: QueuedJob, limit: Limit, used: int) -> str:

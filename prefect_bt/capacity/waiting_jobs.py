@@ -86,6 +86,8 @@ def _key(job: QueuedJob, revision: int) -> str:
         "h": job.host,
         "k": job.substrate,
         "j": job.project_id,
+        "l": job.cluster,
+        "n": job.nodes,
     }
     text = ",".join(f"{name}={value}" for name, value in facts.items())
     return f"{waiting_job_prefix(job.id)}/{text}/{_TEAM}{quote_name(job.team) if job.team else ''}"
@@ -93,9 +95,10 @@ def _key(job: QueuedJob, revision: int) -> str:
 
 def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
     facts = dict(part.split("=", 1) for part in text.split(","))
+    cpus = float(facts["c"]) if "." in facts["c"] else int(facts["c"])
     job = QueuedJob(
         id=job_id,
-        demand=Demand(int(facts["g"]), unquote(facts["y"]), int(facts["c"]), int(facts["m"])),
+        demand=Demand(int(facts["g"]), unquote(facts["y"]), cpus, int(facts["m"])),
         submitted_at=float(facts["t"]),
         since=float(facts["s"]),
         priority=int(facts["p"]),
@@ -105,5 +108,7 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         host=facts["h"],
         substrate=facts["k"],
         project_id=facts["j"],
+        cluster=facts["l"],
+        nodes=int(facts["n"]),
     )
     return int(facts["v"]), job

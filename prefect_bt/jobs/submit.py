@@ -24,7 +24,12 @@ from prefect_bt.jobs.job_json import current_user, job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
-from prefect_bt.jobs.queue.admission import admit_new_job, list_secret_notes, start_if_room_came
+from prefect_bt.jobs.queue.admission import (
+    admit_new_job,
+    list_cluster_notes,
+    list_secret_notes,
+    start_if_room_came,
+)
 from prefect_bt.jobs.start import JobLauncher, open_launcher, start_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
@@ -236,7 +241,7 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """Return the result of push: the flat job document, and the same under `training_job`."""
-    flat, notes = job_document(ledger, record), list(plan.notes)
+    flat, notes = job_document(ledger, record), [*plan.notes, *list_cluster_notes(record)]
     if flat["current_status"] == JobState.PENDING.value:
         notes += list_secret_notes(record)
     return {**flat, "notes": notes, "training_job": flat}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.planning.plan import GangPlan, ImagePlan
@@ -51,6 +51,24 @@ class Capacity:
     """True if the amounts are one machine's, of which a node with GPUs gets its share."""
     store_problem: str = ""
     """Sentences: why nodes cannot use the store, and what to change; "" if they can."""
+
+
+CPUS: Final = "cpus"
+MEMORY: Final = "memory"
+
+
+@dataclass(frozen=True)
+class PodHost:
+    """A machine of a cluster. Amounts: CPUS in thousandths, MEMORY in bytes, GPUs by type."""
+
+    total: dict[str, int]
+    """What the pods of jobs may request there; empty if no further pod may run there."""
+    free: dict[str, int]
+    """What no pod requests now."""
+    jobs: dict[str, int]
+    """Number of pods there of each job of prefect-bt."""
+    for_gpus: bool = False
+    """Whether only pods with GPUs may run there."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,17 @@ from typing import Any
 
 from .api_errors import ApiError, forbidden
 from .http_server import Handler, HttpServer
-from .resources import BINDINGS, BY_NAME, ROLES, Obj, Resource, as_object, parts
+from .resources import (
+    BINDINGS,
+    BY_NAME,
+    CLUSTER_BINDINGS,
+    CLUSTER_ROLES,
+    ROLES,
+    Obj,
+    Resource,
+    as_object,
+    parts,
+)
 from .store import Store, matches
 from .verbs import Verbs
 
@@ -108,9 +118,12 @@ class ApiServer:
     def authorize(self, call: Request) -> None:
         """Refuse what no role lets the user do; the admin may do everything."""
         bindings = self.store.all(BINDINGS, call.namespace) if call.namespace else []
-        for binding in bindings:
+        for binding in [*bindings, *self.store.all(CLUSTER_BINDINGS)]:
             if any(_is_subject(each, call.user) for each in parts(binding, "subjects")):
-                role = self.store.find(ROLES, call.namespace, binding["roleRef"]["name"])
+                reference = binding["roleRef"]
+                is_namespaced = reference["kind"] == "Role"
+                kind, where = (ROLES, call.namespace) if is_namespaced else (CLUSTER_ROLES, "")
+                role = self.store.find(kind, where, reference["name"])
                 if any(_covers(rule, call) for rule in parts(role or {}, "rules")):
                     return
         if call.user != ADMIN:

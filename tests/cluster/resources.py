@@ -64,11 +64,13 @@ ACCOUNTS = Resource("serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("configmaps", "ConfigMap")
 ROLES = Resource("roles", "Role", RBAC)
 BINDINGS = Resource("rolebindings", "RoleBinding", RBAC)
+CLUSTER_ROLES = Resource("clusterroles", "ClusterRole", RBAC, namespaced=False)
+CLUSTER_BINDINGS = Resource("clusterrolebindings", "ClusterRoleBinding", RBAC, namespaced=False)
 NAMESPACES = Resource("namespaces", "Namespace", namespaced=False)
 NODES = Resource("nodes", "Node", namespaced=False)
 
 RESOURCES = (
     *(PODS, JOBS, SECRETS, SERVICES, EVENTS, CLAIMS, QUOTAS, ACCOUNTS, CONFIG_MAPS),
-    *(ROLES, BINDINGS, NAMESPACES, NODES),
+    *(ROLES, BINDINGS, CLUSTER_ROLES, CLUSTER_BINDINGS, NAMESPACES, NODES),
 )
 BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}

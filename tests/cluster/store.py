@@ -18,7 +18,7 @@ LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """The letters of the names that a real API server generates."""
 OLDEST = 100
 """The oldest version that a watch can begin from."""
-FIELDS = ("metadata.name", "involvedObject.name", "involvedObject.kind")
+FIELDS = ("metadata.name", "involvedObject.name", "involvedObject.kind", "status.phase")
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -176,23 +176,27 @@ def is_over(pod: Obj) -> bool:
 def matches(obj: Obj, query: dict[str, str]) -> bool:
     """Return whether the object fits the label selector and the field selector of a query."""
     labels = part(obj["metadata"], "labels")
-    if any(labels.get(key) != value for key, value in _terms(query.get("labelSelector", ""))):
-        return False
-    for key, value in _terms(query.get("fieldSelector", "")):
+    for key, value, equal in _terms(query.get("labelSelector", "")):
+        if (labels.get(key) == value) != equal:
+            return False
+    for key, value, equal in _terms(query.get("fieldSelector", "")):
         if key not in FIELDS:
             raise bad_request(f"field label not supported: {key}")
         outer, inner = key.split(".")
-        if part(obj, outer).get(inner) != value:
+        if (part(obj, outer).get(inner) == value) != equal:
             return False
     return True
 
 
-def _terms(selector: str) -> list[tuple[str, str]]:
-    """Read a selector such as `a=b,c==d`; other operators are refused."""
+def _terms(selector: str) -> list[tuple[str, str, bool]]:
+    """Read a selector such as `a=b,c==d,e!=f`; other operators are refused."""
     terms = [each.replace("==", "=").partition("=") for each in filter(None, selector.split(","))]
-    if any(not equals or key.endswith("!") for key, equals, _ in terms):
+    if not all(equals for _, equals, _ in terms):
         raise bad_request(f"the small cluster cannot read the selector {selector!r}")
-    return [(key.strip(), value.strip()) for key, _, value in terms]
+    return [
+        (key.removesuffix("!").strip(), value.strip(), not key.endswith("!"))
+        for key, _, value in terms
+    ]
 
 
 def record_event(

@@ -176,7 +176,7 @@ def write_stdout(text: str, *, flush: bool = False) -> None:
         sys.stdout.flush()
 
 
-def format_count(number: int, noun: str) -> str:
+def format_count(number: float, noun: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.capacity.machine_queue import MachineQueue
-from prefect_bt.capacity.records import Demand, Lease, QueuedJob
+from prefect_bt.capacity.records import KUBERNETES, Demand, Lease, QueuedJob
 from prefect_bt.capacity.schedule import Schedule
 from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
 from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
+from prefect_bt.jobs.queue.cluster_reader import find_cluster
 from prefect_bt.jobs.queue.queued_runs import show_job_again
 from prefect_bt.jobs.start import hand_over_job
 from prefect_bt.ledger.ledger import Ledger
@@ -43,18 +44,21 @@ def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> Mach
     settings = settings or Settings()
     engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
     has_docker = Path(engine.removeprefix("unix://")).exists()
-    return MachineQueue(
+    queue = MachineQueue(
         ledger,
         settings.state_dir.absolute(),
         cpus=settings.capacity_cpus,
         memory=settings.capacity_memory,
         substrates=("local", "docker") if has_docker else ("local",),
     )
+    queue.read_cluster = find_cluster(settings).find_machine
+    return queue
 
 
-def is_queued_here(record: JobRecord) -> bool:
-    """Return whether the job needs room on a machine; a cluster has a scheduler of its own."""
-    return record.substrate != "kubernetes"
+def is_queued_here(record: JobRecord, settings: Settings | None = None) -> bool:
+    """Return whether the job waits in this queue; Kueue has one of its own."""
+    settings = settings or Settings()
+    return record.substrate != KUBERNETES or not settings.kubernetes.queue_name
 
 
 def has_waiting_jobs(ledger: Ledger) -> bool:
@@ -66,10 +70,13 @@ def build_queued_job(
     ledger: Ledger, record: JobRecord, settings: Settings | None = None
 ) -> QueuedJob:
     """Return what the queue knows of a job."""
-    project, now = load_definition(record), ledger.now()
+    project, now, settings = load_definition(record), ledger.now(), settings or Settings()
     nodes, each = project.job.compute.node_count, record.resources or Resources()
     demand = Demand(each.gpus * nodes, each.gpu_type, each.cpus * nodes, each.memory * nodes)
-    if each.gpus:
+    cluster = find_cluster(settings) if record.substrate == KUBERNETES else None
+    if cluster:
+        demand = cluster.build_demand(each, nodes)
+    elif each.gpus:
         demand = open_machine_queue(ledger, settings).match_gpus(demand)
     return QueuedJob(
         id=record.id,
@@ -82,21 +89,34 @@ def build_queued_job(
         run_time=record.max_run_time,
         substrate=record.substrate,
         project_id=record.project_id,
+        cluster=cluster.id if cluster else "",
+        nodes=nodes,
     )
 
 
 def admit_job(
-    ledger: Ledger, job: QueuedJob, *, waits: bool = True, settings: Settings | None = None
+    ledger: Ledger,
+    job: QueuedJob,
+    *,
+    waits: bool = True,
+    is_new: bool = True,
+    settings: Settings | None = None,
 ) -> Schedule | None:
     """Begin a lease of a job that this process owns; None if it may start, else the schedule.
 
-    `waits`: False for a job that starts whether there is room or not.
+    `waits`: False for a job that starts whether there is room or not. `is_new`: whether the job is
+    not in the queue yet; it starts without a lease if its cluster cannot be read.
     """
     queue = open_machine_queue(ledger, settings)
     with queue.lock():
         queue.release_ended()
         if queue.find_lease(job.id):
             return None
+        if job.substrate == KUBERNETES:
+            cluster = queue.read_cluster(job.cluster)
+            if cluster is None:
+                return None if is_new else Schedule()
+            waits = waits and not cluster.has_pods_of(job.id)  # recovered
         decided = queue.admit(job, waits=waits)
     if isinstance(decided, Schedule):
         return decided
@@ -119,6 +139,7 @@ def admit_new_job(ledger: Ledger, record: JobRecord, *, again: bool = False) -> 
     """
     if not is_queued_here(record):
         return ""
+    find_cluster(Settings()).forget()  # rights may have been granted since
     job = build_queued_job(ledger, record)
     schedule = admit_job(ledger, job, waits=record.serving is None)
     if schedule is None:
@@ -153,6 +174,7 @@ def start_next_jobs(ledger: Ledger, *, ended: str = "", settings: Settings | Non
     the ended one.
     """
     with suppress(PrefectBtError, OSError):
+        find_cluster(settings or Settings()).forget()  # the job's pods are gone
         queue = open_machine_queue(ledger, settings)
         with queue.lock():
             if queue.release_ended(ended=ended):
@@ -175,13 +197,19 @@ def list_secret_notes(record: JobRecord) -> list[str]:
     ]
 
 
+def list_cluster_notes(record: JobRecord) -> list[str]:
+    """Return why a job did not enter the queue although its cluster has no queue, as a note."""
+    problem = find_cluster(Settings()).problem
+    return [problem] if problem and record.substrate == KUBERNETES else []
+
+
 def start_if_room_came(ledger: Ledger, record: JobRecord, settings: Settings | None = None) -> None:
     """Start a job that was queued just now, if room came before its record was written.
 
     An error is left to the next process: the job is in the queue.
     """
     with suppress(PrefectBtError, OSError):
-        if is_queued_here(record) and ledger.get_state(record.id) is JobState.PENDING:
+        if is_queued_here(record, settings) and ledger.get_state(record.id) is JobState.PENDING:
             start_waiting_jobs(ledger, queue=open_machine_queue(ledger, settings))
 
 

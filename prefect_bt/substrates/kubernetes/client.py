@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from importlib import import_module
@@ -68,8 +68,10 @@ class ClusterClient:
         *,
         server: str = "",
         sleep: Callable[[float], None] = time.sleep,
+        retry_delays: Sequence[float] = RETRY_DELAYS,
     ) -> None:
         """`server`: required address of the API server; "" accepts that of the kubeconfig."""
+        self._retry_delays = retry_delays
         self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
         self._configuration: Any = None
@@ -123,7 +125,7 @@ class ClusterClient:
         A PATCH is a merge patch. `action` is for messages, as in "create Job x".
         """
         action = action or f"{method} {path}"
-        for pause in (*RETRY_DELAYS, None):
+        for pause in (*self._retry_delays, None):
             unsent = False
             try:
                 with self._open(method, path, body, query, READ_TIMEOUT) as answer:

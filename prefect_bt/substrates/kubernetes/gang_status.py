@@ -49,7 +49,7 @@ _STARTING: Final = frozenset({NodePhase.LAUNCHED, NodePhase.STAGING})
 class KubernetesGang:
     """One attempt, observed from any process. Safe to use from several threads.
 
-    `patience`: seconds to wait for pods that do not start. `is_queued`: Kueue starts the Job.
+    `patience`: seconds to wait for pods that do not start. `queue`: Kueue's, which starts the Job.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class KubernetesGang:
         record: GangRecord,
         *,
         patience: float,
-        is_queued: bool = False,
+        queue: str = "",
     ) -> None:
         self.objects, self.record, self.watch = objects, record, GangWatch(job)
-        self.job, self._patience, self._is_queued = job, patience, is_queued
+        self.job, self._patience, self._queue = job, patience, queue
         self.clock: Callable[[], float] = time.time
         self._requests: dict[int, NodeRequest] = {}
         self._unsent: set[int] = set()
@@ -145,7 +145,9 @@ class KubernetesGang:
         if stop_reason := self._find_request(status.rank).reason:
             return self._give_verdict(stop_before_start(status, stop_reason, self.clock()))
         missing = self.watch.find_missing_reason()
-        not_started = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
+        if missing.is_suspended and self._queue:
+            return self._wait_in_queue(status)
+        not_started = missing.is_job_gone or missing.is_suspended
         if not_started and self.clock() - self.record.created_at > _START_TIMEOUT:
             problem = Problem(Cause.LAUNCH_FAILED, "its Job was deleted before it had pods")
             if missing.is_suspended:
@@ -206,6 +208,13 @@ class KubernetesGang:
             return self._give_up(status, blocked)
         if self.clock() - since < WAITING_INTERVAL:
             return status
+        self._publish_waiting()
+        return replace(status, waiting=blocked.message)
+
+    def _wait_in_queue(self, status: NodeStatus) -> NodeStatus:
+        """Return the status of a node whose Job Kueue holds: the patience begins when it starts."""
+        blocked = Problem(Cause.UNSCHEDULABLE, f"it waits in the queue {self._queue} of Kueue")
+        self._blocked[status.rank] = self.clock(), blocked
         self._publish_waiting()
         return replace(status, waiting=blocked.message)
 

@@ -143,7 +143,7 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> Json:
         "image": node.image.reference,
         "command": [_escape(word) for word in command],
         "env": _environment(gang),
-        "resources": _resources(node.resources, settings),
+        "resources": render_resources(node.resources, settings),
         **_user_context(settings.run_as_user),
         "volumeMounts": [
             {"name": "control", "mountPath": MOUNTED_AT, "readOnly": True},
@@ -189,7 +189,7 @@ def _escape(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _resources(have: Resources, settings: ClusterSettings) -> Json:
+def render_resources(have: Resources, settings: ClusterSettings) -> Json:
     """Return requests and limits. Limits of CPUs and memory are set only if they are enforced."""
     amounts = {"cpu": str(have.cpus), "memory": str(have.memory)}
     gpus = {_gpu_resource(have, settings): str(have.gpus)} if have.gpus else {}

@@ -165,7 +165,7 @@ class KubernetesSubstrate:
             objects,
             record,
             patience=self.settings.patience_seconds,
-            is_queued=bool(self.settings.queue_name),
+            queue=self.settings.queue_name,
         )
 
     def _create_job(self, gang: GangPlan, secrets: GangSecrets, job: JobObjects) -> Json:

@@ -49,9 +49,9 @@ class Site:
         api.on("DELETE prefect-bt-abc1234-0-0-x7k2p", answer(200, {}))
         self.gang = self.open(client)
 
-    def open(self, client: ClusterClient) -> KubernetesGang:
+    def open(self, client: ClusterClient, *, queue: str = "") -> KubernetesGang:
         job = JobObjects(client, "rec", "gang")
-        gang = KubernetesGang(job, self.objects, RECORD, patience=60.0)
+        gang = KubernetesGang(job, self.objects, RECORD, patience=60.0, queue=queue)
         gang.clock = lambda: self.now
         gang.watch.start()
         wait_until(lambda: gang.watch.is_listed)
@@ -60,6 +60,15 @@ class Site:
     def say(self, status: NodeStatus, number: int = 0) -> None:
         self.objects.rank(0).write_status(status, number)
         self.objects.read_latest_status(0)
+
+
+def hold(site: Site, api: ApiStub, client: ClusterClient) -> None:
+    """Let the gang's Job be one that Kueue holds: it is suspended, and has no pods."""
+    site.gang.watch.close()
+    api.on("GET pods", answer(200, {"metadata": {"resourceVersion": "1"}, "items": []}))
+    api.on("GET gang", answer(200, {"spec": {"suspend": True}}))
+    api.on("GET events", answer(200, {"items": []}))
+    site.gang = site.open(client, queue="team-a")
 
 
 @pytest.fixture
@@ -114,6 +123,42 @@ def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
     else:
         assert status.phase is NodePhase.LAUNCHED
         assert "being created on node-1" in status.waiting
+
+
+def test_a_job_that_kueue_holds_outlives_the_patience(
+    api: ApiStub,
+    client: ClusterClient,
+    closing: list[Site],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The patience begins when Kueue starts the Job; a stop ends the wait at once."""
+    monkeypatch.setattr("prefect_bt.substrates.kubernetes.gang_watch.REASON_INTERVAL", 0.0)
+    site = Site(api, client, AGENT_RUNS)
+    closing.append(site)
+    hold(site, api, client)
+    for _ in range(3):
+        site.now += 3600.0
+        status = site.gang.observe(0)
+        assert (status.phase, status.waiting) == (
+            NodePhase.LAUNCHED,
+            "it waits in the queue team-a of Kueue",
+        )
+    assert site.objects.read_waiting() == "rank 0: it waits in the queue team-a of Kueue"
+    api.on("GET gang", answer(200, {"spec": {"suspend": False}}))
+    site.now += 3600.0
+    assert site.gang.observe(0).phase is NodePhase.LAUNCHED
+    site.now += 61.0
+    assert site.gang.observe(0).cause is Cause.LAUNCH_FAILED
+
+
+def test_a_stop_ends_the_wait_in_the_queue_of_kueue(
+    api: ApiStub, client: ClusterClient, closing: list[Site]
+) -> None:
+    site = Site(api, client, AGENT_RUNS)
+    closing.append(site)
+    hold(site, api, client)
+    site.gang.stop(0, NodeRequest("stopped"))
+    assert site.gang.observe(0).is_over
 
 
 def test_a_pod_deleted_without_a_watch(

@@ -1,0 +1,112 @@
+"""The cluster of the Kubernetes substrate as a place of the queue."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+from prefect_bt.capacity.pod_placement import PodPlacement
+from prefect_bt.capacity.records import KUBERNETES, Demand, Machine, to_cpus
+from prefect_bt.errors import SubstrateError
+from prefect_bt.kubernetes_settings import ClusterSettings
+from prefect_bt.ledger.records import Cause, Resources
+from prefect_bt.settings import Settings, process_environment
+from prefect_bt.substrates.kubernetes.client import ClusterClient
+from prefect_bt.substrates.kubernetes.pod_hosts import measure_pod, read_pod_hosts
+from prefect_bt.substrates.protocol import CPUS, MEMORY
+
+READ_INTERVAL: Final = 2.0
+"""Seconds for which what was read is used again."""
+RETRY_INTERVAL: Final = 30.0
+"""Seconds to the next request of a cluster that did not answer: the queue waits meanwhile."""
+_CHOOSING: Final = frozenset(
+    {"node_selector", "accelerator_selectors", "gpu_resources", "tolerations", "job_patch"}
+)
+"""Settings by which the machines of a cluster are chosen."""
+
+
+class ClusterReader:
+    """Reads what a cluster has free. `problem`: why it could not be read last; "" if it was."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings, self._client = settings, ClusterClient(settings, retry_delays=())
+        self._machine: Machine | None = None
+        self._due_at, self.problem = 0.0, ""
+
+    @property
+    def id(self) -> str:
+        """Return the ID of the cluster's machines that the settings choose; "" for no cluster."""
+        try:
+            place = self._client.server, self._client.namespace
+        except SubstrateError:
+            return ""
+        chosen = self._settings.model_dump(include=set(_CHOOSING))
+        return sha256(json.dumps([place, chosen], sort_keys=True).encode()).hexdigest()[:12]
+
+    def forget(self) -> None:
+        """Read the cluster again at its next use."""
+        self._due_at = 0.0
+
+    def find_machine(self, cluster_id: str) -> Machine | None:
+        """Return what the cluster offers; None for another cluster, or if it cannot be read."""
+        if not cluster_id or cluster_id != self.id:
+            return None
+        if time.monotonic() >= self._due_at:
+            try:
+                self._machine, self.problem = self._read(cluster_id), ""
+            except SubstrateError as error:
+                self._machine, self.problem = None, _explain(error)
+            interval = RETRY_INTERVAL if self.problem else READ_INTERVAL
+            self._due_at = time.monotonic() + interval
+        return self._machine
+
+    def build_demand(self, each: Resources, nodes: int) -> Demand:
+        """Return what the pods of a job request."""
+        cpus, memory = measure_pod(each, self._settings)
+        gpu_type = self._match_gpus(each.gpu_type) if each.gpus else ""
+        return Demand(each.gpus * nodes, gpu_type, to_cpus(cpus * nodes), memory * nodes)
+
+    def _match_gpus(self, gpu_type: str) -> str:
+        """Return the type; if no label chooses machines and none has it, the most frequent one."""
+        machine, settings = self.find_machine(self.id), self._settings
+        is_chosen = gpu_type in {*settings.accelerator_selectors, *settings.gpu_resources}
+        if is_chosen or machine is None or not machine.gpus or gpu_type in machine.gpus:
+            return gpu_type
+        return max(machine.gpus, key=lambda kind: machine.gpus[kind])
+
+    def _read(self, cluster_id: str) -> Machine:
+        hosts = read_pod_hosts(self._client, self._settings)
+        total = dict(PodPlacement(hosts, []).total)
+        return Machine(
+            cluster_id,
+            f"{self._client.context or KUBERNETES}/{self._client.namespace}",
+            to_cpus(total.pop(CPUS)),
+            total.pop(MEMORY),
+            total,
+            time.time(),
+            (KUBERNETES,),
+            hosts,
+        )
+
+
+def find_cluster(settings: Settings) -> ClusterReader:
+    """Return the cluster of the settings; the same object for the same settings."""
+    kubeconfig = process_environment().get("KUBECONFIG", "")
+    return _open(settings.kubernetes.model_dump_json(), kubeconfig)
+
+
+@lru_cache(maxsize=16)
+def _open(settings: str, kubeconfig: str) -> ClusterReader:
+    _ = kubeconfig  # the client reads the variable itself
+    return ClusterReader(ClusterSettings.model_validate_json(settings))
+
+
+def _explain(error: SubstrateError) -> str:
+    """Return why the queue does not know the cluster, and what to do."""
+    text = f"{error.message.rstrip('.')}. So the job does not wait in the queue of prefect-bt"
+    if error.cause == Cause.FORBIDDEN:
+        text += "; deployments/kubernetes/queue-rbac.yaml has the rights for that"
+    return f"{text}. The cluster decides when its pods start, within patience_seconds."

@@ -1,0 +1,144 @@
+"""Jobs of a cluster at the queue of this machine: what the API server answers decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.capacity.leases import Leases
+from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
+from prefect_bt.definitions import (
+    Compute,
+    Image,
+    Runtime,
+    TrainingJob,
+    TrainingProject,
+    project_document,
+)
+from prefect_bt.host.job_lock import JobLock
+from prefect_bt.jobs.queue.admission import (
+    admit_new_job,
+    list_cluster_notes,
+    start_waiting_jobs,
+)
+from prefect_bt.jobs.queue.cluster_reader import RETRY_INTERVAL, find_cluster
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord, Resources
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store import open_store
+from prefect_bt.settings import Settings
+from tests.substrates.kubernetes.api_stub import ApiStub, answer, drop, settings_for
+from tests.substrates.kubernetes.test_pod_hosts import node, pod, serve
+
+FORBIDDEN = 'nodes is forbidden: User "u" cannot list resource "nodes" in API group ""'
+
+
+class Site:
+    """A store, and a machine whose cluster is a stub."""
+
+    def __init__(self, folder: Path, api: ApiStub) -> None:
+        self.api, self.state_dir, self.locks = api, folder / "state", list[JobLock]()
+        self.ledger = Ledger(open_store(str(folder / "store")))
+
+    def record(self, cpus: int = 8, nodes: int = 1) -> JobRecord:
+        compute = Compute(cpu_count=cpus, node_count=nodes)
+        job = TrainingJob(
+            image=Image(base_image="x"), compute=compute, runtime=Runtime(start_commands=["true"])
+        )
+        project = self.ledger.projects.ensure("tiny")
+        return JobRecord(
+            id=self.ledger.reserve_job_id(project.id),
+            name="one",
+            project_id=project.id,
+            project_name="tiny",
+            created_at=self.ledger.now(),
+            definition=project_document(TrainingProject(name="tiny", job=job)),
+            substrate="kubernetes",
+            resources=Resources(cpus=cpus),
+        )
+
+    def admit(self, record: JobRecord) -> str:
+        """Ask for room as a push does, which owns the job; return what it waits for."""
+        lock = JobLock(self.state_dir)
+        lock.acquire(record.id)
+        reason = admit_new_job(self.ledger, record)
+        self.ledger.write_job(record, state=JobState.PENDING if reason else JobState.CREATED)
+        self.locks.append(lock)
+        return reason
+
+    @property
+    def leases(self) -> list[str]:
+        return [lease.job.id for lease in Leases(self.ledger.store).read()]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    api = ApiStub()
+    made = Site(tmp_path, api)
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES", settings_for(api.port).model_dump_json())
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(made.state_dir))
+    serve(api, [node("a")], [])
+    yield made
+    for lock in made.locks:
+        lock.release_and_remove()
+    api.close()
+
+
+def test_a_job_waits_for_the_resources_of_its_cluster(site: Site) -> None:
+    first, second = site.record(), site.record()
+    assert site.admit(first) == ""
+    assert site.admit(second) == "8.1 CPUs: 7.8 of 15.9 are free"
+    assert site.leases == [first.id]
+    (waiting,) = list_waiting_jobs(site.ledger.store)
+    assert (waiting.id, waiting.cluster) == (second.id, find_cluster(Settings()).id)
+    lists = [one.path for one in site.api.requests]
+    assert lists == ["/api/v1/nodes", "/api/v1/pods"] * 2, "one look for each job"
+
+
+def test_a_job_whose_pods_run_does_not_wait_for_its_own_pods(site: Site) -> None:
+    """The process that watched it died, and its lease with it."""
+    record = site.record()
+    serve(site.api, [node("a")], [pod("a", "8100m", job=record.id), pod("a", "7")])
+    assert site.admit(record) == ""
+    assert site.leases == [record.id]
+
+
+@pytest.mark.parametrize("fault", ["forbidden", "away"])
+def test_a_cluster_that_cannot_be_read_decides_itself(site: Site, fault: str) -> None:
+    said: dict[str, Any] = {"kind": "Status", "message": FORBIDDEN, "code": 403}
+    site.api.on("GET nodes", answer(403, said) if fault == "forbidden" else drop)
+    record = site.record()
+    assert site.admit(record) == ""
+    assert site.leases == []
+    (note,) = list_cluster_notes(record)
+    assert ("queue-rbac.yaml" in note) == (fault == "forbidden")
+    assert "The cluster decides when its pods start" in note
+
+
+def test_a_job_of_kueue_does_not_enter_this_queue(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_QUEUE_NAME", "team-a")
+    given = json.loads(settings_for(site.api.port).model_dump_json())
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES", json.dumps({**given, "queue_name": "team-a"}))
+    record = site.record()
+    assert site.admit(record) == ""
+    assert (site.leases, site.api.requests, list_cluster_notes(record)) == ([], [], [])
+
+
+def test_a_job_that_waits_stays_in_the_queue_while_the_api_server_is_away(site: Site) -> None:
+    serve(site.api, [node("a")], [pod("a", "15")])
+    record = site.record()
+    assert site.admit(record) == "8.1 CPUs: 0.9 of 15.9 are free"
+    site.locks.pop().release_and_remove()
+    find_cluster(Settings()).forget()
+    site.api.on("GET nodes", drop)
+    assert start_waiting_jobs(site.ledger) == []
+    before = len(site.api.requests)
+    assert start_waiting_jobs(site.ledger) == []
+    assert len(site.api.requests) == before, f"not asked again for {RETRY_INTERVAL:.0f} s"
+    assert [one.id for one in list_waiting_jobs(site.ledger.store)] == [record.id]
