@@ -21,7 +21,16 @@ from gangs import CountingProxy
 from listing import measure
 from queue_bucket import serve_bucket
 from queue_jobs import GPU_TYPE, PoolJob, draw_jobs, make_project
-from queue_machines import CLI, Pool, PretendedMachine, list_pool_processes, make_pool
+from queue_machines import (
+    CLI,
+    PORT,
+    Pool,
+    PretendedMachine,
+    list_pool_processes,
+    make_pool,
+    serve_prefect,
+)
+from queue_pool import push_all
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.records import Demand, QueuedJob
@@ -35,6 +44,7 @@ from prefect_bt.ledger.states import JobState
 GPUS = 8
 RUNS = 5
 SETTLE_SECONDS = 3.0
+PUSHED = 10
 THREADS = 8
 MEMORY = 64 << 20
 COMMANDS = {
@@ -48,40 +58,71 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Watched:
-    """What the worker used in a time: percent of a core, bytes, requests to the store a second."""
+    """What the worker used in a time: percent of a core, bytes, requests to store and Prefect."""
 
     cpu: float
     rss: int
     requests: Counter[str]
+    api: Counter[str]
     seconds: float
     processes: int
     """Processes of the machine beside the worker."""
 
 
+@dataclass(frozen=True)
+class Proxies:
+    """Count the requests to the store, and to Prefect."""
+
+    store: CountingProxy
+    api: CountingProxy
+
+    def read(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the requests until now."""
+        return Counter(self.store.counts), Counter(self.api.counts)
+
+
 def measure_in_folder(root: Path, jobs: int, seconds: float) -> list[Row]:
-    """Return the figures for a store in a folder."""
+    """Return the figures for a store in a folder, without a Prefect server."""
     pool = make_pool(root, {}, count=1, gpus=GPUS)
     return _measure(pool, jobs, seconds, "folder", None)
 
 
 def measure_in_bucket(root: Path, jobs: int, seconds: float) -> list[Row]:
-    """Return the figures for a store in a local S3 server, whose requests are counted."""
+    """Return the figures for a store in a local S3 server; requests are counted."""
     root.mkdir(parents=True)
-    with serve_bucket(root) as (store, environment, proxy):
-        pool = make_pool(root / "pool", environment, count=1, gpus=GPUS, store=store)
-        return _measure(pool, jobs, seconds, "S3", proxy)
+    with serve_prefect(root) as api, serve_bucket(root) as (store, environment, bucket):
+        proxies = Proxies(bucket, CountingProxy(PORT))
+        counted = {**api, "PREFECT_API_URL": proxies.api.url, **environment}
+        pool = make_pool(root / "pool", counted, count=1, gpus=GPUS, store=store)
+        try:
+            return _measure(pool, jobs, seconds, "S3", proxies)
+        finally:
+            proxies.api.close()
 
 
 def _measure(
-    pool: Pool, count: int, seconds: float, where: str, proxy: CountingProxy | None
+    pool: Pool, count: int, seconds: float, where: str, proxies: Proxies | None
 ) -> list[Row]:
     [machine] = pool.machines
     write_waiting_jobs(pool.ledger, draw_jobs(count, seed=7))
     what = f"{count} waiting, {where}"
     with hold_machine(pool.ledger, machine.state_dir):
-        watched = watch_worker(pool, machine, seconds, proxy)
         lists = [_time_command(machine, name, what) for name in COMMANDS]
-    return [*lists, *_list_worker_rows(watched, what, counted=proxy is not None)]
+        pushes = _count_pushes(pool, proxies, what) if proxies else []
+        watched = watch_worker(pool, machine, seconds, proxies)
+    return [*lists, *pushes, *_list_worker_rows(watched, what, counted=proxies is not None)]
+
+
+def _count_pushes(pool: Pool, proxies: Proxies, what: str) -> list[Row]:
+    """Push jobs that wait, and return the requests of each."""
+    before = proxies.read()
+    push_all(pool, [replace(one, name=f"new-{one.name}") for one in draw_jobs(PUSHED, seed=8)], {})
+    store, api = (new - old for new, old in zip(proxies.read(), before, strict=True))
+    what = f"each of {PUSHED} pushes behind {what}"
+    return [
+        alone("push_store_calls", "calls", [store.total() / PUSHED], what=what),
+        alone("push_api_calls", "calls", [api.total() / PUSHED], what=what, notes=(f"{api}",)),
+    ]
 
 
 def _list_worker_rows(watched: Watched, what: str, *, counted: bool) -> list[Row]:
@@ -94,9 +135,13 @@ def _list_worker_rows(watched: Watched, what: str, *, counted: bool) -> list[Row
     ]
     if not counted:
         return rows
-    notes = (f"the worker's requests: {dict(watched.requests)}",)
-    rate = watched.requests.total() / watched.seconds
-    return [*rows, alone("worker_requests", "1/s", [rate], what=what, notes=notes)]
+    notes = (f"the worker's requests: {dict(watched.requests)}, {dict(watched.api)}",)
+    rates = [one.total() / watched.seconds for one in (watched.requests, watched.api)]
+    return [
+        *rows,
+        alone("worker_store_calls", "1/s", rates[:1], what=what, notes=notes),
+        alone("worker_api_calls", "1/s", rates[1:], what=what),
+    ]
 
 
 def write_waiting_jobs(ledger: Ledger, jobs: list[PoolJob]) -> None:
@@ -159,7 +204,7 @@ def hold_machine(ledger: Ledger, state_dir: Path) -> Iterator[None]:
 
 
 def watch_worker(
-    pool: Pool, machine: PretendedMachine, seconds: float, proxy: CountingProxy | None
+    pool: Pool, machine: PretendedMachine, seconds: float, proxies: Proxies | None
 ) -> Watched:
     """Start the worker, let it settle, and return what it uses in the given time."""
     machine.start_worker()
@@ -169,13 +214,16 @@ def watch_worker(
             time.sleep(0.2)
         time.sleep(SETTLE_SECONDS)
         process = psutil.Process(machine.worker.pid)
-        requests = Counter(proxy.counts) if proxy else Counter[str]()
+        before = proxies.read() if proxies else (Counter[str](), Counter[str]())
         began, used = time.monotonic(), sum(process.cpu_times()[:4])
         time.sleep(seconds)
         took, cpu = time.monotonic() - began, sum(process.cpu_times()[:4]) - used
-        asked = (Counter(proxy.counts) if proxy else Counter[str]()) - requests
+        after = proxies.read() if proxies else before
+        asked = [new - old for new, old in zip(after, before, strict=True)]
         others = [one for one in list_pool_processes(pool.root) if one.pid != process.pid]
-        return Watched(100 * cpu / took, process.memory_info().rss, asked, took, len(others))
+        return Watched(
+            100 * cpu / took, process.memory_info().rss, asked[0], asked[1], took, len(others)
+        )
     finally:
         machine.kill_worker()
 

@@ -110,13 +110,14 @@ class Room:
 
     def fits(self, job: QueuedJob) -> bool:
         """Return whether the job delays none that reserved if it starts when the stops are done."""
-        if self.full or not self.has_room_for_pods(job):
+        end = self.now + run_time(job)
+        if self.full or not self.has_room_for_pods(job, end):
             return False
-        return self.timeline.fits(self.need(job.demand), self.now + run_time(job))
+        return self.timeline.fits(self.need(job.demand), end)
 
-    def has_room_for_pods(self, job: QueuedJob) -> bool:
-        """Return whether each pod of the job fits on a machine of the cluster now."""
-        return self.pods is None or self.pods.count(job) >= job.nodes
+    def has_room_for_pods(self, job: QueuedJob, end: float = -inf) -> bool:
+        """Return whether each pod of the job fits on a machine of the cluster until `end`."""
+        return self.pods is None or self.pods.count(job, end=end) >= job.nodes
 
     def admits(self, job: QueuedJob) -> bool:
         """Return whether the job may start now: it fits without what spot jobs still hold."""
@@ -131,7 +132,7 @@ class Room:
         for name, amount in need.items():
             self.free[name] = self.free.get(name, 0) - sign * amount
         if self.pods is not None:
-            self.pods.place(job) if sign > 0 else self.pods.remove(job)
+            self.pods.place(job, end) if sign > 0 else self.pods.remove(job)
 
     def find_start(self, job: QueuedJob) -> float | None:
         """Return when the job can start here; None if that is unknown."""
@@ -143,6 +144,8 @@ class Room:
         begin, length = (self.now, inf) if start is None else (start, run_time(job))
         self.timeline.take(self.need(job.demand), begin, begin + length)
         self._reservations += 1
+        if self.pods is not None:
+            self.pods.keep(job, begin)
 
     def find_spot_leases(self, job: QueuedJob) -> list[Lease] | None:
         """Return the youngest spot leases that must end for the job to start now; None: no way."""
@@ -177,7 +180,7 @@ class Room:
         for lease in leases:
             ends = lease_end(lease, self.now)
             trial.take(self.need(lease.job.demand), self.now, ends, sign=-1)
-        fits = self.pods is None or self.pods.fits_without(leases, job)
+        fits = self.pods is None or self.pods.fits_without(leases, job, end)
         return fits and trial.fits(need, end)
 
 

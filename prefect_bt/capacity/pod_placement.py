@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from prefect_bt.capacity.records import Demand, Lease, QueuedJob
 from prefect_bt.substrates.protocol import CPUS, MEMORY, PodHost
@@ -16,7 +17,9 @@ class PodPlacement:
         self._hosts = hosts
         self._free = [Counter(host.free) for host in hosts]
         self._jobs = [Counter(host.jobs) for host in hosts]
-        self._counts: dict[tuple[Demand, int, bool], int] = {}
+        self._kept: dict[int, float] = {}
+        """Machine -> the time from which on it is kept for a job that waits."""
+        self._counts: dict[tuple[Demand, int, bool, frozenset[int]], int] = {}
         self.total = Counter({CPUS: 0, MEMORY: 0})
         self.foreign = Counter[str]()
         """What pods request that belong to no lease, less what those of leases do elsewhere."""
@@ -27,25 +30,45 @@ class PodPlacement:
         for lease in leases:
             self.foreign.subtract(_multiply(lease.job.pod, self._count_pods(lease.job)))
 
-    def count(self, job: QueuedJob, *, empty: bool = False) -> int:
-        """Return how many pods of the job fit now; `empty`: if no other pods were there."""
-        key = (job.demand, job.nodes, empty)
+    def count(self, job: QueuedJob, *, empty: bool = False, end: float = -inf) -> int:
+        """Return how many pods of the job fit now; `empty`: if no other pods were there.
+
+        `end`: when they end; they fit on no machine that is kept for another job before that.
+        """
+        key = (job.demand, job.nodes, empty, self._closed(end))
         if key not in self._counts:
             free = [host.total for host in self._hosts] if empty else self._free
-            self._counts[key] = sum(self._list_counts(job, free))
+            self._counts[key] = sum(self._list_counts(job, free, end))
         return self._counts[key]
 
-    def fits_without(self, leases: Iterable[Lease], job: QueuedJob) -> bool:
+    def fits_without(self, leases: Iterable[Lease], job: QueuedJob, end: float) -> bool:
         """Return whether the pods of the job fit when those of the leases are gone."""
         free = [Counter(one) for one in self._free]
         for lease in leases:
             self._release(lease.job, free)
-        return sum(self._list_counts(job, free)) >= job.nodes
+        return sum(self._list_counts(job, free, end)) >= job.nodes
 
-    def place(self, job: QueuedJob) -> None:
+    def keep(self, job: QueuedJob, begin: float) -> None:
+        """Keep machines for a job that waits until `begin`: those that have most of its pods free.
+
+        Sums would let jobs behind it take the last free part of each machine for ever.
+        """
+        whole = self._list_counts(job, [host.total for host in self._hosts])
+        free = {
+            index: min((self._free[index][name] / n for name, n in job.pod.items()), default=1.0)
+            for index, count in enumerate(whole)
+            if count
+        }
+        missing = job.nodes
+        for index in sorted(free, key=lambda index: (index in self._kept, -free[index], index)):
+            if missing > 0:
+                self._kept[index] = min(begin, self._kept.get(index, inf))
+                missing -= whole[index]
+
+    def place(self, job: QueuedJob, end: float) -> None:
         """Give each pod of the job that is on no machine yet a place, if there is one."""
         missing = job.nodes - self._count_pods(job)
-        for index, fitting in enumerate(self._list_counts(job, self._free)):
+        for index, fitting in enumerate(self._list_counts(job, self._free, end)):
             count = max(0, min(missing, fitting))
             self._free[index].subtract(_multiply(job.pod, count))
             self._jobs[index][job.id] += count
@@ -66,14 +89,19 @@ class PodPlacement:
     def _count_pods(self, job: QueuedJob) -> int:
         return sum(jobs[job.id] for jobs in self._jobs)
 
-    def _list_counts(self, job: QueuedJob, free: Sequence[Mapping[str, int]]) -> list[int]:
-        """Return how many pods of the job fit on each machine."""
-        pod = job.pod
+    def _closed(self, end: float) -> frozenset[int]:
+        return frozenset(index for index, begin in self._kept.items() if begin < end)
+
+    def _list_counts(
+        self, job: QueuedJob, free: Sequence[Mapping[str, int]], end: float = -inf
+    ) -> list[int]:
+        """Return how many pods of the job, which end at `end`, fit on each machine."""
+        pod, closed = job.pod, self._closed(end)
         return [
             max(0, min((one.get(name, 0) // n for name, n in pod.items()), default=job.nodes))
-            if host.total and (job.demand.gpus or not host.for_gpus)
+            if host.total and (job.demand.gpus or not host.for_gpus) and index not in closed
             else 0
-            for host, one in zip(self._hosts, free, strict=True)
+            for index, (host, one) in enumerate(zip(self._hosts, free, strict=True))
         ]
 
 

@@ -144,13 +144,14 @@ class _Walk:
         machines = sorted(machines, key=lambda machine: machine.host)
         self.rooms = [Room(machine, by_place.get(machine.host, []), now) for machine in machines]
         self.quotas = _Quotas(leases, limits, now)
+        self.hosts = {"", *(machine.host for machine in machines)}
         self.preempted: list[Lease] = []
         self.shortages: dict[tuple[Demand, str, str, int], str] = {}
         self.now = now
 
     def decide(self, job: QueuedJob) -> Start | Wait:
         """Return whether the job starts; take or reserve its amounts."""
-        rooms = [room for room in self.rooms if room.could_run(job)]
+        rooms = [room for room in self.rooms if room.could_run(job) and job.host in self.hosts]
         if reason := self._find_obstacle(job, rooms) or self._find_quota(job):
             return Wait(job, 0, reason)
         if fitting := [room for room in rooms if room.admits(job)]:
@@ -177,7 +178,7 @@ class _Walk:
 
     def _find_lack(self, job: QueuedJob) -> str:
         """Return why no machine can run the job."""
-        if job.cluster:
+        if job.cluster and job.host in self.hosts:
             return self._find_lack_of_cluster(job)
         gpus, gpu_type = job.demand.gpus, _format_type(job)
         allowed = [room for room in self.rooms if job.host in {"", room.host}]

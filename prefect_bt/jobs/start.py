@@ -109,7 +109,7 @@ class JobLauncher:
         self._socket.close()
         if self._process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # it is still importing Prefect
+                os.killpg(self._process.pid, signal.SIGKILL)  # it has no job
             self._process.wait()
             self._process = None
         if self.lock is not None:
@@ -171,14 +171,9 @@ def start_job(
     """
     try:
         on_created(record)
-        if launcher and launcher.waits_for:
-            from prefect_bt.jobs.queue.queued_runs import show_queued_job
-
-            launcher.close()
-            show_queued_job(ledger, record, launcher.waits_for)
-        elif launcher:
+        if launcher and not launcher.waits_for:
             launcher.hand_over(ledger, record)
-        else:
+        elif launcher is None:
             from prefect_bt.prefect_api.client import run_deployment
 
             chosen, store = deployment or _default_deployment(), ledger.store.url
@@ -187,6 +182,11 @@ def start_job(
     except BaseException as error:
         _note_failed_start(ledger, record.id, error, owned=launcher is not None)
         raise
+    if launcher and launcher.waits_for:
+        from prefect_bt.jobs.queue.queued_runs import show_queued_job
+
+        launcher.close()
+        show_queued_job(ledger, record, launcher.waits_for)
 
 
 def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, owned: bool) -> None:

@@ -241,9 +241,9 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """Return the result of push: the flat job document, and the same under `training_job`."""
-    flat, notes = job_document(ledger, record), [*plan.notes, *list_cluster_notes(record)]
-    if flat["current_status"] == JobState.PENDING.value:
-        notes += list_secret_notes(record)
+    flat, notes = job_document(ledger, record), list(plan.notes)
+    waits = flat["current_status"] == JobState.PENDING.value
+    notes += list_secret_notes(record) if waits else list_cluster_notes(record)
     return {**flat, "notes": notes, "training_job": flat}
 
 

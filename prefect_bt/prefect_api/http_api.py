@@ -1,17 +1,19 @@
 """Requests to Prefect's API without Prefect, whose import takes seconds of CPU time.
 
-The configuration is Prefect's: variables, then the active profile; else the server of
-`prefect-bt up`.
+The server is the one that a supervisor on this machine uses: PREFECT_API_URL, else the server of
+`prefect-bt up`, else that of the active profile. A server with CSRF protection refuses them.
 """
 
 from __future__ import annotations
 
+import json
+import ssl
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -19,29 +21,31 @@ from prefect_bt.local_server.discovery import local_server_url
 from prefect_bt.local_server.password import find_auth
 from prefect_bt.settings import Settings, process_environment
 
-TIMEOUT = 10.0
-"""Seconds to wait for an answer."""
+TIMEOUT: Final = 5.0
+"""Seconds to wait for an answer: nothing depends on one."""
+API_ERRORS: Final = (
+    httpx.HTTPError,
+    httpx.InvalidURL,
+    OSError,
+    ImportError,
+    ValueError,
+    KeyError,
+    TypeError,
+)
+"""Errors of a request: no answer, wrong settings, or an answer of something else than Prefect."""
 
 
 @dataclass(frozen=True)
 class HttpApi:
-    """An API at a URL that ends with /api. `auth`: `user:password`; `key`: of Prefect Cloud."""
+    """An API at a URL that ends with /api. `options`: of httpx, with the credentials."""
 
     url: str
-    auth: str = ""
-    key: str = ""
     ui_url: str = ""
+    options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def post(self, path: str, body: object) -> Any:
-        """Return the answer to a request. httpx.HTTPError, and ValueError for no JSON."""
-        user, _, password = self.auth.partition(":")
-        answer = httpx.post(
-            f"{self.url}{path}",
-            json=body,
-            auth=(user, password) if user else None,
-            headers={"Authorization": f"Bearer {self.key}"} if self.key and not user else {},
-            timeout=TIMEOUT,
-        )
+        """Return the answer to a request. API_ERRORS."""
+        answer = httpx.post(f"{self.url}{path}", json=body, timeout=TIMEOUT, **self.options)
         answer.raise_for_status()
         return answer.json()
 
@@ -54,18 +58,31 @@ class HttpApi:
 
 
 def find_http_api() -> HttpApi | None:
-    """Return the API that Prefect's client would use; None for no lasting one."""
+    """Return the API; None for no lasting one. API_ERRORS for wrong settings."""
     state_dir, variables = Settings().state_dir, process_environment()
     known = {**_read_profile(variables), **variables}
-    url = known.get("PREFECT_API_URL") or local_server_url(state_dir)
+    url = variables.get("PREFECT_API_URL") or local_server_url(state_dir)
+    url = (url or known.get("PREFECT_API_URL", "")).rstrip("/")
     if not url:
         return None
-    return HttpApi(
-        url.rstrip("/"),
-        find_auth(state_dir, url) or known.get("PREFECT_API_AUTH_STRING", ""),
-        known.get("PREFECT_API_KEY", ""),
-        known.get("PREFECT_UI_URL", ""),
-    )
+    auth = find_auth(state_dir, url) or known.get("PREFECT_API_AUTH_STRING", "")
+    return HttpApi(url, known.get("PREFECT_UI_URL", ""), _build_options(known, auth))
+
+
+def _build_options(known: Mapping[str, str], auth: str) -> dict[str, Any]:
+    """Return the options of httpx that Prefect's client would use. `auth`: `user:password`."""
+    headers = json.loads(known.get("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}")
+    if (key := known.get("PREFECT_API_KEY")) and not auth:
+        headers["Authorization"] = f"Bearer {key}"
+    user, _, password = auth.partition(":")
+    options = {"headers": headers, "follow_redirects": True}
+    if auth:
+        options["auth"] = (user, password)
+    if known.get("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "").lower() in {"1", "true"}:
+        options["verify"] = False
+    elif authority := known.get("PREFECT_API_SSL_CERT_FILE"):
+        options["verify"] = ssl.create_default_context(cafile=authority)
+    return options
 
 
 def _read_profile(variables: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from prefect_bt.capacity.machine_queue import MachineQueue
 from prefect_bt.capacity.machines import list_machines
 from prefect_bt.capacity.overview import capacity_document, read_schedule
+from prefect_bt.capacity.pod_placement import PodPlacement
 from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
 from prefect_bt.capacity.schedule import Schedule, make_schedule
 from prefect_bt.capacity.waiting_jobs import add_waiting_job, list_waiting_jobs
@@ -143,6 +145,24 @@ def test_a_cluster_that_nobody_reaches_blocks_no_other_job():
         {"y": "c"},
         ["its cluster: no machine of the queue reaches it"],
     )
+
+
+def test_a_job_that_waits_in_a_process_elsewhere_holds_nothing():
+    result = decide([job("x", host="gone"), job("y", at=1.0)], [cluster(host())])
+    assert (started(result), reasons(result)) == ({"y": "c"}, ["its machine is away"])
+
+
+def test_smaller_jobs_do_not_take_the_machine_that_a_job_ahead_needs():
+    """Sums would allow it: 13 GPUs are free, of which the job ahead needs 8."""
+    places = cluster(host(free=5), host(free=4), host(free=4))
+    result = decide([job("x", 8), job("y", 5, at=1.0)], [places])
+    assert (started(result), reasons(result)[1]) == ({}, "the jobs ahead of it")
+    assert started(decide([job("x", 8), job("z", 4, at=1.0)], [places])) == {"z": "c"}
+    placement = PodPlacement(places.pod_hosts, [])
+    placement.keep(job("x", 8), NOW)
+    placement.place(job("z", 4), inf)
+    assert [placement.count(job("y", gpus), end=inf) for gpus in (4, 5)] == [1, 0]
+    assert placement.count(job("y", 5), end=NOW) == 1
 
 
 def test_a_maximum_run_time_fills_gaps():

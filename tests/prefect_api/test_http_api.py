@@ -32,14 +32,18 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def find() -> tuple[Any, ...] | None:
+    """Return the URL, the credentials and the page of a run."""
     api = find_http_api()
-    return (api.url, api.auth, api.key, api.run_url("r")) if api else None
+    if api is None:
+        return None
+    key = api.options["headers"].get("Authorization")
+    return api.url, api.options.get("auth"), key, api.run_url("r")
 
 
 def test_the_active_profile_names_the_api(profiles: Path) -> None:
     profiles.write_text(PROFILES)
     page = "http://prefect.example/runs/flow-run/r"
-    assert find() == ("http://prefect.example/api", "me:secret", "", page)
+    assert find() == ("http://prefect.example/api", ("me", "secret"), None, page)
 
 
 def test_variables_choose_the_profile_and_the_api(
@@ -48,9 +52,22 @@ def test_variables_choose_the_profile_and_the_api(
     profiles.write_text(PROFILES)
     monkeypatch.setenv("PREFECT_PROFILE", "cloud")
     cloud = "https://api.prefect.cloud/api/accounts/a/workspaces/w"
-    assert find() == (cloud, "", "key", "")
+    assert find() == (cloud, None, "Bearer key", "")
     monkeypatch.setenv("PREFECT_API_URL", "http://other.example/api/")
-    assert find() == ("http://other.example/api", "", "key", "http://other.example/runs/flow-run/r")
+    page = "http://other.example/runs/flow-run/r"
+    assert find() == ("http://other.example/api", None, "Bearer key", page)
+
+
+def test_the_settings_of_prefects_client_count(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles.write_text(PROFILES)
+    monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", '{"X-Proxy": "word"}')
+    monkeypatch.setenv("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "true")
+    api = find_http_api()
+    assert api
+    assert (api.options["headers"], api.options["verify"]) == ({"X-Proxy": "word"}, False)
+    assert "secret" not in repr(api)
 
 
 @pytest.mark.parametrize("text", [None, "", "[", 'active = "gone"', 'profiles = 3\nactive = "x"'])

@@ -1,8 +1,7 @@
 """Start jobs when a machine has room for them, and put them into the queue until then.
 
 A queued job has no process. Each process that ends a job on this machine starts the jobs that fit
-now; so do `prefect-bt up`, `prefect-bt worker`, the flow `reconcile` and the commands that show the
-queue.
+now; so do `prefect-bt up`, `prefect-bt worker` and the flow `reconcile`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> Mach
         memory=settings.capacity_memory,
         substrates=("local", "docker") if has_docker else ("local",),
     )
-    queue.read_cluster = find_cluster(settings).find_machine
+    queue.read_cluster = lambda cluster_id: find_cluster(settings).find_machine(cluster_id)
     return queue
 
 
@@ -139,7 +138,7 @@ def admit_new_job(ledger: Ledger, record: JobRecord, *, again: bool = False) -> 
     """
     if not is_queued_here(record):
         return ""
-    find_cluster(Settings()).forget()  # rights may have been granted since
+    find_cluster(Settings()).retry()  # rights may have been granted since
     job = build_queued_job(ledger, record)
     schedule = admit_job(ledger, job, waits=record.serving is None)
     if schedule is None:

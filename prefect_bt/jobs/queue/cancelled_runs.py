@@ -10,15 +10,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-import httpx
-
 from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.capacity.waiting_jobs import is_waiting_job
 from prefect_bt.errors import StateError
 from prefect_bt.jobs.reconcile import finalize_abandoned_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
-from prefect_bt.prefect_api.http_api import find_http_api
+from prefect_bt.prefect_api.http_api import API_ERRORS, find_http_api
 
 POLL_INTERVAL: Final = 10.0
 _OVERLAP: Final = 60.0
@@ -37,7 +35,7 @@ class CancelledRuns:
         if time.monotonic() < self._due_at:
             return
         self._due_at, now = time.monotonic() + POLL_INTERVAL, time.time()
-        with suppress(httpx.HTTPError, ValueError):
+        with suppress(*API_ERRORS):
             for run_id in _list_cancelled_runs(self._since - _OVERLAP):
                 if run_id not in self._known:
                     _stop_waiting_job(ledger, run_id)

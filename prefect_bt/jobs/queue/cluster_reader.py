@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from prefect_bt.capacity.pod_placement import PodPlacement
@@ -20,6 +23,9 @@ from prefect_bt.substrates.protocol import CPUS, MEMORY
 
 READ_INTERVAL: Final = 2.0
 """Seconds for which what was read is used again."""
+RETRY_DELAYS: Final = (0.5,)
+CONNECT_TIMEOUT: Final = 3.0
+"""Seconds: other processes of the machine wait for the decision."""
 RETRY_INTERVAL: Final = 30.0
 """Seconds to the next request of a cluster that did not answer: the queue waits meanwhile."""
 _CHOOSING: Final = frozenset(
@@ -32,7 +38,10 @@ class ClusterReader:
     """Reads what a cluster has free. `problem`: why it could not be read last; "" if it was."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        self._settings, self._client = settings, ClusterClient(settings, retry_delays=())
+        self._settings, self._client = (
+            settings,
+            ClusterClient(settings, retry_delays=RETRY_DELAYS, connect_timeout=CONNECT_TIMEOUT),
+        )
         self._machine: Machine | None = None
         self._due_at, self.problem = 0.0, ""
 
@@ -40,13 +49,19 @@ class ClusterReader:
     def id(self) -> str:
         """Return the ID of the cluster's machines that the settings choose; "" for no cluster."""
         try:
-            place = self._client.server, self._client.namespace
-        except SubstrateError:
+            # Clusters may have the same address: that of their services, or of this machine.
+            place = self._client.server, self._client.authority, self._client.namespace
+        except (SubstrateError, OSError):
             return ""
         chosen = self._settings.model_dump(include=set(_CHOOSING))
         return sha256(json.dumps([place, chosen], sort_keys=True).encode()).hexdigest()[:12]
 
     def forget(self) -> None:
+        """Read the cluster again at its next use, unless it did not answer lately."""
+        if not self.problem:
+            self._due_at = 0.0
+
+    def retry(self) -> None:
         """Read the cluster again at its next use."""
         self._due_at = 0.0
 
@@ -59,6 +74,9 @@ class ClusterReader:
                 self._machine, self.problem = self._read(cluster_id), ""
             except SubstrateError as error:
                 self._machine, self.problem = None, _explain(error)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                self._machine = None
+                self.problem = f"The nodes and pods of the cluster cannot be read ({error!r})."
             interval = RETRY_INTERVAL if self.problem else READ_INTERVAL
             self._due_at = time.monotonic() + interval
         return self._machine
@@ -93,14 +111,19 @@ class ClusterReader:
 
 
 def find_cluster(settings: Settings) -> ClusterReader:
-    """Return the cluster of the settings; the same object for the same settings."""
-    kubeconfig = process_environment().get("KUBECONFIG", "")
-    return _open(settings.kubernetes.model_dump_json(), kubeconfig)
+    """Return the cluster of the settings; the same object for the same settings and kubeconfig."""
+    named = settings.kubernetes.kubeconfig or process_environment().get("KUBECONFIG", "")
+    paths = [Path(one).expanduser() for one in (named or "~/.kube/config").split(os.pathsep)]
+    times: list[object] = []
+    for path in paths:
+        with suppress(OSError):  # also text that is no path
+            times.append((str(path), path.stat().st_mtime_ns))
+    return _open(settings.kubernetes.model_dump_json(), str(times))
 
 
 @lru_cache(maxsize=16)
-def _open(settings: str, kubeconfig: str) -> ClusterReader:
-    _ = kubeconfig  # the client reads the variable itself
+def _open(settings: str, kubeconfigs: str) -> ClusterReader:
+    _ = kubeconfigs  # the client reads them itself
     return ClusterReader(ClusterSettings.model_validate_json(settings))
 
 

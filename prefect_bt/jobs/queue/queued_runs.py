@@ -11,14 +11,12 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import httpx
-
 from prefect_bt.capacity.overview import read_schedule
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
-from prefect_bt.prefect_api.http_api import HttpApi, find_http_api
+from prefect_bt.prefect_api.http_api import API_ERRORS, HttpApi, find_http_api
 
 Document = dict[str, Any]
 QUEUED: Final = "AwaitingConcurrencySlot"
@@ -28,7 +26,9 @@ REASON_INTERVAL: Final = 30.0
 """Seconds between two looks at the reasons that Prefect shows."""
 SHOWN_REASONS: Final = 10
 """Jobs at the head of the queue whose reasons are kept up to date."""
-_UNAVAILABLE: Final = (httpx.HTTPError, ValueError, KeyError, PrefectBtError)
+LONGEST_LOOK: Final = 3.0
+"""Seconds after which a look ends: a slow server must not keep jobs from starting."""
+_UNAVAILABLE: Final = (*API_ERRORS, PrefectBtError)
 
 
 def queued_state(reason: str, *, deployed: bool = False) -> Document:
@@ -97,20 +97,25 @@ class WaitReasons:
     def poll(self, ledger: Ledger) -> None:
         """Change the reasons in Prefect that are old, if it is time."""
         now = time.monotonic()
-        api = find_http_api() if now >= self._due_at else None
-        if api is None:
+        if now < self._due_at:
             return
         self._due_at = now + REASON_INTERVAL
+        with suppress(*_UNAVAILABLE):
+            if api := find_http_api():
+                self._look(api, ledger, until=now + LONGEST_LOOK)
+
+    def _look(self, api: HttpApi, ledger: Ledger, *, until: float) -> None:
         waits = {wait.job.id: wait.reason for wait in read_schedule(ledger.store).waits}
         self._runs = {job: self._find_run(ledger, job) for job in list(waits)[:SHOWN_REASONS]}
         jobs = {run: job for job, run in self._runs.items() if run}
-        with suppress(*_UNAVAILABLE):
-            for run in _list_runs(api, list(jobs)):
-                job_id = jobs[run["id"]]
-                state = queued_state(waits[job_id])
-                # A worker would start the run of a deployment.
-                if run["deployment_id"] is None and run["state"]["message"] != state["message"]:
-                    _change_reason(api, ledger, job_id, run["id"], state)
+        for run in _list_runs(api, list(jobs)):
+            job_id = jobs[run["id"]]
+            state = queued_state(waits[job_id])
+            # A worker would start the run of a deployment.
+            if run["deployment_id"] is None and run["state"]["message"] != state["message"]:
+                _change_reason(api, ledger, job_id, run["id"], state)
+            if time.monotonic() > until:
+                return
 
     def _find_run(self, ledger: Ledger, job_id: str) -> str:
         if known := self._runs.get(job_id):
@@ -125,11 +130,16 @@ def _list_runs(api: HttpApi, run_ids: list[str]) -> list[Document]:
 
 
 def _change_reason(api: HttpApi, ledger: Ledger, job_id: str, run_id: str, state: Document) -> None:
-    if ledger.get_state(job_id) is JobState.PENDING:
-        _set_state(api, run_id, state)
-        if ledger.get_state(job_id) is not JobState.PENDING:  # it started meanwhile
-            _set_state(api, run_id, {"type": "RUNNING", "name": "Running"})
+    """Change the state, unless the run has ended, and undo that if the job starts meanwhile."""
+    if ledger.get_state(job_id) is not JobState.PENDING:
+        return
+    _set_state(api, run_id, state, force=False)
+    now = ledger.get_state(job_id)
+    if now is not JobState.PENDING and not now.terminal:
+        # A second Running would count as a second run of the flow.
+        name = "Pending" if now is JobState.CREATED else "Running"
+        _set_state(api, run_id, {"type": name.upper(), "name": name}, force=False)
 
 
-def _set_state(api: HttpApi, run_id: str, state: Document) -> None:
-    api.post(f"/flow_runs/{run_id}/set_state", {"state": state, "force": True})
+def _set_state(api: HttpApi, run_id: str, state: Document, *, force: bool = True) -> None:
+    api.post(f"/flow_runs/{run_id}/set_state", {"state": state, "force": force})

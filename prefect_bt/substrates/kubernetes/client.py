@@ -69,9 +69,10 @@ class ClusterClient:
         server: str = "",
         sleep: Callable[[float], None] = time.sleep,
         retry_delays: Sequence[float] = RETRY_DELAYS,
+        connect_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         """`server`: required address of the API server; "" accepts that of the kubeconfig."""
-        self._retry_delays = retry_delays
+        self._retry_delays, self._connect_timeout = retry_delays, connect_timeout
         self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
         self._configuration: Any = None
@@ -83,6 +84,13 @@ class ClusterClient:
         """Return the address of the API server. ClusterError."""
         self.connect()
         return str(self._configuration.host)
+
+    @property
+    def authority(self) -> str:
+        """Return the certificates that sign the server's; "" for those of the system."""
+        self.connect()
+        path = self._configuration.ssl_ca_cert
+        return Path(path).read_text() if path else ""
 
     @property
     def context(self) -> str:
@@ -194,7 +202,7 @@ class ClusterClient:
         if token := configuration.get_api_key_with_prefix("BearerToken", "authorization"):
             headers["authorization"] = token
         url = f"{configuration.host.rstrip('/')}{path}"
-        limits: Any = import_module("urllib3").Timeout(connect=CONNECT_TIMEOUT, read=timeout)
+        limits: Any = import_module("urllib3").Timeout(connect=self._connect_timeout, read=timeout)
         answer = self._pool.request(
             method,
             f"{url}?{urlencode(query)}" if query else url,

@@ -66,6 +66,7 @@ def sum_requests(spec: Any) -> Counter[str]:
         total.update(_requests_of(container))
     for container in first:
         total |= Counter(_requests_of(container))
+    total = Counter(dict(total) | _requests_of(spec))  # those of the whole pod count instead
     total.update(_parse_amounts(spec.get("overhead", {})))
     return total
 
@@ -113,7 +114,7 @@ def _read_host(
 ) -> PodHost | None:
     """Return the machine; None if no pod of prefect-bt is there or may be."""
     labels = node["metadata"].get("labels", {})
-    has = _parse_amounts(node["status"]["allocatable"])
+    has = _parse_amounts(node["status"].get("allocatable", {}))
     gpu_type = _find_gpu_type(labels, has, settings)
     resource = settings.gpu_resources.get(gpu_type, GPU_RESOURCE)
     refused = [one for one in _iter_taints(node["spec"]) if not _is_tolerated(one, template)]
@@ -134,8 +135,9 @@ def _read_host(
 
 
 def _choose(amounts: Mapping[str, int], names: Mapping[str, str]) -> dict[str, int]:
-    """Return the amounts under our names; only those of CPUs remain thousandths."""
-    return {name: amounts[key] // (1 if name == CPUS else 1000) for name, key in names.items()}
+    """Return the amounts under our names, at least 0; only those of CPUs remain thousandths."""
+    found = {name: amounts[key] // (1 if name == CPUS else 1000) for name, key in names.items()}
+    return {name: max(0, amount) for name, amount in found.items()}
 
 
 def _find_gpu_type(labels: Json, has: Mapping[str, int], settings: ClusterSettings) -> str:

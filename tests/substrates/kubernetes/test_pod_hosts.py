@@ -148,6 +148,24 @@ def test_gpus_of_another_device_plugin(api: ApiStub, client: ClusterClient) -> N
     assert (found.total["MI300X"], found.free["MI300X"]) == (4, 3)
 
 
+def test_requests_of_a_whole_pod_replace_those_of_its_containers() -> None:
+    containers = [{"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]
+    whole = {"requests": {"cpu": "3"}}
+    requests = sum_requests({"containers": containers, "resources": whole})
+    assert requests == {"cpu": 3000, "memory": 1000 * GIB}
+
+
+def test_a_machine_that_reports_nothing_and_one_with_too_much(
+    api: ApiStub, client: ClusterClient
+) -> None:
+    silent, broken = node("silent"), node("broken", gpus=7)
+    del silent["status"]["allocatable"]
+    eight = pod("broken")
+    eight["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] = "8"
+    serve(api, [silent, broken], [eight])
+    assert [one.free.get("GPU", 0) for one in read(client)] == [0, 0]
+
+
 def test_requests_of_init_containers_and_overhead() -> None:
     def container(cpu: str, **more: str) -> Any:
         return {"resources": {"requests": {"cpu": cpu}}, **more}
