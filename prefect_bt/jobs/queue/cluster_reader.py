@@ -51,7 +51,7 @@ class ClusterReader:
         try:
             # Clusters may have the same address: that of their services, or of this machine.
             place = self._client.server, self._client.authority, self._client.namespace
-        except (SubstrateError, OSError):
+        except SubstrateError:
             return ""
         chosen = self._settings.model_dump(include=set(_CHOOSING))
         return sha256(json.dumps([place, chosen], sort_keys=True).encode()).hexdigest()[:12]

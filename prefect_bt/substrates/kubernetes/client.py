@@ -78,6 +78,7 @@ class ClusterClient:
         self._configuration: Any = None
         self._pool: Any = None
         self._namespace, self._context = settings.namespace, settings.context
+        self._authority = ""
 
     @property
     def server(self) -> str:
@@ -89,8 +90,7 @@ class ClusterClient:
     def authority(self) -> str:
         """Return the certificates that sign the server's; "" for those of the system."""
         self.connect()
-        path = self._configuration.ssl_ca_cert
-        return Path(path).read_text() if path else ""
+        return self._authority
 
     @property
     def context(self) -> str:
@@ -225,6 +225,8 @@ class ClusterClient:
             if not self._load_kubeconfig(config, configuration):
                 config.load_incluster_config(client_configuration=configuration)
                 self._namespace = self._namespace or _POD_NAMESPACE.read_text().strip()
+            path = configuration.ssl_ca_cert  # a temporary file: `up` may live longer
+            self._authority = Path(path).read_text() if path else ""
         except Exception as error:  # the package has no common error for a malformed kubeconfig
             raise ClusterError(
                 f"No Kubernetes cluster is configured: {error}.",
