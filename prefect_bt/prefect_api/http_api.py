@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,8 +22,11 @@ from prefect_bt.local_server.discovery import local_server_url
 from prefect_bt.local_server.password import find_auth
 from prefect_bt.settings import Settings, process_environment
 
-TIMEOUT: Final = 5.0
+TIMEOUT: Final = 10.0
 """Seconds to wait for an answer: nothing depends on one."""
+RETRY_DELAYS: Final = (0.5, 1.0, 2.0)
+"""Seconds before each repetition of a request to a busy server, such as one whose SQLite waits."""
+_BUSY: Final = frozenset({429, 502, 503})
 API_ERRORS: Final = (
     httpx.HTTPError,
     httpx.InvalidURL,
@@ -45,9 +49,15 @@ class HttpApi:
 
     def post(self, path: str, body: object) -> Any:
         """Return the answer to a request. API_ERRORS."""
-        answer = httpx.post(f"{self.url}{path}", json=body, timeout=TIMEOUT, **self.options)
-        answer.raise_for_status()
-        return answer.json()
+        answer = self._send(path, body)
+        for delay in RETRY_DELAYS:
+            if answer.status_code in _BUSY:
+                time.sleep(delay)
+                answer = self._send(path, body)
+        return answer.raise_for_status().json()
+
+    def _send(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=TIMEOUT, **self.options)
 
     def run_url(self, flow_run_id: str) -> str:
         """Return the run's page in the UI; "" for Prefect Cloud, which has it elsewhere."""

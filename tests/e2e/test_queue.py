@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.jobs.queue.queued_runs import WaitReasons, create_job_run, queued_state
-from prefect_bt.prefect_api.http_api import find_http_api
 
 from .conftest import call, until
 from .queue_machine import HOLDS, Make, QueueMachine, make_machine, queue_machine, working
@@ -57,16 +57,23 @@ def test_prefect_shows_one_run_with_what_the_job_waits_for_now(
     run = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_BT_STATE_DIR"):
         monkeypatch.setenv(name, queue_machine.environment[name])
-    api, record = find_http_api(), queue_machine.ledger.get_job(second)
-    assert api
+    record = queue_machine.ledger.get_job(second)
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return call(queue_machine, "POST", path.lstrip("/"), **body)
+
     # The process of a machine that starts the job meanwhile.
-    again = create_job_run(api.post, record, {"type": "PENDING", "name": "Pending"}, "train")
+    again = create_job_run(post, record, {"type": "PENDING", "name": "Pending"}, "train")
     assert (again["id"], again["state"]["name"]) == (run["id"], "AwaitingConcurrencySlot")
-    path = f"/flow_runs/{run['id']}/set_state"
-    api.post(path, {"state": queued_state("an old reason"), "force": True})
-    WaitReasons().poll(queue_machine.ledger)
-    shown = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
-    assert shown["state"]["message"] == f"Waits for {queue_machine.rows()[0]['waiting_for']}"
+    post(f"/flow_runs/{run['id']}/set_state", {"state": queued_state("an old reason")})
+    assert queue_machine.run_in_prefect(second)["state"]["message"] == "Waits for an old reason"
+    reason = f"Waits for {queue_machine.rows()[0]['waiting_for']}"
+
+    def refreshed() -> bool:
+        WaitReasons().poll(queue_machine.ledger)
+        return queue_machine.run_in_prefect(second)["state"]["message"] == reason
+
+    until(refreshed, seconds=30, what=reason)
     queue_machine.wait_for_start("first")
     queue_machine.release("first", "second")
     queue_machine.wait(second, "COMPLETED")

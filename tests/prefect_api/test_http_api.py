@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefect_bt.prefect_api.http_api import find_http_api
+from prefect_bt.prefect_api.http_api import HttpApi, find_http_api
 
 PROFILES = """
 active = "team"
@@ -75,3 +77,27 @@ def test_no_api(profiles: Path, text: str | None) -> None:
     if text is not None:
         profiles.write_text(text)
     assert find() is None
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    seen: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append(503 if not seen else 200)
+            self.send_response(seen[-1])
+            self.end_headers()
+            self.wfile.write(b'{"id": "x"}')
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        api = HttpApi(f"http://127.0.0.1:{server.server_address[1]}/api")
+        assert api.post("/flow_runs/", {}) == {"id": "x"}
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert seen == [503, 200]
