@@ -47,17 +47,17 @@ class HttpApi:
     ui_url: str = ""
     options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
-    def post(self, path: str, body: object) -> Any:
-        """Return the answer to a request. API_ERRORS."""
-        answer = self._send(path, body)
+    def post(self, path: str, body: object, *, timeout: float = TIMEOUT) -> Any:
+        """Return the answer to a request; `timeout` in seconds for each try. API_ERRORS."""
+        answer = self._send(path, body, timeout)
         for delay in RETRY_DELAYS:
             if answer.status_code in _BUSY:
                 time.sleep(delay)
-                answer = self._send(path, body)
+                answer = self._send(path, body, timeout)
         return answer.raise_for_status().json()
 
-    def _send(self, path: str, body: object) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=TIMEOUT, **self.options)
+    def _send(self, path: str, body: object, timeout: float) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=timeout, **self.options)
 
     def run_url(self, flow_run_id: str) -> str:
         """Return the run's page in the UI; "" for Prefect Cloud, which has it elsewhere."""

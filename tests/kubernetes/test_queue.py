@@ -16,7 +16,7 @@ from .cluster_site import PATCH, RBAC, ClusterMachine, ClusterSite
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 
 def rows(machine: ClusterMachine) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from prefect_bt.capacity.overview import read_schedule
@@ -26,6 +27,8 @@ REASON_INTERVAL: Final = 30.0
 """Seconds between two looks at the reasons that Prefect shows."""
 SHOWN_REASONS: Final = 10
 """Jobs at the head of the queue whose reasons are kept up to date."""
+SHOW_TIMEOUT: Final = 30.0
+"""Seconds to wait for a busy server to answer a push."""
 LONGEST_LOOK: Final = 3.0
 """Seconds after which a look ends: a slow server must not keep jobs from starting."""
 _UNAVAILABLE: Final = (*API_ERRORS, PrefectBtError)
@@ -72,7 +75,8 @@ def show_queued_job(ledger: Ledger, record: JobRecord, reason: str) -> None:
         api = find_http_api()
         if api is None or ledger.runs.list(record.id):
             return
-        run_id = str(create_job_run(api.post, record, queued_state(reason), "train")["id"])
+        post = partial(api.post, timeout=SHOW_TIMEOUT)
+        run_id = str(create_job_run(post, record, queued_state(reason), "train")["id"])
         ledger.runs.bind(run_id, record.id, url=api.run_url(run_id))
         if ledger.get_state(record.id) is JobState.STOPPED:  # `stop` did not see the run
             _set_state(api, run_id, {"type": "CANCELLED", "name": "Cancelled"})
@@ -107,6 +111,11 @@ class WaitReasons:
     def _look(self, api: HttpApi, ledger: Ledger, *, until: float) -> None:
         waits = {wait.job.id: wait.reason for wait in read_schedule(ledger.store).waits}
         self._runs = {job: self._find_run(ledger, job) for job in list(waits)[:SHOWN_REASONS]}
+        for job in (job for job, run in self._runs.items() if not run):
+            # The push found no server, or none that answered.
+            show_queued_job(ledger, ledger.get_job(job), waits[job])
+            if time.monotonic() > until:
+                return
         jobs = {run: job for job, run in self._runs.items() if run}
         for run in _list_runs(api, list(jobs)):
             job_id = jobs[run["id"]]
