@@ -139,7 +139,7 @@ def test_limits_count_the_jobs_of_clusters():
     assert reasons(result) == ["the limit of 8 H100: 8 are used"]
 
 
-def test_a_cluster_that_nobody_reaches_blocks_no_other_job():
+def test_an_unreachable_cluster_blocks_no_other_job():
     result = decide([job("x", cluster="d"), job("y")], [cluster(host())])
     assert (started(result), reasons(result)) == (
         {"y": "c"},

@@ -69,13 +69,15 @@ def create_job_run(
     )
 
 
-def show_queued_job(ledger: Ledger, record: JobRecord, reason: str) -> None:
-    """Show a job that waits as a run, if a lasting Prefect server answers."""
+def show_queued_job(
+    ledger: Ledger, record: JobRecord, reason: str, *, timeout: float = SHOW_TIMEOUT
+) -> None:
+    """Show a job that waits as a run, if a lasting Prefect server answers in `timeout` seconds."""
     with suppress(*_UNAVAILABLE):
         api = find_http_api()
         if api is None or ledger.runs.list(record.id):
             return
-        post = partial(api.post, timeout=SHOW_TIMEOUT)
+        post = partial(api.post, timeout=timeout)
         run_id = str(create_job_run(post, record, queued_state(reason), "train")["id"])
         ledger.runs.bind(run_id, record.id, url=api.run_url(run_id))
         if ledger.get_state(record.id) is JobState.STOPPED:  # `stop` did not see the run
@@ -113,7 +115,7 @@ class WaitReasons:
         self._runs = {job: self._find_run(ledger, job) for job in list(waits)[:SHOWN_REASONS]}
         for job in (job for job, run in self._runs.items() if not run):
             # The push found no server, or none that answered.
-            show_queued_job(ledger, ledger.get_job(job), waits[job])
+            show_queued_job(ledger, ledger.get_job(job), waits[job], timeout=LONGEST_LOOK)
             if time.monotonic() > until:
                 return
         jobs = {run: job for job, run in self._runs.items() if run}

@@ -148,7 +148,7 @@ def test_gpus_of_another_device_plugin(api: ApiStub, client: ClusterClient) -> N
     assert (found.total["MI300X"], found.free["MI300X"]) == (4, 3)
 
 
-def test_requests_of_a_whole_pod_replace_those_of_its_containers() -> None:
+def test_pod_level_requests_replace_those_of_containers() -> None:
     containers = [{"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]
     whole = {"requests": {"cpu": "3"}}
     requests = sum_requests({"containers": containers, "resources": whole})
@@ -191,7 +191,7 @@ def test_a_pod_requests_what_its_job_is_patched_to() -> None:
     assert measure_pod(resources, ClusterSettings(job_patch=patch)) == (8500, 2 * GIB)
 
 
-def test_a_user_who_may_not_list_nodes(api: ApiStub, client: ClusterClient) -> None:
+def test_a_user_without_the_right_to_list_nodes(api: ApiStub, client: ClusterClient) -> None:
     said = 'nodes is forbidden: User "u" cannot list resource "nodes" at the cluster scope'
     api.on("GET nodes", answer(403, {"kind": "Status", "message": said, "code": 403}))
     with pytest.raises(ClusterError, match="did not list the nodes of the cluster: nodes is"):
