@@ -15,6 +15,8 @@ from itertools import islice
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.cost_report"]
+
 settings.register_profile(
     "gate",
     deadline=None,
