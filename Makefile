@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 # Test processes at once: one more than there are cores, because tests of jobs wait a third of their time.
-JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
+CORES := $(shell nproc 2>/dev/null || echo 2)
+JOBS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 # What a soak run draws its choices from, and how many times as long as the shortest it is.
 SEED ?= 0
 LENGTH ?= 1
@@ -19,6 +20,7 @@ SETUP := $(VENV)/.setup-done
 DEMO_DEPS := $(VENV)/.demo-deps-done
 AZURITE := 3.37.0
 EMULATORS := $(VENV)/emulators/.done
+TEST_PATH = $(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH
 ENGINE_PROGRAMS := dockerd docker-registry busybox ip
 INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 \
   docker.io docker-registry busybox-static iproute2
@@ -27,7 +29,7 @@ INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast test-all test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,22 +110,23 @@ browser: ## install Chromium, which tests of web pages use, where that is possib
 	  echo "browser: not as root, or no apt-get; tests of web pages are skipped without chromium"; \
 	fi
 
-# Pyright runs beside the tests and fills the moments in which they wait. Its output is shown only when
-# it fails: a green run ends with the summary of the test runner.
-test: $(DEMO_DEPS) $(EMULATORS) engines browser ruff ## everything: lint, architecture, all tests (real training included)
-	@echo "test: pyright, and all tests, $(JOBS) at once"
-	@$(BIN)/pyright >$(VENV)/pyright.log 2>&1 & pyright=$$!; trap "kill $$pyright 2>/dev/null" EXIT; \
-	PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
-	  $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=25 $(PYTEST_ARGS); tests=$$?; \
-	wait $$pyright || { cat $(VENV)/pyright.log; echo "test: pyright failed, see above"; exit 1; }; \
-	exit $$tests
+# Pyright runs before the tests, on all cores: beside them it would take the processor time that they
+# wait for. Of the package alone: `make lint` and `make test-all` check the tests and docs/ too.
+test: $(DEMO_DEPS) $(EMULATORS) engines browser ruff ## the gate: lint, types, tests of every kind, one real training (12 minutes)
+	@echo "test: pyright of the package, then the tests, $(JOBS) at once"
+	@$(BIN)/pyright --threads $(CORES) prefect_bt prefect_bt/flows prefect_bt/blocks
+	@PATH="$(TEST_PATH)" $(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
-	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not soak' $(PYTEST_ARGS)
+	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not extended and not soak' $(PYTEST_ARGS)
+
+test-all: $(DEMO_DEPS) $(EMULATORS) engines browser lint test-pythons ## everything but soak: also what repeats a kind elsewhere, and the newest Python (an hour)
+	@echo "test-all: all tests, $(JOBS) at once"
+	@PATH="$(TEST_PATH)" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not soak' $(PYTEST_ARGS)
 
 test-pythons: ## import, packaging and test-fast with the oldest and the newest other Python here
-	@for python in $$($(PYTHON) .ci/other_pythons.py); do \
+	@for python in $$($(PYTHON) .ci/pythons.py --others); do \
 	  version=$$($$python -c 'import platform; print(platform.python_version())'); \
 	  echo "test-pythons: Python $$version ($$python)"; \
 	  mkdir -p .venv/pythons; \
@@ -139,9 +142,9 @@ test-oldest-prefect: $(EMULATORS) engines ## the integration tests with the olde
 	@PATH="$(BIN)/../prefect-3.8/bin:$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
 	  pytest -n $(JOBS) --dist worksteal -m 'integration and not soak' $(PYTEST_ARGS)
 
-soak: $(DEMO_DEPS) $(EMULATORS) engines test-oldest-prefect ## sweeps that make test leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
+soak: $(DEMO_DEPS) $(EMULATORS) engines test-oldest-prefect ## sweeps that make test-all leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
 	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"
-	@PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" SOAK_SEED=$(SEED) SOAK_LENGTH=$(LENGTH) \
+	@PATH="$(TEST_PATH)" SOAK_SEED=$(SEED) SOAK_LENGTH=$(LENGTH) \
 	  $(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 3600 -m soak $(PYTEST_ARGS)
 
 bench-checkpoints: $(DEMO_DEPS) ## measure checkpoints beside s5cmd and boto3 (half an hour, 16 GB of disk)
@@ -192,7 +195,7 @@ ruff: $(SETUP)
 
 lint: ruff ## ruff (rules, format) and pyright
 	@echo "lint: pyright"
-	@$(BIN)/pyright
+	@$(BIN)/pyright --threads $(CORES)
 
 clean: ## remove .venv, builds and caches; what jobs wrote stays
 	@echo "clean: removing $(VENV), build, dist and tool caches"

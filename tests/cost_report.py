@@ -18,7 +18,7 @@ import threading
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -30,6 +30,8 @@ BUDGETS = Path(__file__).with_name("budgets.toml")
 SLOW_SECONDS = 3.0
 """Processor time from which a test must be named in `budgets.toml`."""
 SAMPLE_SECONDS = 0.25
+QUICK_SECONDS = 0.05
+"""A test shorter than this starts no process that is worth a sample."""
 SHARED = "shared servers"
 _SHARED_PROGRAMS = ("tests.shared_service", "s3_server.py")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -44,39 +46,22 @@ class Process(NamedTuple):
     shared: bool = False
 
 
-class CpuMeter:
-    """Measure the processor time of this process and its descendants."""
+class ProcessTimes:
+    """Add up the processor time of all descendants of a process, from lists of all processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: int, *, is_shared: Callable[[int], bool]) -> None:
+        self._root = root
+        self._is_shared = is_shared
         self._living: dict[int, Process] = {}
         self._ended = {False: 0.0, True: 0.0}
         """Shared or not -> seconds of processes for which no measured process waited."""
-        self._lock = threading.Lock()
-        threading.Thread(target=self._sample_always, daemon=True, name="cpu-meter").start()
 
-    def read(self) -> float:
-        """Return seconds so far, without those of shared servers."""
-        times = os.times()
-        own = times.user + times.system + times.children_user + times.children_system
-        return own + self._read(shared=False)
+    def total(self, *, shared: bool = False) -> float:
+        """Return the seconds of the descendants; the root's own are not among them."""
+        living = (process.cpu for process in self._living.values() if process.shared == shared)
+        return sum(living) + self._ended[shared]
 
-    def read_shared(self) -> float:
-        return self._read(shared=True)
-
-    def _read(self, *, shared: bool) -> float:
-        with self._lock:
-            self._sample()
-            living = (process.cpu for process in self._living.values() if process.shared == shared)
-            return sum(living) + self._ended[shared]
-
-    def _sample_always(self) -> None:
-        while True:
-            time.sleep(SAMPLE_SECONDS)
-            with self._lock:
-                self._sample()
-
-    def _sample(self) -> None:
-        processes = dict(_list_processes())
+    def update(self, processes: dict[int, Process]) -> None:
         ended = {
             pid: process
             for pid, process in self._living.items()
@@ -96,38 +81,77 @@ class CpuMeter:
         parent = process.parent
         while parent in ended:
             parent = ended[parent].parent
-        return parent in self._living or parent == os.getpid()
+        return parent in self._living or parent == self._root
 
     def _add_descendants(self, processes: dict[int, Process]) -> None:
         children: dict[int, list[int]] = defaultdict(list)
         for pid, process in processes.items():
             children[process.parent].append(pid)
-        parents = [os.getpid(), *self._living]
+        parents = [self._root, *self._living]
         while parents:
             parent = parents.pop()
             for pid in children[parent]:
                 if pid not in self._living:
                     ours = self._living.get(parent)
-                    shared = ours.shared if ours else _is_shared_server(pid)
+                    shared = ours.shared if ours else self._is_shared(pid)
                     self._living[pid] = processes[pid]._replace(shared=shared)
                     parents.append(pid)
 
 
+class CpuMeter:
+    """Measure the processor time of this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._times = ProcessTimes(os.getpid(), is_shared=_is_shared_server)
+        self._lock = threading.Lock()
+        threading.Thread(target=self._sample_always, daemon=True, name="cpu-meter").start()
+
+    def read(self, *, quick: bool = False) -> float:
+        """Return seconds so far, without those of shared servers.
+
+        `quick` takes the last sample of the descendants.
+        """
+        with self._lock:
+            if not quick:
+                self._times.update(dict(_list_processes()))
+            times = os.times()
+            own = times.user + times.system + times.children_user + times.children_system
+            return own + self._times.total()
+
+    def read_shared(self) -> float:
+        with self._lock:
+            return self._times.total(shared=True)
+
+    def _sample_always(self) -> None:
+        while True:
+            time.sleep(SAMPLE_SECONDS)
+            with self._lock:
+                self._times.update(dict(_list_processes()))
+
+
 def _list_processes() -> Iterator[tuple[int, Process]]:
+    """Yield the processes of this machine. Several times a second: so it uses file descriptors."""
     try:
-        names = os.listdir("/proc")  # noqa: PTH208 -- four times a second in each worker
+        names = os.listdir("/proc")  # noqa: PTH208
     except FileNotFoundError:
         return
     for name in names:
-        if name.isdigit():
-            try:
-                stat = Path("/proc", name, "stat").read_bytes()
-            except OSError:
-                continue
-            # The name of the program, in parentheses, can hold spaces.
-            fields = stat[stat.rindex(b")") + 2 :].split()
-            ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime of proc(5)
-            yield int(name), Process(int(fields[1]), int(fields[19]), ticks / _TICKS)
+        if not name.isdigit():
+            continue
+        try:
+            descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            stat = os.read(descriptor, 4096)
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+        # The name of the program, in parentheses, can hold spaces.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime of proc(5)
+        yield int(name), Process(int(fields[1]), int(fields[19]), ticks / _TICKS)
 
 
 def _is_shared_server(pid: int) -> bool:
@@ -146,10 +170,11 @@ class Measure:
 
     def __init__(self) -> None:
         self._meter = CpuMeter()
+        self._cpu = self._meter.read()
         self._begin = 0.0
 
     def pytest_runtest_logstart(self) -> None:
-        self._begin = self._meter.read()
+        self._begin = time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -157,8 +182,11 @@ class Measure:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "teardown":
-            report.user_properties.append(("cpu", self._meter.read() - self._begin))
+            quick = time.monotonic() - self._begin < QUICK_SECONDS
+            cpu = self._meter.read(quick=quick)
+            report.user_properties.append(("cpu", max(0.0, cpu - self._cpu)))
             report.user_properties.append(("shared", self._meter.read_shared()))
+            self._cpu = cpu
         return report
 
 
