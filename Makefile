@@ -26,6 +26,9 @@ INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
   docker.io docker-registry busybox-static iproute2
 INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 chromium
 
+# Pytest rewrites the asserts of 470 modules in each worker unless it may keep the result.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
