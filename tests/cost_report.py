@@ -170,8 +170,10 @@ class Measure:
 
     def __init__(self) -> None:
         self._meter = CpuMeter()
+        self._cpu = self._begin = 0.0
+
+    def pytest_collection_finish(self) -> None:
         self._cpu = self._meter.read()
-        self._begin = 0.0
 
     def pytest_runtest_logstart(self) -> None:
         self._begin = time.monotonic()
