@@ -140,10 +140,10 @@ test-pythons: ## import, packaging and test-fast with the oldest and the newest 
 test-packaging: $(SETUP)
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest tests/test_packaging.py
 
-test-oldest-prefect: $(EMULATORS) engines ## the integration tests with the oldest Prefect that is supported
+test-oldest-prefect: $(EMULATORS) engines ## the integration tests of the gate with the oldest Prefect that is supported
 	@$(MAKE) --no-print-directory setup VENV=.venv/prefect-3.8 CONSTRAINTS=constraints-prefect-3.8.txt
 	@PATH="$(BIN)/../prefect-3.8/bin:$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
-	  pytest -n $(JOBS) --dist worksteal -m 'integration and not soak' $(PYTEST_ARGS)
+	  pytest -n $(JOBS) --dist worksteal -m 'integration and not extended and not soak' $(PYTEST_ARGS)
 
 soak: $(DEMO_DEPS) $(EMULATORS) engines test-oldest-prefect ## sweeps that make test-all leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
 	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"
