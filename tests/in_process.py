@@ -10,7 +10,7 @@ from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redire
 from dataclasses import dataclass
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 from prefect_bt.cli.app import main
@@ -23,16 +23,28 @@ class Ended:
     err: str
 
 
-def command(*words: str, environment: Mapping[str, str], folder: Path, stdin: str = "") -> Ended:
-    """Run `prefect-bt` as a process with this environment would, in the main thread of this one."""
+def command(
+    *words: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    stdin: str | TextIO = "",
+    terminal: TextIO | None = None,
+) -> Ended:
+    """Run `prefect-bt` as a process with this environment would, in the main thread of this one.
+
+    `stdin` is text, or an open file: that of a terminal makes the command interactive. `terminal`
+    is written to in place of both outputs.
+    """
     out, err = _text(), _text()
     with ExitStack() as changed:
         changed.enter_context(environment_of(environment))
         changed.enter_context(chdir(folder))
         changed.enter_context(_no_log_handlers())
-        changed.enter_context(mock.patch.object(sys, "stdin", _text(stdin)))
-        changed.enter_context(redirect_stdout(out))
-        changed.enter_context(redirect_stderr(err))
+        changed.enter_context(
+            mock.patch.object(sys, "stdin", _text(stdin) if isinstance(stdin, str) else stdin)
+        )
+        changed.enter_context(redirect_stdout(terminal or out))
+        changed.enter_context(redirect_stderr(terminal or err))
         code = main(words)
     return Ended(code, _told(out), _told(err))
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -57,8 +57,6 @@ class Cli:
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
-    apart: bool = False
-    """Every command in a process of its own: what it imports reads variables when imported."""
 
     def __post_init__(self) -> None:
         keep = {k: v for k, v in os.environ.items() if k in {"PATH", "LANG", "LD_LIBRARY_PATH"}}
@@ -75,9 +73,7 @@ class Cli:
             **self.env,
         }
 
-    def __call__(self, *arguments: str, stdin: str = "", **env: str) -> Run:
-        if self.apart:
-            return self.process(*arguments, stdin=stdin, **env)
+    def __call__(self, *arguments: str, stdin: str | TextIO = "", **env: str) -> Run:
         done = command(*arguments, environment={**self.env, **env}, folder=self.folder, stdin=stdin)
         return Run(done.code, done.out, done.err)
 
@@ -95,9 +91,9 @@ class Cli:
         )
         return Run(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, program: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -267,13 +263,15 @@ def config(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def hub(cli: Cli) -> Iterator[Hub]:
+def hub(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """`hf://o/base` has a small file and a large one; HF_ENDPOINT is `hub.url`."""
     files = {"config.json": b"{}", "model.safetensors": os.urandom(LARGE)}
-    cli.apart = True  # huggingface_hub's settings are those of its import
     commit = os.urandom(20).hex()  # `Repo.commit` would make it of the files, in a second
     with serving_hub() as hub:
         hub.repos["o/base"] = Repo({commit: files}, {"main": commit})
+        cli.env["HF_ENDPOINT"] = hub.url
+        # In this process the variable was read when huggingface_hub was imported.
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         yield hub
 
 

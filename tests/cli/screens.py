@@ -75,10 +75,11 @@ class Screen:
                 self._width ^= 1
                 start = len(self.said)
                 self._resize()
-            self._read(0.3)
-            plain = _ESCAPES.sub(b"", self.said[start:]).decode("utf-8", "replace")
-            if all(text in plain for text in texts):
-                return plain
+            for quiet in (0.05, 0.3):
+                self._read(quiet)
+                plain = _ESCAPES.sub(b"", self.said[start:]).decode("utf-8", "replace")
+                if all(text in plain for text in texts):
+                    return plain
         raise AssertionError(f"{texts} did not come; there is:\n{plain}")
 
     def end(self) -> int:

@@ -10,7 +10,7 @@ from prefect_bt.weights import NodeCache
 if TYPE_CHECKING:  # its fixtures are made of these
     from .conftest import Cli
 
-LARGE = 40 << 20
+LARGE = 12 << 20
 
 CONFIG = """
 from truss_train import WeightsSource, definitions as d

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 
 import pytest
 
 from prefect_bt.cli.app import make_app
 from prefect_bt.cli.command_table import COMMANDS, color_overview, find_overview
 
-from .conftest import COMMAND, Cli, Shop, Within
+from .conftest import Cli, Shop, Within
+from .terminals import run_on_terminal
 
 pytestmark = [pytest.mark.slow]
 
@@ -20,8 +18,13 @@ WITH_JOB = ["view", "logs", "stop", "recreate", "download", "checkpoints list"]
 WITH_JOB += ["get_checkpoint_urls", "logs --tail"]
 
 
-@pytest.mark.parametrize("verb", WITH_JOB)
-@pytest.mark.parametrize("job_id", ["nope123", "../../etc", "Ä", "a b"])
+@pytest.mark.parametrize(
+    ("verb", "job_id"),
+    [
+        *((verb, "nope123") for verb in WITH_JOB),
+        *zip(WITH_JOB, ["../../etc", "Ä", "a b"], strict=False),
+    ],
+)
 def test_a_job_that_does_not_exist(cli: Cli, shop: Shop, ended, verb: str, job_id: str):
     shop.job("tiny", *ended)
     done = cli(*verb.split(), "--job-id", job_id)
@@ -139,33 +142,11 @@ def test_a_reader_that_leaves(cli: Cli, shop: Shop, ended):
         assert err == ""
 
 
-def on_terminal(cli: Cli, *arguments: str, **env: str) -> str:
-    """What a command prints when its output goes to a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        env={**cli.env, "TERM": "xterm-256color", "COLUMNS": "120", **env},
-    )
-    os.close(theirs)
-    told = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            told += chunk
-    except OSError:  # how Linux says that the other side was closed
-        pass
-    process.wait(timeout=200)
-    os.close(ours)
-    return told.decode()
-
-
 def test_colour_on_a_terminal_only(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
-    assert "\x1b[1;31merror:\x1b[0m" in on_terminal(cli, "view", "--job-id", "nope")
+    assert "\x1b[1;31merror:\x1b[0m" in run_on_terminal(cli, "view", "--job-id", "nope").out
     assert "\x1b[" not in cli("view", "--job-id", "nope").err
-    table = on_terminal(cli, "view", "--job-id", job.id)
+    table = run_on_terminal(cli, "view", "--job-id", job.id).out
     assert "\x1b[32mTRAINING_JOB_COMPLETED" in table
     assert "╭" in table
     assert "╭" not in cli("view", "--job-id", job.id).out
@@ -174,7 +155,7 @@ def test_colour_on_a_terminal_only(cli: Cli, shop: Shop, ended):
 def test_no_color(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
     for arguments in (["view", "--job-id", "nope"], ["view", "--job-id", job.id]):
-        told = on_terminal(cli, *arguments, NO_COLOR="1")
+        told = run_on_terminal(cli, *arguments, NO_COLOR="1").out
         assert "\x1b[3" not in told
         assert ";3" not in told
 

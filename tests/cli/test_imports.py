@@ -1,18 +1,23 @@
-"""The command starts fast because it imports little; what it must not import is counted here."""
+"""The command starts fast because it imports little; what it must not import is counted here.
+
+A new interpreter runs a chain of commands. Modules stay loaded, so each command is checked for its
+own imports and for those of the commands before it.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
 from prefect_bt.cli.app import describe_command, make_app
 from prefect_bt.cli.command_table import COMMANDS
+from tests.cli.conftest import Cli, Shop, Within
 
-pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.slow]
 
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
@@ -32,19 +37,29 @@ NOT_FOR_HELP = [
 """What the overview of commands does without."""
 
 PROBE = """
-import json, sys
+import contextlib, io, json, sys
 import prefect_bt.cli.entry
-code = prefect_bt.cli.entry.main() if sys.argv[1:] else 0
-loaded = [name for name in {absent} if name in sys.modules]
-found = {{"code": code, "loaded": loaded, "rich": "rich" in sys.modules}}
-print(json.dumps(found), file=sys.stderr)
+for words, absent in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = prefect_bt.cli.entry.main() if words else 0
+    loaded = [name for name in absent if name in sys.modules]
+    print(json.dumps([code, loaded]), file=sys.stderr)
 """
 
 
-def probe(cli, *arguments: str, absent: Sequence[str] = ()) -> dict:
-    """Which packages of HEAVY and `absent` a command imports."""
+class Step(NamedTuple):
+    """A command, and the packages that are not loaded after it (beside HEAVY)."""
+
+    line: str
+    absent: Sequence[str] = ()
+
+
+def check_imports(cli: Cli, steps: Iterable[Step]) -> None:
+    """Run the commands one after the other in one new interpreter."""
+    chain = [(step.line.split(), [*HEAVY, *step.absent]) for step in steps]
     done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(absent=[*HEAVY, *absent]), *arguments],
+        [sys.executable, "-c", PROBE, json.dumps(chain)],
         capture_output=True,
         text=True,
         env=cli.env,
@@ -52,61 +67,53 @@ def probe(cli, *arguments: str, absent: Sequence[str] = ()) -> dict:
         check=True,
         timeout=400,
     )
-    return json.loads(done.stderr.splitlines()[-1])
+    found: list[Any] = [json.loads(line) for line in done.stderr.splitlines() if line[:1] == "["]
+    assert [(words, *found[at]) for at, (words, _) in enumerate(chain)] == [
+        (words, 0, []) for words, _ in chain
+    ]
 
 
-def test_the_entry_point_imports_nothing_heavy(cli):
-    assert probe(cli)["loaded"] == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "absent"),
-    [
-        (["view"], NOT_FOR_LISTS),
-        (["view", "--job-id", "JOB"], NOT_FOR_LISTS),
-        (["logs", "--job-id", "JOB"], NOT_FOR_ENDED_JOBS),
-        (["logs", "--job-id", "JOB", "--tail"], []),
-        (["checkpoints", "list"], NOT_FOR_ENDED_JOBS),
-        (["push", "CONFIG", "--dry-run"], []),
-        (["--help"], NOT_FOR_HELP),
-        (["checkpoints"], NOT_FOR_HELP),
-        (["view", "--help"], ["prefect_bt.cli.jobs.push", "prefect_bt.cli.logs.logs"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_commands_import_nothing_heavy(cli, shop, ended, config, arguments, absent):
-    job = shop.job("tiny", *ended)
-    given = {"JOB": job.id, "CONFIG": str(config())}
-    found = probe(cli, *(given.get(word, word) for word in arguments), absent=absent)
-    assert found == {"code": 0, "loaded": [], "rich": found["rich"]}
-
-
-def test_a_list_of_known_jobs_imports_no_definitions(cli, within, shop, ended):
-    for _ in range(2):
-        shop.job("tiny", *ended)
-    assert within("view", "--project", "tiny").code == 0
-    for arguments in (["view", "--project", "tiny"], ["view"]):
-        found = probe(cli, *arguments, absent=NOT_FOR_ENDED_JOBS)
-        assert found == {"code": 0, "loaded": [], "rich": True}
-
-
-def test_every_command_can_be_imported():
-    for words in COMMANDS:
-        assert describe_command(make_app(), words.split()).default_command is not None
-
-
-@pytest.mark.integration
-def test_push_itself_imports_nothing_heavy(cli, config, prefect_server):
-    """The job is started, in a process of its own, and at once asked to stop."""
-    cli.env.update(prefect_server.api)
-    found = probe(cli, "push", str(config(start_commands=["sleep 600"])), "-o", "json")
-    assert found["code"] == 0
-    assert found["loaded"] == []
-    assert cli("stop", "--all", "--yes").code == 0
-
-
-def test_logs_need_no_rich(cli, shop, ended):
+def test_help_and_commands_of_ended_jobs_import_little(cli: Cli, shop: Shop, ended) -> None:
     job = shop.job("tiny", *ended)
     shop.ledger.begin_attempt(job.id)
     shop.log(job, ["hello"])
-    assert probe(cli, "logs", "--job-id", job.id)["rich"] is False
+    check_imports(
+        cli,
+        [
+            Step("", NOT_FOR_HELP),
+            Step("--help", NOT_FOR_HELP),
+            Step("checkpoints", NOT_FOR_HELP),
+            Step("cache summarize tiny -o json", ["rich"]),
+            Step(f"logs --job-id {job.id}", [*NOT_FOR_ENDED_JOBS, "rich"]),
+            Step("checkpoints list", NOT_FOR_ENDED_JOBS),
+        ],
+    )
+
+
+def test_lists_of_known_jobs_import_no_definitions(
+    cli: Cli, within: Within, shop: Shop, ended
+) -> None:
+    for _ in range(2):
+        shop.job("tiny", *ended)
+    assert within("view", "--project", "tiny").code == 0
+    lines = ["view --project tiny", "view"]
+    check_imports(cli, [Step(line, NOT_FOR_ENDED_JOBS) for line in lines])
+
+
+def test_commands_import_nothing_heavy(cli: Cli, shop: Shop, ended, config) -> None:
+    job = shop.job("tiny", *ended)
+    check_imports(
+        cli,
+        [
+            Step("view --help", ["prefect_bt.cli.jobs.push", "prefect_bt.cli.logs.logs"]),
+            Step("view", NOT_FOR_LISTS),
+            Step(f"view --job-id {job.id}", NOT_FOR_LISTS),
+            Step(f"logs --job-id {job.id} --tail"),
+            Step(f"push {config()} --dry-run"),
+        ],
+    )
+
+
+def test_every_command_can_be_imported() -> None:
+    for words in COMMANDS:
+        assert describe_command(make_app(), words.split()).default_command is not None

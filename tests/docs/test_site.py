@@ -82,10 +82,8 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `make docs` does, into a temporary folder."""
-    folder = tmp_path_factory.mktemp("site")
+def build_site(folder: Path) -> Path:
+    """Build the site as `make docs` does."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
@@ -98,20 +96,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
+def check_every_link_of_the_site_leads_somewhere(site: Path) -> None:
     broken = list(find_broken_links(site))
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.slow
-def test_no_comment_of_the_generator_is_left(site: Path) -> None:
+def check_no_comment_of_the_generator_is_left(site: Path) -> None:
     left = [page for page in site.rglob("*.html") if "<!-- generate:" in page.read_text("utf-8")]
     assert not left
 
 
-@pytest.mark.slow
-def test_the_reference_has_every_command_and_option(site: Path) -> None:
+def check_the_reference_has_every_command_and_option(site: Path) -> None:
     page = (site / "reference" / "commands.html").read_text("utf-8")
     sections = {part.partition("<")[0]: part for part in page.split('">prefect-bt ')}
     app = make_app()
@@ -134,15 +129,13 @@ def test_every_field_of_a_record_has_a_meaning() -> None:
     assert [name for name in MEANINGS if f"| `{name.rpartition('.')[2]}` |" not in text] == []
 
 
-@pytest.mark.slow
-def test_the_reference_has_every_setting(site: Path) -> None:
+def check_the_reference_has_every_setting(site: Path) -> None:
     page = (site / "reference" / "settings.html").read_text("utf-8")
     names = [*Settings.model_fields, *(f"kubernetes_{one}" for one in ClusterSettings.model_fields)]
     assert [name for name in names if f"<code>{variable_name(name)}</code>" not in page] == []
 
 
-@pytest.mark.slow
-def test_the_reference_has_every_definition_and_field(site: Path) -> None:
+def check_the_reference_has_every_definition_and_field(site: Path) -> None:
     page = (site / "reference" / "definitions.html").read_text("utf-8")
     exported = [getattr(definitions, name) for name in definitions.__all__]
     models = [one for one in exported if isinstance(one, type) and issubclass(one, BaseModel)]
@@ -157,8 +150,7 @@ def test_the_reference_has_every_definition_and_field(site: Path) -> None:
     assert not missing
 
 
-@pytest.mark.slow
-def test_the_reference_has_every_block_and_field(site: Path) -> None:
+def check_the_reference_has_every_block_and_field(site: Path) -> None:
     page = (site / "reference" / "blocks.html").read_text("utf-8")
     for block in BLOCKS:
         assert f">{block.get_block_type_name()}<" in page
@@ -167,9 +159,28 @@ def test_the_reference_has_every_block_and_field(site: Path) -> None:
         assert not missing, block
 
 
-@pytest.mark.slow
-def test_block_types_link_to_sections_of_the_site(site: Path) -> None:
+def check_block_types_link_to_sections_of_the_site(site: Path) -> None:
     for block in BLOCKS:
         address = urlsplit(str(block._documentation_url))
         page = site / address.path.rpartition("/")[2]
         assert address.fragment in PageLinks(page).anchors, address
+
+
+CHECKS = [
+    check_every_link_of_the_site_leads_somewhere,
+    check_no_comment_of_the_generator_is_left,
+    check_the_reference_has_every_command_and_option,
+    check_the_reference_has_every_setting,
+    check_the_reference_has_every_definition_and_field,
+    check_the_reference_has_every_block_and_field,
+    check_block_types_link_to_sections_of_the_site,
+]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_complete(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Build the site once for all checks: tests of one file can run in several processes."""
+    site = build_site(tmp_path / "site")
+    for check in CHECKS:
+        with subtests.test(check.__name__):
+            check(site)

@@ -1,6 +1,7 @@
 """Every shipped example, pushed in this process against a Prefect server, with local nodes.
 
-Two of them run in the gate: a fine-tuning that is killed and resumes, and torchrun over two nodes.
+One of them trains in the gate: a fine-tuning that is killed and resumes. The command of another is
+run there over two nodes with a stand-in for torchrun. `make test-all` trains with torchrun, and
 `make soak` runs the others.
 """
 
@@ -112,6 +113,40 @@ def test_a_fine_tuning_is_killed_and_resumes(push: Callable[..., Trained]) -> No
     assert job.learned(), job.log
 
 
+TORCHRUN = """#!{python}
+import socket, sys, time
+given = dict(zip(sys.argv[1:-1:2], sys.argv[2:-1:2]))
+leader = given["--master-addr"], int(given["--master-port"])
+if given["--node-rank"] == "0":
+    with socket.create_server(leader) as server:
+        server.accept()
+else:
+    while True:
+        try:
+            socket.create_connection(leader, timeout=200)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+print("Node", given["--node-rank"], "of", given["--nnodes"], "met the other:", sys.argv[-1])
+"""
+"""Meets the other node where torchrun would, and trains nothing."""
+
+
+def test_two_nodes_meet_where_torchrun_is_told(
+    push: Callable[..., Trained], tmp_path: Path
+) -> None:
+    program = tmp_path / "bin" / "torchrun"
+    program.parent.mkdir()
+    program.write_text(TORCHRUN.format(python=sys.executable))
+    program.chmod(0o755)
+    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    job = push("multinode-torchrun", PATH=path)
+    assert job.attempts == ["completed"]
+    for rank in ("0", "1"):
+        assert f"Node {rank} of 2 met the other: train.py" in job.log
+
+
+@pytest.mark.extended
 def test_torchrun_over_two_nodes(push: Callable[..., Trained]) -> None:
     job = push("multinode-torchrun", STEPS="24")
     assert job.attempts == ["completed"]

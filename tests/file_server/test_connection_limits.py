@@ -147,7 +147,14 @@ def is_ended(connection: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n"], ids=["nothing", "half", "kept"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing", marks=pytest.mark.extended),
+        pytest.param(HEAD, id="half"),
+        pytest.param(HEAD + b"\r\n", id="kept", marks=pytest.mark.extended),
+    ],
+)
 def test_idle_connections_exclude_no_other_client(
     start: Start, crowd: list[socket.socket], sent: bytes
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
 def test_a_stop_does_not_wait_for_a_silent_server(
     source_here: Arranged, tmp_path: Path, hangs_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("prefect_bt.weights.worker_threads._STOP_TIMEOUT", 0.1)
     stop, silent = threading.Event(), threading.Event()
     before = threading.enumerate()
 

@@ -57,7 +57,7 @@ def read(root: Path) -> Files:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(files=_files)
 def test_pack_then_unpack_gives_the_same_files(files: Files) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -113,9 +113,9 @@ def sparse_map() -> Iterator[bytes]:
 
 
 def many_members() -> Iterator[bytes]:
-    member = header(b"x", records(("comment", "c" * 4000))) + header(b"5", name=".")
-    for _ in range(400):
-        yield member * 100
+    member = header(b"x", records(("comment", "c" * 40_000))) + header(b"5", name=".")
+    for _ in range(100):
+        yield member * 40
 
 
 def deep_names() -> Iterator[bytes]:

@@ -4,8 +4,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -25,6 +23,7 @@ from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import LoadedCheckpoint
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush
+from tests.forked import Forked
 
 
 @pytest.fixture
@@ -242,10 +241,10 @@ def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
         f"p(open_store(sys.argv[1]), project_id={PROJECT!r}, job_id={JOB!r}, rank=0,"
         " directory=Path(sys.argv[2]), aside_dir=Path(sys.argv[3]))"
     )
-    command = [sys.executable, "-c", code, store.url, str(node), str(tmp_path / "aside")]
+    arguments = [store.url, node, tmp_path / "aside"]
     for _ in range(8):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout and process.stdout.readline()
+        process = Forked(code, arguments)
+        assert process.stdout.readline()
         time.sleep(random.uniform(0, 0.06))
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -254,7 +253,7 @@ def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
                 folders.contents(path.parent)[path.name]
                 == committed[f"{path.parent.name}/{path.name}"]
             )
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert Forked(code, arguments).wait(200) == 0
     assert folders.contents(node) == committed
     assert len(folders.contents(tmp_path / "aside")) == 6
 

@@ -250,36 +250,6 @@ def test_a_writer_killed_half_way_leaves_nothing_half(site):
         assert on_disk == set(written) | named
 
 
-@pytest.fixture
-def tiny_disk(tmp_path):
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_store_is_an_error_and_space_heals_it(tmp_path, tiny_disk):
-    site = Site(tmp_path, store=tiny_disk / "store")
-    (tiny_disk / "ballast").write_bytes(b"x" * 1_500_000)
-    folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10, size=900_000))
-    assert site.end(site.start(patience=0.5)) == 1
-    assert "Rank 0" in site.status.error and "disk is full" in site.status.error
-    assert "checkpoint-10/model.safetensors" in site.status.error
-    assert site.listed() == {} and site.status.flushed
-    site.status_file.unlink()
-    process = site.start(patience=120)
-    site.ask_to_end(process)
-    wait_for(lambda: site.status_file.exists() and site.status.trouble)
-    (tiny_disk / "ballast").unlink()
-    assert process.wait(120) == 0
-    assert set(site.listed()) == {"checkpoint-10"} and not site.status.error
-
-
 def test_memory_stays_bounded(site):
     big = site.ckpts / "checkpoint-10/model.bin"
     big.parent.mkdir()
@@ -313,5 +283,6 @@ def test_the_status_file_is_always_whole_json(site):
             seen += 1
             if process.stdin:
                 site.ask_to_end(process)
+        time.sleep(0.001)
     assert seen
     assert [path.name for path in site.root.glob(".status*")] == []

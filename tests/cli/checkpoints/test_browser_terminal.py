@@ -18,6 +18,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_store import open_store
 from tests.cli.conftest import COMMAND, Cli, Shop
 from tests.cli.screens import Screen
+from tests.cli.terminals import run_on_terminal
 
 pytestmark = [pytest.mark.slow]
 
@@ -201,20 +202,17 @@ def test_a_pager_that_does_not_start(start: Start, job: JobRecord):
     assert (screen.end(), screen.restored()) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "env"),
-    [
-        (["--non-interactive", "checkpoints", "list"], {}),
-        (["checkpoints", "list"], {"TERM": "dumb"}),
-        (["checkpoints", "list", "-o", "csv"], {}),
-        (["checkpoints", "list", "-o", "json"], {}),
-    ],
-)
-def test_elsewhere_it_stays_a_list(start: Start, job: JobRecord, arguments, env):
-    screen = start(*arguments, **env)
-    assert screen.end() == 0
-    assert b"checkpoint-20" in screen.said
-    assert b"\x1b[?1049h" not in screen.said
+def test_elsewhere_it_stays_a_list(cli: Cli, job: JobRecord):
+    for line, term in (
+        ("--non-interactive checkpoints list", "xterm"),
+        ("checkpoints list", "dumb"),
+        ("checkpoints list -o csv", "xterm"),
+        ("checkpoints list -o json", "xterm"),
+    ):
+        done = run_on_terminal(cli, *line.split(), TERM=term)
+        assert done.code == 0
+        assert "checkpoint-20" in done.out
+        assert "\x1b[?1049h" not in done.out
 
 
 def test_pagers():

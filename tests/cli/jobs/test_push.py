@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,21 @@ import pytest
 
 from prefect_bt.ledger.open_ledger import open_ledger
 from tests.cli.conftest import Cli, Shop
+from tests.cli.test_imports import HEAVY
 
 if TYPE_CHECKING:
     from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
+WATCHED = f"""
+import sys
+from prefect_bt.cli.entry import main
+code = main()
+heavy = [name for name in {HEAVY} if name in sys.modules]
+print("Heavy imports:", heavy, file=sys.stderr)
+sys.exit(code)
+"""
+"""The command; its last line names the packages that it must not import."""
 
 
 @pytest.fixture
@@ -102,8 +113,10 @@ def test_a_retry_policy_that_makes_no_sense(cli: Cli, config, options: list[str]
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.usefixtures("serving_jobs")
-def test_a_job_that_completes(cli: Cli, shop: Shop, config):
-    path = config(start_commands=["echo hello from rank $BT_NODE_RANK"])
+def test_a_job_that_completes_and_is_recreated_and_fails(cli: Cli, shop: Shop, config):
+    greeting = "echo hello from rank $BT_NODE_RANK"
+    again = cli.folder / "again"
+    path = config(start_commands=[greeting, f"if test -e {again}; then exit 3; fi"])
     done = cli("push", str(path), "--tail", "--wait")
     assert done.code == 0, done.err
     first, *block = done.out.splitlines()[:4]
@@ -116,31 +129,23 @@ def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     assert said.endswith(f"Training job {job_id} completed successfully.\n")
     assert page.startswith("http://127.0.0.1:")
 
-    again = cli("recreate", "--yes", "--wait", "-o", "json")
-    assert again.code == 0, again.err
-    assert again.json["current_status"] == "TRAINING_JOB_COMPLETED"
-    assert again.json["id"] != job_id
-    for one in (job_id, again.json["id"]):
-        seen = cli("view", "--job-id", one, "-o", "json").json
-        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: the requested amount")
-        [attempt] = Path(shop.url.removeprefix("file://")).glob(f"*/*/jobs/{one}/attempts/0000")
-        assert json.loads((attempt / "resources.json").read_text())["cpus"] == 1
-    assert cli("logs", "--job-id", again.json["id"], "--grep", "^hello").out.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.usefixtures("serving_jobs")
-def test_a_job_that_fails(cli: Cli, config):
-    done = cli("push", str(config(start_commands=["exit 3"])), "--wait", "-o", "json")
+    again.touch()
+    done = cli("recreate", "--yes", "--wait", "-o", "json")
     assert done.code == 1
-    job = json.loads(done.out)
+    job = done.json
+    assert job["id"] != job_id
     assert job["current_status"] == "TRAINING_JOB_FAILED"
     assert [attempt["exit_code"] for attempt in job["attempts"]] == [3]
     said = f"Training job {job['id']} failed.\n{job['error_message']}\n"
     told = done.err.rpartition("  UI:      ")[0]
     assert told.endswith(f"{said}  Log: prefect-bt logs --job-id {job['id']} --first-failure\n")
     assert "Traceback" not in done.err
+    for one in (job_id, job["id"]):
+        seen = cli("view", "--job-id", one, "-o", "json").json
+        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: the requested amount")
+        [attempt] = Path(shop.url.removeprefix("file://")).glob(f"*/*/jobs/{one}/attempts/0000")
+        assert json.loads((attempt / "resources.json").read_text())["cpus"] == 1
+    assert cli("logs", "--job-id", job["id"], "--grep", "^hello").out.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -150,7 +155,8 @@ def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, co
     word = cli.folder / "word"
     goes_on = f"until test -e {word}; do sleep 0.1; done; echo it goes on"
     path = config(start_commands=["echo started", goes_on, "sleep 600"])
-    process = cli.start("push", str(path), "--tail", "--wait", "-o", "json")
+    words = ["push", str(path), "--tail", "--wait", "-o", "json"]
+    process = cli.start(*words, program=[sys.executable, "-c", WATCHED])
     assert process.stderr
     told: list[str] = []
     while "started" not in (told[-1] if told else ""):
@@ -159,6 +165,7 @@ def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, co
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "Heavy imports: []"
     job_id = json.loads(out)["id"]
     assert f"Stop it:          prefect-bt stop --job-id {job_id}" in err
     word.touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from prefect_bt.host.job_lock import lock_job
 from prefect_bt.ledger.job_objects import JobControls
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
-from tests.cli.conftest import COMMAND, Cli, Shop
+from tests.cli.conftest import Cli, Shop
 
 
 def test_nothing_to_stop(cli: Cli, shop: Shop, ended):
@@ -67,7 +66,6 @@ def test_one_that_ended_does_not_keep_the_others(cli: Cli, shop: Shop, running, 
     assert shop.ledger.get_state(job.id) is JobState.STOPPED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "answer", "stopped"),
     [
@@ -85,23 +83,16 @@ def test_on_a_terminal(cli: Cli, shop: Shop, running, arguments, answer, stopped
     """Asked unless the job was named or the question forbidden."""
     job = shop.job("tiny", *running)
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "stop", *(job.id if word == "JOB" else word for word in arguments)],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=cli.env,
-        text=True,
-    )
-    os.close(theirs)
     if answer is not None:
         os.write(ours, answer.encode())
-    _, err = process.communicate(timeout=200)
+    words = (job.id if word == "JOB" else word for word in arguments)
+    with os.fdopen(theirs) as terminal:
+        done = cli("stop", *words, stdin=terminal)
     os.close(ours)
-    assert ("[y/N]" in err) == (answer is not None)
-    assert (process.returncode == 0) == stopped
+    assert ("[y/N]" in done.err) == (answer is not None)
+    assert (done.code == 0) == stopped
     assert (shop.ledger.get_state(job.id) is JobState.STOPPED) == stopped
-    assert ("Canceled." in err) == (not stopped)
+    assert ("Canceled." in done.err) == (not stopped)
 
 
 Moment = Callable[[Ledger, str], object]

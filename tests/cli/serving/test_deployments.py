@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVer
 from prefect_bt.serving.router.deployment_folder import ListenAddress, RouterFolder
 from prefect_bt.serving.router.route import Route
 from tests.cli.conftest import Cli, Shop, Within
-from tests.cli.test_imports import probe
+from tests.cli.test_imports import Step, check_imports
 
 pytestmark = [pytest.mark.slow]
 
@@ -70,11 +72,21 @@ class Serving:
     def move(self, number: int, why: str = "deployed") -> None:
         self.deployments.set_desired_revision(NAME, number, why=why, by="ann")
 
-    def until(self, happened: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 200
-        while not happened():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    @contextmanager
+    def when_promoted(self, number: int, react: Callable[[], object]) -> Generator[None]:
+        """Call `react` in a thread once a command of the block has promoted the revision."""
+
+        def wait() -> None:
+            deadline = time.monotonic() + 200
+            while self.deployments.get_desired_revision(NAME) != number:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            react()
+
+        with ThreadPoolExecutor(1) as pool:
+            reacted = pool.submit(wait)
+            yield
+            reacted.result()
 
 
 @pytest.fixture
@@ -153,14 +165,12 @@ def test_logs(within: Within, two: Serving, shop: Shop):
 # -- promote, rollback, stop ------------------------------------------------------------------
 
 
-def test_promote(cli: Cli, two: Serving):
+def test_promote(within: Within, two: Serving):
     """Its flow sees the wish, and routes to it; the command sees the route."""
-    process = cli.start("deployments", "promote", NAME, "--revision", "1")
-    two.until(lambda: two.deployments.get_desired_revision(NAME) == 1)
-    two.route(1)
-    out, err = process.communicate(timeout=200)
-    assert (process.returncode, out) == (0, "Revision 1 of stories serves.\n")
-    assert "Revision 1 of stories: ready, switching requests to it" in err or not err
+    with two.when_promoted(1, lambda: two.route(1)):
+        run = within("deployments", "promote", NAME, "--revision", "1")
+    assert (run.code, run.out) == (0, "Revision 1 of stories serves.\n")
+    assert "Revision 1 of stories: ready, switching requests to it" in run.err or not run.err
 
 
 def test_what_serves_already(within: Within, two: Serving):
@@ -192,56 +202,52 @@ def test_no_way_back(within: Within, serving: Serving):
     assert "no revision before 2 that was ever ready" in run.err
 
 
-def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
+def test_one_that_never_answers(within: Within, serving: Serving, shop: Shop):
     """The reason, the end of the server's log, and who serves as before."""
     serving.route(serving.add(*RUNNING))
     number = serving.add(*RUNNING, ready=None)
-    process = cli.start("deployments", "promote", NAME, "--revision", str(number))
-    serving.until(lambda: serving.deployments.get_desired_revision(NAME) == number)
     job_id = serving.jobs[number]
     said = "It was not ready in 5 s: the disk is full."
-    serving.deployments.record_verdict(NAME, ReadinessVerdict(number, 0, False, said, 1.0))
-    tail = ("OSError: No space\x1b[2J left",)
-    outcome = Outcome(0, JobState.STOPPED, message="stopped", log_tail=tail)
-    shop.ledger.end_attempt(job_id, outcome)
-    shop.ledger.append_event(job_id, JobState.STOPPED)
-    out, err = process.communicate(timeout=200)
-    assert (process.returncode, out) == (1, "")
+
+    def fail() -> None:
+        serving.deployments.record_verdict(NAME, ReadinessVerdict(number, 0, False, said, 1.0))
+        tail = ("OSError: No space\x1b[2J left",)
+        outcome = Outcome(0, JobState.STOPPED, message="stopped", log_tail=tail)
+        shop.ledger.end_attempt(job_id, outcome)
+        shop.ledger.append_event(job_id, JobState.STOPPED)
+
+    with serving.when_promoted(number, fail):
+        run = within("deployments", "promote", NAME, "--revision", str(number))
+    assert (run.code, run.out) == (1, "")
     assert (
         "  OSError: No space\u241b[2J left\n"
         f"error: Revision 2 of stories does not serve. {said} Revision 1 still serves. "
         f"Its log: prefect-bt logs --job-id {job_id}\n"
-    ) in err
+    ) in run.err
 
 
-def test_somebody_else_has_the_last_word(cli: Cli, two: Serving):
-    process = cli.start("deployments", "promote", NAME, "--revision", "1")
-    two.until(lambda: two.deployments.get_desired_revision(NAME) == 1)
-    two.move(2)
-    _, err = process.communicate(timeout=200)
-    assert process.returncode == 1
-    assert "Revision 1 of stories does not serve: revision 2 was promoted meanwhile." in err
+def test_somebody_else_has_the_last_word(within: Within, two: Serving):
+    with two.when_promoted(1, lambda: two.move(2)):
+        run = within("deployments", "promote", NAME, "--revision", "1")
+    assert run.code == 1
+    assert "Revision 1 of stories does not serve: revision 2 was promoted meanwhile." in run.err
 
 
-def test_stop(cli: Cli, two: Serving, shop: Shop):
+def test_stop(within: Within, two: Serving, shop: Shop):
     two.add(*STOPPED)
-    process = cli.start("deployments", "stop", NAME, "--yes")
-    for number in (1, 2):
-        job_id = two.jobs[number]
-        # Nobody runs it, so the command writes down its end.
-        two.until(lambda job_id=job_id: shop.ledger.get_state(job_id) is JobState.STOPPED)
-    out, _ = process.communicate(timeout=200)
-    assert (process.returncode, out) == (0, "Deployment stories is stopped: 2 servers stopped.\n")
+    run = within("deployments", "stop", NAME, "--yes")
+    assert (run.code, run.out) == (0, "Deployment stories is stopped: 2 servers stopped.\n")
+    # Nobody runs the jobs, so the command wrote down their end.
+    states = {shop.ledger.get_state(two.jobs[number]) for number in (1, 2)}
+    assert states == {JobState.STOPPED}
     assert two.place.read_route() is None
-    again = cli("deployments", "stop", NAME, "--yes")
+    again = within("deployments", "stop", NAME, "--yes")
     assert again.out == "Deployment stories is stopped: no server was running.\n"
-    assert "stopped" in cli("deployments", "list").out
+    assert "stopped" in within("deployments", "list").out
 
 
 # -- how fast ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["list", "view stories"])
-def test_they_import_nothing_heavy(cli: Cli, two: Serving, verb: str):
-    found = probe(cli, "deployments", *verb.split())
-    assert (found["code"], found["loaded"]) == (0, [])
+def test_they_import_nothing_heavy(cli: Cli, two: Serving):
+    check_imports(cli, [Step("deployments list"), Step(f"deployments view {NAME}")])

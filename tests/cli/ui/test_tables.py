@@ -13,6 +13,7 @@ import termios
 import pytest
 
 from tests.cli.conftest import COMMAND, Cli, Shop
+from tests.cli.terminals import run_on_terminal
 
 pytestmark = [pytest.mark.slow]
 
@@ -20,7 +21,18 @@ NARROW, USUAL, WIDE = 60, 80, 200
 
 
 def on_terminal(cli: Cli, width: int, *words: str) -> str:
-    """What the command shows, without colours and links."""
+    """Return the text on the terminal, without colours and links."""
+    done = run_on_terminal(cli, *words, width=width)
+    assert done.code == 0, done.out
+    return without_colours(done.out)
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b(\[[0-9;?]*[a-zA-Z]|\]8;[^\x1b]*\x1b\\)", "", text)
+
+
+def in_own_process(cli: Cli, width: int, *words: str) -> str:
+    """Return the text of a new process on a terminal of this size."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
@@ -40,14 +52,18 @@ def on_terminal(cli: Cli, width: int, *words: str) -> str:
         pass
     os.close(ours)
     assert process.wait(200) == 0, shown
-    return re.sub(r"\x1b(\[[0-9;?]*[a-zA-Z]|\]8;[^\x1b]*\x1b\\)", "", shown.decode())
+    return without_colours(shown.decode())
 
 
-@pytest.mark.parametrize("width", [NARROW, USUAL, WIDE])
-def test_the_overview_breaks_no_word(cli: Cli, shop: Shop, ended, running, width: int):
+@pytest.mark.parametrize(
+    ("show", "width"),
+    [(in_own_process, NARROW), (on_terminal, USUAL), (on_terminal, WIDE)],
+    ids=["narrow", "usual", "wide"],
+)
+def test_the_overview_breaks_no_word(cli: Cli, shop: Shop, ended, running, show, width: int):
     shop.job("a project with a long name", *ended)
     busy = shop.job("tiny", *running)
-    shown = on_terminal(cli, width, "view")
+    shown = show(cli, width, "view")
     assert max(len(line) for line in shown.splitlines() if line[:1] in "╭│├╰") <= width
     for whole in (busy.id, "TRAINING_JOB_COMPLETED", "TRAINING_JOB_RUNNING"):
         assert whole in shown, shown

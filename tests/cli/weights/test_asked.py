@@ -99,11 +99,10 @@ def test_what_push_would_refuse_is_refused_before_a_byte(
 def test_a_secret_comes_from_the_environment(cli: Cli, hub: Hub) -> None:
     hub.repos["o/base"].token = "hf_planted"
     given = ("--source", "hf://o/base", "--auth-secret-name", "my_token", "--allow", "*.json")
-    env = {"HF_ENDPOINT": hub.url}
-    refused = cli("weights", "mirror", *given, **env, PREFECT_BT_SECRET_MY_TOKEN="wrong")
+    refused = cli("weights", "mirror", *given, PREFECT_BT_SECRET_MY_TOKEN="wrong")
     assert refused.code == 1
     assert "does not exist" in refused.err
-    env["PREFECT_BT_SECRET_MY_TOKEN"] = "hf_planted"
+    env = {"PREFECT_BT_SECRET_MY_TOKEN": "hf_planted"}
     done = cli("weights", "mirror", *given, **env)
     assert (done.code, "1 file" in done.out) == (0, True)
     planned = cli("weights", "mirror", *given, "--dry-run", **env)

@@ -9,7 +9,7 @@ import pytest
 from prefect_bt.host.job_lock import JobLock
 from tests.cli.conftest import Cli
 from tests.cli.sources import cache_of, mirrored
-from tests.cli.test_imports import probe
+from tests.cli.test_imports import Step, check_imports
 
 pytestmark = [pytest.mark.slow]
 
@@ -56,8 +56,7 @@ def test_listing_imports_nothing_heavy_and_needs_no_store(cli: Cli, model: str) 
     assert done.code == 0
     assert "Only sources on this machine are shown" in done.err
     assert model in done.out
-    found = probe(cli, "weights", "list")
-    assert found == {"code": 0, "loaded": [], "rich": True}
+    check_imports(cli, [Step("weights list")])
 
 
 def test_json_is_all_there_is(cli: Cli, model: str) -> None:

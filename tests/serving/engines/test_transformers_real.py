@@ -1,6 +1,7 @@
 """The real thing: `transformers serve` over tiny real models, asked with the OpenAI library.
 
-One server answers for all of them, since nine tenths of its time are imports; soak starts others.
+One server answers for all of them in one test, since nine tenths of its time are imports, and tests
+of one file can run in several processes. `make soak` starts others.
 """
 
 from __future__ import annotations
@@ -45,6 +46,19 @@ NAMES = [*FULL, *ADAPTERS, "whisper"]
 PROMPT = "Once upon a time "
 TOKENS = 24
 ENGINE_KEY = "the-key-of-this-server-process"
+KEYED = [
+    ("GET", "/v1/models"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/load_model"),
+    ("POST", "/reset"),
+    ("GET", "/health"),
+    ("GET", "/openapi.json"),
+    ("OPTIONS", "/v1/models"),
+]
+"""Requests that need the key."""
+Generated = dict[str, tuple[str, int]]
+"""Name of a model -> the text that follows PROMPT, and its number of tokens."""
 
 
 @dataclass
@@ -138,7 +152,7 @@ def until_ready(server: Server, names: list[str], seconds: float = 500) -> None:
 
 
 @pytest.fixture(scope="module")
-def generated(server: Server) -> dict[str, tuple[str, int]]:
+def generated(server: Server) -> Generated:
     """By the training side: name -> what follows PROMPT greedily, and of how many tokens."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -146,7 +160,7 @@ def generated(server: Server) -> dict[str, tuple[str, int]]:
     base = server.models / "base"
     words = AutoTokenizer.from_pretrained(base)
     prompt = words(PROMPT, return_tensors="pt")
-    found: dict[str, tuple[str, int]] = {}
+    found: Generated = {}
     for name, folder in {**FULL, **ADAPTERS}.items():
         model = AutoModelForCausalLM.from_pretrained(
             base if name in ADAPTERS else server.models / folder
@@ -166,43 +180,44 @@ def complete(server: Server, name: str) -> tuple[str, int]:
     return answer.choices[0].text, answer.usage.completion_tokens
 
 
-def test_every_chosen_name_is_listed(server: Server) -> None:
+def check_every_chosen_name_is_listed(server: Server, _: Generated) -> None:
     """What the server takes for another id is listed under both, and answers under both."""
     listed = [model.id for model in server.client.models.list()]
     assert sorted(listed) == sorted([*NAMES, transformers_server.encode_model_id(ODD)])
     assert complete(server, transformers_server.encode_model_id(ODD)) == complete(server, ODD)
 
 
-@pytest.mark.parametrize("name", [*FULL, *ADAPTERS])
-def test_served_tokens_are_the_training_sides(server: Server, generated, name: str) -> None:
-    assert complete(server, name) == generated[name]
+def check_served_tokens_are_the_training_sides(server: Server, generated: Generated) -> None:
+    assert {name: complete(server, name) for name in generated} == generated
 
 
-def test_two_adapters_of_one_base_answer_each_for_itself(server: Server, generated) -> None:
+def check_two_adapters_of_one_base_answer_each_for_itself(
+    server: Server, generated: Generated
+) -> None:
     base, first, second = (generated[n] for n in ("base", "checkpoint-10", "v0/checkpoint-20"))
     assert len({base, first, second}) == 3
     for _ in range(2):  # turn by turn: none takes another's place
         assert [complete(server, n) for n in ADAPTERS] == [first, second]
 
 
-def test_a_merged_adapter_says_what_the_adapter_says(server: Server, generated) -> None:
+def check_a_merged_adapter_says_what_the_adapter_says(server: Server, generated: Generated) -> None:
     assert complete(server, "merged") == generated["v0/checkpoint-20"]
 
 
-@pytest.mark.parametrize("name", ["base", *ADAPTERS, ODD])
-def test_they_chat_with_the_bases_template(server: Server, name: str) -> None:
+def check_they_chat_with_the_bases_template(server: Server, _: Generated) -> None:
     asked = [{"role": "user", "content": "Hi"}]
-    chat = server.client.chat.completions.create(
-        model=name, messages=asked, max_tokens=8, temperature=0
-    )
-    plain = server.client.completions.create(
-        model=name, prompt="<|user|>Hi<|end|><|assistant|>", max_tokens=8, temperature=0
-    )
-    assert chat.choices[0].message.content == plain.choices[0].text
-    assert chat.usage.prompt_tokens == plain.usage.prompt_tokens
+    for name in ("base", *ADAPTERS, ODD):
+        chat = server.client.chat.completions.create(
+            model=name, messages=asked, max_tokens=8, temperature=0
+        )
+        plain = server.client.completions.create(
+            model=name, prompt="<|user|>Hi<|end|><|assistant|>", max_tokens=8, temperature=0
+        )
+        assert chat.choices[0].message.content == plain.choices[0].text, name
+        assert chat.usage.prompt_tokens == plain.usage.prompt_tokens, name
 
 
-def test_a_stream_brings_the_same(server: Server, generated) -> None:
+def check_a_stream_brings_the_same(server: Server, generated: Generated) -> None:
     stream = server.client.completions.create(
         model="checkpoint-10", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True
     )
@@ -210,19 +225,19 @@ def test_a_stream_brings_the_same(server: Server, generated) -> None:
     assert told == generated["checkpoint-10"][0]
 
 
-def test_a_whisper_model_transcribes(server: Server) -> None:
+def check_a_whisper_model_transcribes(server: Server, _: Generated) -> None:
     heard = server.client.audio.transcriptions.create(
         model="whisper", file=("silence.wav", render_silence(), "audio/wav")
     )
     assert isinstance(heard.text, str)
 
 
-def test_the_name_in_an_answer_is_a_name(server: Server, generated) -> None:
+def check_the_name_in_an_answer_is_a_name(server: Server, generated: Generated) -> None:
     answer = server.client.completions.create(model="checkpoint-10", prompt="a", max_tokens=1)
     assert complete(server, answer.model) == generated["checkpoint-10"]
 
 
-def test_no_other_model_is_loaded(server: Server) -> None:
+def check_no_other_model_is_loaded(server: Server, _: Generated) -> None:
     import openai
 
     for name in ("nope", str(server.models / "merged"), "base@other"):
@@ -232,32 +247,21 @@ def test_no_other_model_is_loaded(server: Server) -> None:
     assert "nope" in check_readiness(server.address, ["base", "nope"], key=ENGINE_KEY)[0]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/models"),
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("POST", "/load_model"),
-        ("POST", "/reset"),
-        ("GET", "/health"),
-        ("GET", "/openapi.json"),
-        ("OPTIONS", "/v1/models"),
-    ],
-)
-@pytest.mark.parametrize("shown", ["", "Bearer", "Bearer wrong", f"Basic {ENGINE_KEY}"])
-def test_requests_without_the_key_are_refused(
-    server: Server, method: str, path: str, shown: str
-) -> None:
-    headers = {"Authorization": shown} if shown else {}
-    asked = {"model": "base", "prompt": PROMPT, "messages": [{"role": "user", "content": "Hi"}]}
-    body = asked if method == "POST" else None
-    answer = httpx.request(method, f"{server.address}{path}", json=body, headers=headers)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+def check_requests_without_the_key_are_refused(server: Server, _: Generated) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"model": "base", "prompt": PROMPT, "messages": messages}
+    for method, path in KEYED:
+        for shown in ("", "Bearer", "Bearer wrong", f"Basic {ENGINE_KEY}"):
+            headers = {"Authorization": shown} if shown else {}
+            body = asked if method == "POST" else None
+            answer = httpx.request(method, f"{server.address}{path}", json=body, headers=headers)
+            found = (answer.status_code, answer.json()["error"]["code"])
+            assert found == (401, "invalid_api_key"), (method, path, shown)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root starts processes of another user")
-def test_another_user_finds_the_key_nowhere(server: Server) -> None:
+def check_another_user_finds_the_key_nowhere(server: Server, _: Generated) -> None:
+    if os.getuid() != 0:
+        return  # only root starts processes of another user
     process = f"/proc/{server.process.pid}"
     assert ENGINE_KEY.encode() in Path(f"{process}/environ").read_bytes()
     assert ENGINE_KEY.encode() not in Path(f"{process}/cmdline").read_bytes()
@@ -269,7 +273,7 @@ def test_another_user_finds_the_key_nowhere(server: Server) -> None:
     assert seen.stdout == b""
 
 
-def test_nothing_is_written_beside_the_checkpoints(server: Server) -> None:
+def check_nothing_is_written_beside_the_checkpoints(server: Server, _: Generated) -> None:
     assert not [path for path in server.models.rglob("*") if path.is_symlink()]
     config = json.loads((server.models / "checkpoint-10" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(server.models / "base")
@@ -280,7 +284,7 @@ def test_nothing_is_written_beside_the_checkpoints(server: Server) -> None:
     ]
 
 
-def test_the_gate_is_put_to_real_models(server: Server, generated) -> None:
+def check_the_gate_is_put_to_real_models(server: Server, generated: Generated) -> None:
     right = generated["checkpoint-10"][0]
     prompt = {"prompt": PROMPT, "equals": right}
     gate = {"prompts": [{**prompt, "model": "checkpoint-10"}], "tokens": TOKENS}
@@ -293,7 +297,7 @@ def test_the_gate_is_put_to_real_models(server: Server, generated) -> None:
     assert "1 of 2 prompts failed: v0/checkpoint-20's answer to" in failed.message
 
 
-def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
+def check_a_gates_command_asks_with_the_openai_library(server: Server, _: Generated) -> None:
     asks = (
         "import openai, os; names = os.environ['PREFECT_BT_MODELS'].splitlines(); "
         "client = openai.OpenAI(); "
@@ -304,8 +308,30 @@ def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
     assert result.message.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
 
 
-def test_it_ends_when_it_is_asked_to(server: Server) -> None:
-    """The last test: it takes the server away."""
+CHECKS = [
+    check_every_chosen_name_is_listed,
+    check_served_tokens_are_the_training_sides,
+    check_two_adapters_of_one_base_answer_each_for_itself,
+    check_a_merged_adapter_says_what_the_adapter_says,
+    check_they_chat_with_the_bases_template,
+    check_a_stream_brings_the_same,
+    check_a_whisper_model_transcribes,
+    check_the_name_in_an_answer_is_a_name,
+    check_no_other_model_is_loaded,
+    check_requests_without_the_key_are_refused,
+    check_another_user_finds_the_key_nowhere,
+    check_nothing_is_written_beside_the_checkpoints,
+    check_the_gate_is_put_to_real_models,
+    check_a_gates_command_asks_with_the_openai_library,
+]
+
+
+def test_one_server_answers_for_every_model_until_it_is_asked_to_end(
+    server: Server, generated: Generated, subtests: pytest.Subtests
+) -> None:
+    for check in CHECKS:
+        with subtests.test(check.__name__):
+            check(server, generated)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(200) in {0, -signal.SIGTERM}
     assert "Finished server process" in server.log.read_text()

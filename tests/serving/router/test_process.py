@@ -15,7 +15,6 @@ from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import (
     FIRST_PORT,
     LAST_PORT,
-    ensure_router,
     open_listening_socket,
     query_router_status,
 )
@@ -25,14 +24,28 @@ from tests.serving.router.machine import Deployment, Upstream, until
 pytestmark = [pytest.mark.slow]
 
 
-def test_several_at_once_get_one_router(deployment: Deployment) -> None:
+def test_several_at_once_get_one_router_which_ends_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the callers' environment is in the router's."""
+    monkeypatch.chdir(tmp_path)
+    deployment = Deployment(Path("state"))
+    environment = {**os.environ, "SOME_TOKEN": "hush"}
     with ThreadPoolExecutor(4) as pool:
-        addresses = [f.result() for f in [pool.submit(deployment.ensure) for _ in range(4)]]
+        started = [pool.submit(deployment.ensure, environment=environment) for _ in range(4)]
+        addresses = [one.result() for one in started]
     assert len(set(addresses)) == 1
-    pid = deployment.place.read_process().pid
+    daemon = deployment.place.read_process()
     assert deployment.ensure() == addresses[0]
-    assert deployment.place.read_process().pid == pid
+    assert deployment.place.read_process().pid == daemon.pid
     assert FIRST_PORT <= deployment.place.read_listen_address().port <= LAST_PORT
+    proc = Path("/proc", str(daemon.pid))
+    if proc.exists():
+        assert b"hush" not in (proc / "environ").read_bytes()
+        assert (proc / "cwd").readlink() == Path("/")
+        assert os.getsid(daemon.pid) == daemon.pid
+    shutil.rmtree(deployment.state_dir)
+    until(lambda: not daemon.is_alive)
 
 
 def test_a_router_that_was_killed_is_back_at_its_address(
@@ -50,30 +63,13 @@ def test_a_router_that_was_killed_is_back_at_its_address(
     assert not deployment.stop()
 
 
-def test_its_environment_has_nothing_of_the_callers(
-    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    environment = {**os.environ, "SOME_TOKEN": "hush"}
-    ensure_router(Path("state"), deployment.name, environment=environment)
-    pid = deployment.place.read_process().pid
-    proc = Path("/proc", str(pid))
-    if not proc.exists():
-        pytest.skip("this system has no /proc")
-    assert b"hush" not in (proc / "environ").read_bytes()
-    assert (proc / "cwd").readlink() == Path("/")
-    assert os.getsid(pid) == pid
-
-
-def test_it_ends_when_its_folder_is_gone(deployment: Deployment) -> None:
-    deployment.ensure()
-    daemon = deployment.place.read_process()
-    shutil.rmtree(deployment.state_dir)
-    until(lambda: not daemon.is_alive)
-
-
-def test_a_port_in_use_is_said_in_a_sentence(deployment: Deployment, one: Upstream) -> None:
-    address = deployment.ensure(port=free_port())
+def test_another_address_takes_another_start(deployment: Deployment, one: Upstream) -> None:
+    port = free_port()
+    address = deployment.ensure(port=port)
+    assert address == f"http://127.0.0.1:{port}"
+    assert deployment.ensure(port=port) == address
+    with pytest.raises(ServerError, match="at another address already"):
+        deployment.ensure(host="127.0.0.2")
     deployment.stop()
     with pytest.raises(ServerError) as caught:
         deployment.ensure(port=one.port)  # somebody answers there, but no router
@@ -81,17 +77,7 @@ def test_a_port_in_use_is_said_in_a_sentence(deployment: Deployment, one: Upstre
         f"Deployment '-my/model' cannot listen at 127.0.0.1:{one.port}: Address already in use. "
         "Stop the program that listens there, or choose another port (or host)."
     )
-    # The address that it had is its own still.
-    assert deployment.ensure() == address
-
-
-def test_another_address_takes_another_start(deployment: Deployment) -> None:
-    port = free_port()
-    assert deployment.ensure(port=port) == f"http://127.0.0.1:{port}"
-    assert deployment.ensure(port=port) == f"http://127.0.0.1:{port}"
-    with pytest.raises(ServerError, match="at another address already"):
-        deployment.ensure(host="127.0.0.2")
-    deployment.stop()
+    # The port that it had is its own still.
     assert deployment.ensure(host="127.0.0.2") == f"http://127.0.0.2:{port}"
 
 

@@ -115,6 +115,11 @@ def test_the_part_of_a_dead_host_is_downloaded_again(
     assert other.notes == ["another host downloads the remaining files"] * len(other.notes)
 
 
+@pytest.mark.parametrize(
+    "store",
+    ["disk", pytest.param("s3", marks=[pytest.mark.integration, pytest.mark.extended])],
+    indirect=True,
+)
 def test_the_part_of_a_living_host_is_waited_for(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
