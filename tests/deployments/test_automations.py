@@ -103,6 +103,7 @@ def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
     assert create(machine) == {**dict.fromkeys(NOTIFYING, "unchanged"), SERVING: "updated"}
 
 
+@pytest.mark.extended
 def test_notifications_by_failure_class(
     machine: Machine, notifications: Any, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_notifications_by_failure_class(
     assert f"/runs/flow-run/{machine.view(job_id)['flow_run_id']}" in failed["body"]
 
 
+@pytest.mark.extended
 def test_the_checkpoint_of_a_completed_training_is_deployed(machine: Machine) -> None:
     # Flows of their own processes: in this one, events go to the first server that it used.
     assert machine.push_wait(machine.folder("exit 0"))[0] == 0  # without a checkpoint

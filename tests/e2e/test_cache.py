@@ -77,6 +77,7 @@ def test_all_nodes_of_jobs_at_once_write_and_read_it(machine: Machine) -> None:
     assert files["log"]["size_bytes"] == 4 * len("one.0\n")
 
 
+@pytest.mark.extended
 def test_a_team_shares_its_cache_over_projects_and_with_no_other_team(machine: Machine) -> None:
     ours = """
     set -e

@@ -139,6 +139,7 @@ def runs(machine: Machine, job_id: str, *, but: Set[int] = frozenset()) -> bool:
     return bool(flows(machine, job_id) - but) and is_owned(machine.state_dir, job_id)
 
 
+@pytest.mark.extended
 def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
     """Prefect is told all the same: its run would seem to go on for ever."""
     job_id = machine.push(machine.folder("sleep 2\n"))["id"]
@@ -161,6 +162,7 @@ def test_every_process_at_once(machine: Machine) -> None:
     check_resumed(machine, job_id)
 
 
+@pytest.mark.extended
 def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
     job_id = start(machine)
     kill(machine, job_id, "prefect_bt.supervisor.process")
@@ -171,6 +173,7 @@ def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
     machine.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
     job_id = start(machine)
     (run,) = machine.ledger.runs.list(job_id)

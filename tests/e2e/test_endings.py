@@ -182,6 +182,7 @@ def check_stopped_in_delay(machine: Machine, job_id: str, run_id: str) -> None:
     machine.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_interrupted_while_a_retry_is_awaited(machine: Machine) -> None:
     config = machine.folder("exit 3\n", project="interrupted delay")
     source = f"""
@@ -280,6 +281,7 @@ def test_a_failed_run_logs_no_traceback(
     assert wrong == "script" or len(lines) < 15, lines
 
 
+@pytest.mark.extended
 def test_upload_that_failed(machine: Machine) -> None:
     """Files stand in the store where the folders of checkpoints would be.
 

@@ -21,6 +21,7 @@ exit 7
 """
 
 
+@pytest.mark.extended
 def test_one_of_eight_fails_and_all_are_well_again(machine: Machine, tmp_path: Path) -> None:
     environment = {"WORD": str(tmp_path)}
     config = machine.folder(SCRIPT, nodes=NODES, checkpointing=False, env=environment)

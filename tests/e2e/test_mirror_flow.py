@@ -137,8 +137,10 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
     ("expression", "number", "message"),
     [
         ("mirror_weights({})", signal.SIGINT, "Stopped by an interrupt."),
-        ("mirror_weights({})", signal.SIGTERM, ""),
-        ("asyncio.run(amirror_weights({}))", signal.SIGINT, KEPT),
+        pytest.param("mirror_weights({})", signal.SIGTERM, "", marks=pytest.mark.extended),
+        pytest.param(
+            "asyncio.run(amirror_weights({}))", signal.SIGINT, KEPT, marks=pytest.mark.extended
+        ),
     ],
     ids=["interrupt", "termination", "cancelled coroutine"],
 )
@@ -168,6 +170,7 @@ def test_an_interrupt_ends_it_and_keeps_what_has_come(
     assert unfinished["unfinished_bytes"] > 0
 
 
+@pytest.mark.extended
 def test_an_interrupt_of_a_job_that_mirrors_stops_it(
     machine: Machine, hub: Hub, tmp_path: Path
 ) -> None:

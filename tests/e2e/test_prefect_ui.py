@@ -26,6 +26,8 @@ from .conftest import Machine, call, until
 from .ui_pages import UIS, BlockPages, PrefectUI, RunPages
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
+# The gate shows one page. The requests of the other pages are those of tests/blocks/test_server.py,
+# test_worker.py and test_endings.py.
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def machine(served_machine: Machine) -> Machine:
     return served_machine
 
 
-@pytest.fixture(scope="module", params=list(UIS))
+@pytest.fixture(
+    scope="module", params=[pytest.param("classic", marks=pytest.mark.extended), "react"]
+)
 def site(request: pytest.FixtureRequest, machine: Machine) -> Iterator[PrefectUI]:
     """One of the UIs in a browser of its own, in which a person has signed in."""
     with browser("--window-size=1300,1600") as page:
@@ -137,6 +141,7 @@ def test_every_block_type_has_a_case_with_all_that_a_form_requires() -> None:
         assert list(case.required) == required
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.block.__name__)
 def test_a_block_is_created_and_edited_in_its_forms(
     case: Case, forms: BlockPages, machine: Machine
@@ -154,6 +159,7 @@ def test_a_block_is_created_and_edited_in_its_forms(
     assert load(machine, block, name) == expected(case, **{case.field: case.edited})
 
 
+@pytest.mark.extended
 def test_an_accelerator_is_chosen(forms: BlockPages, machine: Machine) -> None:
     name, block = f"ui-{uuid4().hex[:12]}", blocks.TrainingCompute
     accelerator = label(block, "accelerator")
@@ -166,6 +172,7 @@ def test_an_accelerator_is_chosen(forms: BlockPages, machine: Machine) -> None:
     assert load(machine, block, name) == expected(Case(block, {}, "", ""), accelerator="H100")
 
 
+@pytest.mark.extended
 def test_an_image_of_a_private_registry(forms: BlockPages, machine: Machine) -> None:
     name, block = f"ui-{uuid4().hex[:12]}", blocks.TrainingImage
     access = {"registry": "ecr.test", "access_key_secret": "key_id", "secret_key_secret": "key"}
@@ -214,6 +221,7 @@ def test_a_run_from_the_form_completes(runs: RunPages, machine: Machine) -> None
     assert "it runs" in machine.logs(job_of(machine, run_id))
 
 
+@pytest.mark.extended
 def test_a_run_with_a_block_that_is_chosen_in_the_form(runs: RunPages, machine: Machine) -> None:
     name = f"ui-{uuid4().hex[:12]}"
     with client_of(machine):
@@ -223,6 +231,7 @@ def test_a_run_with_a_block_that_is_chosen_in_the_form(runs: RunPages, machine: 
     assert "2 nodes" in machine.logs(job_of(machine, run_id))
 
 
+@pytest.mark.extended
 def test_a_run_is_cancelled_on_its_page(runs: RunPages, machine: Machine) -> None:
     run_id = submit(runs, machine, "echo ready; exec sleep 600\n")
     job_id = job_of(machine, run_id)
@@ -234,6 +243,7 @@ def test_a_run_is_cancelled_on_its_page(runs: RunPages, machine: Machine) -> Non
     machine.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_a_failed_run_is_retried_on_its_page(runs: RunPages, machine: Machine) -> None:
     run_id = submit(runs, machine, FAILS_ONCE)
     runs.wait_for_state("Failed")

@@ -76,7 +76,9 @@ def test_train_runs_where_it_is_called_and_takes_a_json_definition(machine: Mach
     machine.nothing_left(job["id"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)]
+)
 def test_an_interrupt_stops_the_job(machine: Machine, number: signal.Signals) -> None:
     project = f"interrupted by {number.name}"
     config = machine.folder("echo ready; sleep 600\n", project=project)

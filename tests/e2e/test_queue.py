@@ -109,7 +109,9 @@ def test_a_higher_priority_starts_first_then_the_older_job(queue_machine: QueueM
     queue_machine.check_idle()
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["at-once", "later"])
+@pytest.mark.parametrize(
+    "at_once", [pytest.param(True, marks=pytest.mark.extended), False], ids=["at-once", "later"]
+)
 def test_a_stop_takes_a_job_out_of_the_queue(queue_machine: QueueMachine, at_once: bool) -> None:
     """At once: while a process still shows the job in Prefect."""
     first, third = queue_machine.start("first"), queue_machine.start("third")
@@ -245,7 +247,7 @@ def test_two_machines_share_the_jobs_of_one_queue(make_machine: Make) -> None:
         assert all(one.name == other.name for one, other in list(pairwise(spans))[::2]), spans
 
 
-@pytest.mark.parametrize("end", ["FAILED", "STOPPED"])
+@pytest.mark.parametrize("end", [pytest.param("FAILED", marks=pytest.mark.extended), "STOPPED"])
 def test_a_retry_waits_for_its_turn(queue_machine: QueueMachine, end: str) -> None:
     fails = "exit 3" if end == "FAILED" else "sleep 600"
     job_id = queue_machine.start("again", script=f"test $BT_RETRY_COUNT = 1 || {fails}\n{HOLDS}")

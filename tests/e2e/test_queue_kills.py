@@ -45,6 +45,7 @@ def modules() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
+@pytest.mark.extended
 def test_a_pool_keeps_its_promises_under_kills(
     modules: dict[str, ModuleType], served_machine: Machine, tmp_path: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_ranks_meet_through_the_cache(machine: Machine) -> None:
     assert "(rank-0) uploaded by 1" in machine.logs(job["id"])
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_ranks_that_sleep_for_ever(machine: Machine) -> None:
     script = """

@@ -54,6 +54,7 @@ test $BT_RETRY_COUNT = 1
 """
 
 
+@pytest.mark.extended
 def test_whoever_ran_a_job_before_leaves_it_alone_once_it_is_retried(
     machine: Machine, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_whoever_ran_a_job_before_leaves_it_alone_once_it_is_retried(
     machine.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_a_stopped_job_that_is_retried_at_once_goes_on(machine: Machine) -> None:
     job_id = machine.push(machine.folder("test $BT_RETRY_COUNT = 1 || sleep 600\n"))["id"]
     machine.wait(job_id, "RUNNING")

@@ -56,7 +56,11 @@ if __name__ == "__main__":
     run(trial, configs, retries != "0")
 """
 
-MODES = ["threads", "processes", "deployment"]
+MODES = [
+    "threads",
+    pytest.param("processes", marks=pytest.mark.extended),
+    pytest.param("deployment", marks=pytest.mark.extended),
+]
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +158,7 @@ parent(*sys.argv[1:])
 """
 
 
+@pytest.mark.extended
 def test_a_run_that_waits_for_its_job_hears_that_it_is_stopped(
     machine: Machine, tmp_path: Path
 ) -> None:

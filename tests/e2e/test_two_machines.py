@@ -96,6 +96,7 @@ def test_a_second_machine_cannot_run_a_running_job(
     assert not (shared / "two-gangs").exists()
 
 
+@pytest.mark.extended
 def test_of_two_retries_at_once_one_learns_that_it_lost(
     machine: Machine, other: Machine, shared: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_of_two_retries_at_once_one_learns_that_it_lost(
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
 
 
+@pytest.mark.extended
 def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
     machine: Machine, other: Machine, shared: Path
 ) -> None:
@@ -143,7 +145,13 @@ def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
 
 
 @pytest.mark.parametrize(
-    "killed", ["", "supervisor.run_flow", "supervisor"], ids=["none", "flow", "both"]
+    "killed",
+    [
+        "",
+        pytest.param("supervisor.run_flow", marks=pytest.mark.extended),
+        pytest.param("supervisor", marks=pytest.mark.extended),
+    ],
+    ids=["none", "flow", "both"],
 )
 def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
     machine: Machine, other: Machine, shared: Path, killed: str

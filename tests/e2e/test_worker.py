@@ -255,6 +255,7 @@ def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Pat
     machine.nothing_left(job["id"])
 
 
+@pytest.mark.extended
 def test_the_flow_is_killed_with_its_gang_and_the_next_attempt_begins(machine: Machine) -> None:
     job = running(machine, "attempt 0", RESUMES)
     until(lambda: machine.checkpoints(job["id"]), seconds=30, what="a commit")

@@ -29,7 +29,11 @@ from tests.plain_server import plain_server
 from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.extended,  # test_server_password.py sends the same requests without a browser
+]
 
 ATTACK = """
 (async (api, deployment, mark) => {
