@@ -1,8 +1,8 @@
 """Print Pythons of this machine that the package supports, one path per line.
 
-`--oldest` prints the oldest, with which CI runs the gate. `--others` prints the oldest and the newest
-except the version that runs this program. Looks on PATH, where the system and pyenv install, and skips
-pre-releases and versions without the modules that make environments.
+`--oldest` prints the oldest, with which CI runs the gate. `--others` prints the oldest and the
+newest except the version that runs this program. Looks on PATH, where the system and pyenv install.
+Skips pre-releases and versions without the modules that make environments.
 """
 
 import os
