@@ -123,7 +123,9 @@ def find_stale(world: World, actors: Sequence[Actor]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [retry, prune, bind, delete])
+@pytest.mark.parametrize(
+    "change", [retry, prune, bind, pytest.param(delete, marks=pytest.mark.extended)]
+)
 def test_no_order_of_requests_leaves_a_stale_document(change: Script) -> None:
     states, wrong = explore(scene(change, store))
     assert not wrong, wrong
@@ -148,8 +150,19 @@ def killed(script: Script, requests: int) -> Script:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "requests"), [(reopen, 3), (reopen, 7), (prune, 3), (prune, 9), (delete, 10)]
+)
+def test_a_kill_of_the_process_that_changes_the_job(change: Script, requests: int) -> None:
+    """Kill it. A deletion is killed before the job's record is gone."""
+    _, wrong = explore(scene(killed(change, requests), store))
+    assert not wrong, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("change", [reopen, prune])
-def test_a_kill_of_the_process_that_changes_the_job(change: Script) -> None:
+def test_a_kill_at_every_request(change: Script) -> None:
     for requests in range(1, 20, 2):
         _, wrong = explore(scene(killed(change, requests), store))
         assert not wrong, wrong
