@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from tests.docker.removal import owner_label, remove_abandoned, remove_labelled
+
 from .api_errors import bad_request
 from .containers import Engine
 from .pod import PodWorker
@@ -29,12 +31,14 @@ class Kubelet:
         self.faults: list[str] = []
         """Tracebacks of the cluster's own errors; `Cluster.close` asserts that there are none."""
         self.workers: dict[str, PodWorker] = {}
-        self.network = client.create_network(name, driver="bridge", labels={LABEL: name})["Id"]
+        remove_abandoned(client)
+        labels = {LABEL: name, **owner_label()}
+        self.network = client.create_network(name, driver="bridge", labels=labels)["Id"]
         settings = client.inspect_network(self.network)["IPAM"]["Config"][0]
         self.gateway: str = settings["Gateway"]
 
     def labels(self, uid: str) -> dict[str, str]:
-        return {LABEL: self.name, "io.kubernetes.pod.uid": uid}
+        return {LABEL: self.name, "io.kubernetes.pod.uid": uid, **owner_label()}
 
     def folders(self, uid: str) -> tuple[Path, Path, Path]:
         """Return the folders of the pod's volumes, of those in memory, and of all claims."""
@@ -95,15 +99,8 @@ class Kubelet:
                 worker.thread.join(60)
 
     def close(self) -> None:
-        """End all workers, and remove the containers and the network."""
+        """End all workers, and remove the containers and the network, also those still in use."""
         self.ended.set()
         for worker in list(self.workers.values()):
             worker.thread.join(60)
-        for container in self.left():
-            self.client.remove_container(container, force=True, v=True)
-        self.client.remove_network(self.network)
-
-    def left(self) -> list[str]:
-        """Return the containers of this cluster that are on the Engine."""
-        mine = {"label": f"{LABEL}={self.name}"}
-        return [each["Id"] for each in self.client.containers(all=True, filters=mine)]
+        remove_labelled(self.client, f"{LABEL}={self.name}")

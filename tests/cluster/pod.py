@@ -195,7 +195,7 @@ class PodWorker:
     def _remove(self) -> None:
         """Remove the pod's containers and volumes."""
         for id in filter(None, [*(each.id for each in self._all), self._holder]):
-            with contextlib.suppress(errors.APIError):
+            with contextlib.suppress(errors.DockerException, OSError):  # Kubelet.close tries again
                 self._client.remove_container(id, force=True, v=True)
         self._volumes.remove()
 

@@ -33,6 +33,7 @@ from tests.cluster.agent_image import (
     required_names,
 )
 from tests.docker.conftest import WORKER, engine, own_daemon
+from tests.docker.removal import remove_image
 
 __all__ = ["engine", "own_daemon"]  # fixtures
 
@@ -163,7 +164,7 @@ def test_the_dockerfile_copies_what_is_there_and_sent() -> None:
 def run(engine: docker.APIClient) -> Iterator[Run]:
     image = build_agent_image(engine, IMAGE)
     yield lambda code: run_in(engine, image, code)
-    engine.remove_image(image, force=True)
+    remove_image(engine, image)
 
 
 def run_in(engine: docker.APIClient, image: str, code: str) -> str:
@@ -236,5 +237,5 @@ class TestImage:
     def test_a_second_build_changes_nothing(self, run: Run, engine: docker.APIClient) -> None:
         tags = [IMAGE, f"{IMAGE}-again"]
         ids = {engine.inspect_image(build_agent_image(engine, tag))["Id"] for tag in tags}
-        engine.remove_image(tags[1], force=True)
+        remove_image(engine, tags[1])
         assert ids == {engine.inspect_image(IMAGE)["Id"]}

@@ -137,6 +137,7 @@ def test_a_job_one_of_whose_pods_fails(watched: Watched) -> None:
     assert watched.job("life")["spec"].keys() == wanted["spec"].keys()
 
 
+@pytest.mark.extended
 def test_a_job_without_a_policy(watched: Watched) -> None:
     watched.start("back", BACK)
     watched.wait_condition("back", "Failed")
@@ -144,12 +145,14 @@ def test_a_job_without_a_policy(watched: Watched) -> None:
     assert_as_recorded(watched, "back", "job_backoff")
 
 
+@pytest.mark.extended
 def test_a_job_that_succeeds(watched: Watched) -> None:
     watched.start("done", "sleep 1")
     watched.wait_condition("done", "Complete")
     assert_as_recorded(watched, "done", "job_complete")
 
 
+@pytest.mark.extended
 def test_a_job_that_is_suspended_and_resumed(watched: Watched) -> None:
     watched.start("susp", "sleep 100", suspend=True)
     watched.wait_condition("susp", "Suspended")
@@ -189,6 +192,7 @@ def test_an_evicted_pod_fails_the_job_and_a_deleted_job_takes_what_it_owns(
     wait_until(lambda: watched.client.call("GET", secret)[0] == 404)
 
 
+@pytest.mark.extended
 def test_a_pod_beyond_the_quota_is_tried_again(cluster: Cluster, base_image: str) -> None:
     wanted = recorded("failed_create")
     cluster.add_namespace("rec-quota")

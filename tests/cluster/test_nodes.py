@@ -54,6 +54,7 @@ def wait_running(cluster: Cluster, name: str) -> None:
     wait_until(lambda: pod(cluster, name)["status"]["phase"] == "Running")
 
 
+@pytest.mark.extended
 def test_nodes_with_labels_taints_and_gpus(faulty: Cluster, base_image: str) -> None:
     gpu: Obj = {"resources": {"limits": {"nvidia.com/gpu": "5"}}}
     start(faulty, "no-toleration", base_image, **gpu)
@@ -73,6 +74,7 @@ def test_nodes_with_labels_taints_and_gpus(faulty: Cluster, base_image: str) -> 
     wait_running(faulty, "second")
 
 
+@pytest.mark.extended
 def test_a_cordoned_node(faulty: Cluster, base_image: str) -> None:
     client, node = Client(faulty.server), "/api/v1/nodes/node-1"
     client.call("PATCH", node, {"spec": {"unschedulable": True}}, MERGE)
@@ -83,6 +85,7 @@ def test_a_cordoned_node(faulty: Cluster, base_image: str) -> None:
     wait_running(faulty, "p")
 
 
+@pytest.mark.extended
 def test_a_lost_node(faulty: Cluster, base_image: str) -> None:
     start(faulty, "p", base_image)
     wait_running(faulty, "p")
@@ -97,6 +100,7 @@ def test_a_lost_node(faulty: Cluster, base_image: str) -> None:
     assert faulty.store.all(PODS, "rec") == []
 
 
+@pytest.mark.extended
 def test_a_restart_of_the_api_ends_watches(faulty: Cluster) -> None:
     client, accounts = Client(faulty.server), "/api/v1/namespaces/rec/serviceaccounts"
     watch = Recorder(client, f"{accounts}?watch=1&timeoutSeconds=60")

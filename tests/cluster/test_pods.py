@@ -18,7 +18,8 @@ from .resources import Obj
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.extended]
+"""The gate runs these functions of the cluster below the jobs of tests/kubernetes."""
 PODS = "/api/v1/namespaces/rec/pods"
 Run = Callable[..., str]
 

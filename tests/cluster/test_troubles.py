@@ -16,7 +16,8 @@ from .resources import Obj
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.extended]
+"""The gate reads the recordings themselves (tests/substrates/kubernetes/test_pod_states.py)."""
 PODS = "/api/v1/namespaces/rec/pods"
 
 

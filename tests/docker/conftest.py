@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from tests.shared_service import run_folder, shared_service
 
 from .daemons import Daemon, can_start
 from .registry import Registry, program
+from .removal import remove_image
 
 if TYPE_CHECKING:
     from .job_site import Site
@@ -84,8 +84,7 @@ def base_image(engine: docker.APIClient) -> Iterator[str]:
         )
     yield BASE
     # Each package of tests that takes this fixture has one of its own, of the same image.
-    with suppress(docker.errors.ImageNotFound):
-        engine.remove_image(BASE, force=True)
+    remove_image(engine, BASE)
 
 
 def _is_static(program: str) -> bool:

@@ -36,15 +36,18 @@ def test_links_steal_nothing(rig: DockerRig) -> None:
     shutil.rmtree(JobFolder(rig.state, rig.job).path)
 
 
+@pytest.mark.extended
 def test_pipes_keep_no_job_from_its_end(rig: DockerRig) -> None:
     hostile.swap_pipes(rig, plans(rig), CKPTS)
 
 
+@pytest.mark.extended
 def test_devices_are_not_committed(rig: DockerRig) -> None:
     """Make device nodes in a container that has the capability to make them."""
     rig.substrate = rig.reopen(privileges=Privileges(("MKNOD",)))
     hostile.commit_devices(rig, plans(rig), CKPTS)
 
 
+@pytest.mark.extended
 def test_a_retry_writes_through_no_link(rig: DockerRig) -> None:
     hostile.lead_restore_away(rig, plans(rig), CKPTS)

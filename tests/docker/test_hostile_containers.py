@@ -92,7 +92,16 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+IN_THE_GATE = ("a flood without a line", "no number")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=[] if what in IN_THE_GATE else pytest.mark.extended)
+        for what in BROKEN
+    ],
+)
 def test_reports_that_are_none_end_the_job_and_are_named(rig: DockerRig, what: str) -> None:
     first = f"echo 1 > up; until test -e go; do sleep 0.1; done; {BROKEN[what]}; sleep 300"
     handle, agent = launch(rig, first, "sleep 300")
@@ -160,7 +169,9 @@ def in_a_hurry(handle: DockerNodeHandle) -> Gang:
     return Gang(0, [handle], grace=1.0, timing=Timing(monotonic=lambda: time.monotonic() * 100))
 
 
-@pytest.mark.parametrize("which", ["agent", "agent and guard"])
+@pytest.mark.parametrize(
+    "which", ["agent", pytest.param("agent and guard", marks=pytest.mark.extended)]
+)
 def test_a_stop_that_is_not_answered_removes_the_container(rig: DockerRig, which: str) -> None:
     save = "cd /mnt/ckpts; mkdir checkpoint-1; echo 1 > checkpoint-1/weights; cd -; echo 1 > up"
     handle = rig.launch_plan(with_checkpoints(rig.plan(f"{save}; sleep 300")))
@@ -220,7 +231,13 @@ def test_processes_that_outlive_the_kill_end_with_the_container(
         assert bare.container.gone and bare.container.ended_by_us
 
 
-@pytest.mark.parametrize(("phase", "left"), [(NodePhase.FLUSHING, 0.0), (NodePhase.DONE, 1000.0)])
+@pytest.mark.parametrize(
+    ("phase", "left"),
+    [
+        (NodePhase.FLUSHING, 0.0),
+        pytest.param(NodePhase.DONE, 1000.0, marks=pytest.mark.extended),
+    ],
+)
 def test_a_container_that_outlives_its_node_is_removed(
     rig: DockerRig, phase: NodePhase, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

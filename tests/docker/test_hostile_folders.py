@@ -92,7 +92,10 @@ def test_two_jobs_and_a_link_in_the_cache(site: Site, host_folder: Path) -> None
     assert is_untouched(host_folder)
 
 
-@pytest.mark.parametrize("kind", [VolumeKind.PROJECT_CACHE, VolumeKind.HF_CACHE])
+@pytest.mark.parametrize(
+    "kind",
+    [VolumeKind.PROJECT_CACHE, pytest.param(VolumeKind.HF_CACHE, marks=pytest.mark.extended)],
+)
 def test_a_volume_that_is_a_link_is_refused(
     rig: DockerRig, host_folder: Path, kind: VolumeKind
 ) -> None:
@@ -114,12 +117,17 @@ def test_a_volume_that_is_a_link_is_refused(
     ("place", "leads_to"),
     [
         ("user_artifacts", "{host}"),
-        ("user_artifacts", "/etc"),
-        ("user_artifacts", "/proc"),
-        ("user_artifacts", "/.prefect-bt"),
-        ("user_artifacts", "../../../../../../../../{host}"),
-        ("user_artifacts", "user_artifacts"),
-        ("huggingface", "{host}"),
+        *(
+            pytest.param(*case, marks=pytest.mark.extended)
+            for case in (
+                ("user_artifacts", "/etc"),
+                ("user_artifacts", "/proc"),
+                ("user_artifacts", "/.prefect-bt"),
+                ("user_artifacts", "../../../../../../../../{host}"),
+                ("user_artifacts", "user_artifacts"),
+                ("huggingface", "{host}"),
+            )
+        ),
     ],
 )
 def test_a_link_where_a_nested_volume_is_mounted(
@@ -143,7 +151,14 @@ def test_a_link_where_a_nested_volume_is_mounted(
     assert is_untouched(host_folder)
 
 
-@pytest.mark.parametrize("in_the_way", ["echo x > {}", "mkfifo {}", "mkdir -p {0} && touch {0}/x"])
+@pytest.mark.parametrize(
+    "in_the_way",
+    [
+        "mkfifo {}",
+        pytest.param("echo x > {}", marks=pytest.mark.extended),
+        pytest.param("mkdir -p {0} && touch {0}/x", marks=pytest.mark.extended),
+    ],
+)
 def test_what_lies_where_a_nested_volume_is_mounted_is_kept(
     rig: DockerRig, in_the_way: str
 ) -> None:

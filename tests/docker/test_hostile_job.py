@@ -23,6 +23,7 @@ from .hostile.image import python_image
 from .hostile.siege import Siege, besieged
 from .hostile.table import ATTACKS
 from .job_site import running_site
+from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
@@ -42,7 +43,7 @@ def siege(
         besieged(site, image) as siege,
     ):
         yield siege
-    engine.remove_image(image, force=True)
+    remove_image(engine, image)
 
 
 def attack_and_check(siege: Siege, attacks: Sequence[Attack]) -> None:
@@ -74,6 +75,7 @@ SEVERE = (
 )
 
 
+@pytest.mark.extended
 def test_the_most_severe_at_once(siege: Siege) -> None:
     """Run them in one container; `make soak` runs all, each alone and in combinations."""
     attack_and_check(siege, [ATTACKS[name] for name in SEVERE])

@@ -11,6 +11,7 @@ from tests.e2e.conftest import until
 from .conftest import BASE, push
 from .job_site import Site
 from .registry import Registry
+from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
@@ -61,7 +62,7 @@ def test_a_private_registry_wants_the_right_password(site: Site, registry: Regis
     assert code == 0, job["error_message"]
     assert job["image"]["pinned"] == f"{registry.host}/team/private@{digest}"
     assert registry.login.partition(":")[2] not in json.dumps(job)
-    site.engine.remove_image(job["image"]["pinned"], force=True)
+    remove_image(site.engine, job["image"]["pinned"])
     site.nothing_left(job["id"])
 
 
@@ -77,6 +78,7 @@ def test_a_container_removed_behind_our_back(site: Site) -> None:
     site.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_the_flow_is_killed_and_the_container_goes_on(site: Site) -> None:
     script = """
     echo begun
@@ -102,6 +104,7 @@ def test_the_flow_is_killed_and_the_container_goes_on(site: Site) -> None:
     site.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_stop_saves_and_leaves_nothing(site: Site) -> None:
     script = """
     trap 'mkdir -p $BT_CHECKPOINT_DIR/last; echo "{}" > $BT_CHECKPOINT_DIR/last/a.json; exit 0' TERM

@@ -36,6 +36,7 @@ from tests.node_agent.rig import (
 
 from .daemons import Daemon, can_start, running_daemon
 from .node_rig import DockerRig, import_image, record_of
+from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
@@ -201,7 +202,7 @@ def test_images_that_cannot_be_used(rig: DockerRig, engine: docker.APIClient) ->
         handle.remove()
     assert rig.traces() == []
     for image in images.values():
-        engine.remove_image(image, force=True)
+        remove_image(engine, image)
 
 
 def test_what_is_not_there(rig: DockerRig, monkeypatch: pytest.MonkeyPatch) -> None:

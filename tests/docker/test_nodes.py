@@ -36,6 +36,7 @@ from .node_rig import (
     shell_files,
     wait_file,
 )
+from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
@@ -63,7 +64,7 @@ def app_image(engine: docker.APIClient, base_image: str) -> Iterator[str]:
     lines = ("ENV OF_IMAGE='a b' PATH=/app/bin:/bin", "WORKDIR /app", "USER 1000")
     name = build_image(engine, "app", files, *lines)
     yield name
-    engine.remove_image(name, force=True)
+    remove_image(engine, name)
 
 
 # -- what it sees ---------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_a_flood_is_whole_and_a_command_that_fails_is_the_last(rig: DockerRig) -
     assert "never" not in lines
 
 
-SHELLS = ("busybox", "dash", "bash")
+SHELLS = ("busybox", "dash", pytest.param("bash", marks=pytest.mark.extended))
 ENDS = {
     "exit 0": 0,
     "exit 3": 3,
@@ -262,7 +263,7 @@ def shell_image(
     tools = {f"bin/{tool}": "busybox" for tool in ("cat", "ln", "rm", "seq", "setsid", "sleep")}
     name = import_image(engine, request.param, {**files, "bin/busybox": busybox}, links=tools)
     yield name
-    engine.remove_image(name, force=True)
+    remove_image(engine, name)
 
 
 def test_the_first_process_in_every_shell(
@@ -350,7 +351,7 @@ def test_copies_need_cp(engine: docker.APIClient, base_image: str, tmp_path: Pat
             ContainerStartError, match=r"`cp` could not copy /b10 \(exit code 127: .*not found"
         ):
             bare.container.prepare_workdir("copy", "/b10")
-    engine.remove_image(name, force=True)
+    remove_image(engine, name)
 
 
 def test_a_gang_of_four_talks_to_its_leader(rig: DockerRig) -> None:

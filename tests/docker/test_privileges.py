@@ -14,6 +14,7 @@ from prefect_bt.ledger.records import NodePhase
 from tests.node_agent.rig import all_lines, own_lines, wait_line, wait_over, wait_until
 
 from .node_rig import DockerRig, build_image, shell_files, wait_file
+from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
@@ -57,6 +58,7 @@ def test_a_container_has_what_is_documented_and_no_more(rig: DockerRig) -> None:
     }
 
 
+@pytest.mark.extended
 def test_the_substrate_can_grant_more_privileges(rig: DockerRig) -> None:
     more = Privileges(("IPC_LOCK", "SYS_PTRACE"), allow_new_privileges=True, max_processes=300)
     rig.substrate = rig.reopen(privileges=more)
@@ -122,6 +124,7 @@ su -s /bin/sh nobody -c './id -u'
 """
 
 
+@pytest.mark.extended
 def test_a_setuid_program_does_not_give_root(rig: DockerRig, engine: docker.APIClient) -> None:
     """Set the bit, which stays on the folder: docs/docker.md says what to do then."""
     program = shutil.which("id")
@@ -139,7 +142,7 @@ def test_a_setuid_program_does_not_give_root(rig: DockerRig, engine: docker.APIC
     assert rig.run(SETUID, image=image, attempt=1)[1] == ["0"], "where a block allows it"
     for one in rig.substrate.list_nodes(rig.job):
         one.remove()
-    engine.remove_image(image, force=True)
+    remove_image(engine, image)
 
 
 BOMB = """

@@ -21,6 +21,7 @@ from .conftest import push
 from .job_site import Site
 from .node_rig import build_image
 from .registry import Registry
+from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
@@ -54,7 +55,7 @@ def image(site: Site, registry: Registry) -> Iterator[str]:
     site.engine.tag(made, f"{registry.host}/team/engine", "1")
     push(site.engine, name, registry)
     yield name
-    site.engine.remove_image(made, force=True)
+    remove_image(site.engine, made)
 
 
 def said(address: str) -> str:
@@ -114,4 +115,4 @@ def test_a_deployment_in_containers(site: Site, registry: Registry, image: str) 
     machine.run("deployments", "stop", NAME, "--yes")
     for number in (1, 2):
         site.nothing_left(DeploymentLedger(machine.ledger).find_job_id(NAME, number))
-    site.engine.remove_image(pinned, force=True)
+    remove_image(site.engine, pinned)

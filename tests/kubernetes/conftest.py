@@ -25,6 +25,7 @@ from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from tests.cluster.agent_image import build_agent_image
 from tests.docker.conftest import BASE, WORKER, base_image, engine, own_daemon
+from tests.docker.removal import remove_image
 from tests.e2e.conftest import Machine, end_processes, machine_environment, served_machine
 
 from .cluster_site import RBAC, WORD, ClusterMachine, ClusterSite
@@ -75,7 +76,7 @@ def _own_site(request: pytest.FixtureRequest, folder: Path) -> Iterator[ClusterS
     finally:
         bucket.stop()
         cluster.close()
-        engine.remove_image(agent, force=True)
+        remove_image(engine, agent)
 
 
 def _bucket(address: str) -> dict[str, str]:

@@ -43,6 +43,7 @@ def test_a_gang_outlasts_a_restart_of_the_api_and_is_evicted(
     assert_completed_by_second_attempt(machine, job_id, "evicted")
 
 
+@pytest.mark.extended
 def test_a_job_beyond_the_quota_is_not_deployed(
     machine: ClusterMachine, site: ClusterSite, quota: str
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_job_beyond_the_quota_is_not_deployed(
     machine.nothing_left_in_cluster(job_id)
 
 
+@pytest.mark.extended
 def test_a_lost_node(machine: ClusterMachine, site: ClusterSite) -> None:
     if site.cluster is None:
         pytest.skip("a node of the cluster of KUBECONFIG cannot be made to fail")

@@ -51,6 +51,7 @@ def test_a_gang_of_two_meets_and_both_commit(machine: ClusterMachine) -> None:
     machine.nothing_left_in_cluster(job["id"])
 
 
+@pytest.mark.extended
 def test_a_failing_rank_is_retried_from_its_checkpoint(machine: ClusterMachine) -> None:
     script = f"""{SAVE}
     echo "attempt $BT_RETRY_COUNT ($BT_RETRY_REASON) finds $(newest)"
@@ -92,6 +93,7 @@ def _data_of(one: dict[str, Any]) -> Iterator[str]:
     return iter([base64.b64decode(text).decode() for text in one.get("data", {}).values()])
 
 
+@pytest.mark.extended
 def test_a_deleted_pod_is_an_infrastructure_failure(
     machine: ClusterMachine, site: ClusterSite
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_deleted_pod_is_an_infrastructure_failure(
     machine.nothing_left_in_cluster(job_id)
 
 
+@pytest.mark.extended
 def test_a_job_that_is_stopped_before_it_starts(machine: ClusterMachine, site: ClusterSite) -> None:
     config = machine.job_folder("echo never", image="localhost/nobody/has:1")
     job_id = str(machine.push(config)["id"])
@@ -142,6 +145,7 @@ def test_weights_are_there_before_the_commands(machine: ClusterMachine, site: Cl
     machine.nothing_left_in_cluster(job["id"])
 
 
+@pytest.mark.extended
 def test_the_flow_is_killed_and_the_pods_go_on(machine: ClusterMachine) -> None:
     script = f"{SAVE}\nsave 1; i=0; while [ $i -lt 120 ]; do i=$((i+1)); sleep 0.1; done; save 2"
     job_id = str(machine.push(machine.job_folder(script))["id"])

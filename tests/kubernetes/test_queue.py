@@ -32,6 +32,7 @@ def jobs_with_pods(site: ClusterSite) -> set[str]:
     return {pod["metadata"]["labels"][LABEL_JOB] for pod in site.list_objects("pods")}
 
 
+@pytest.mark.extended
 def test_kueue_holds_a_job_for_longer_than_the_patience(
     machine: ClusterMachine, site: ClusterSite
 ) -> None:
@@ -51,6 +52,7 @@ def test_kueue_holds_a_job_for_longer_than_the_patience(
     machine.nothing_left_in_cluster(job_id)
 
 
+@pytest.mark.extended
 def test_the_second_of_two_jobs_for_all_the_cpus_waits_without_a_process(
     machine: ClusterMachine, site: ClusterSite
 ) -> None:

@@ -115,7 +115,10 @@ def test_one_of_two_machines_runs_the_job(race: Race) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("folder", ["epochs", "events", "attempt"])
+@pytest.mark.parametrize(
+    "folder",
+    ["epochs", *(pytest.param(one, marks=pytest.mark.extended) for one in ("events", "attempt"))],
+)
 def test_a_lost_answer_of_a_bucket_makes_no_second_winner(
     s3_race: Race, faulty: FaultyServer, folder: str
 ) -> None:
