@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 import yaml
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
-from prefect.events import Resource, ResourceSpecification
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events import Event, Resource, ResourceSpecification
+from prefect.settings import PREFECT_API_AUTH_STRING
+from prefect.types.entrypoint import EntrypointType
 
+from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
+from prefect_bt.local_server.setup import POOL
 from prefect_bt.prefect_api.automations import TEMPLATE
-from tests.e2e.conftest import Machine, call, serve, until
+from tests.e2e.conftest import Machine, call, serve, served_machine, until
+from tests.in_process import environment_of
 
+__all__ = ["served_machine"]  # a fixture
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 NOTIFYING = ("prefect-bt-user-failure", "prefect-bt-recovered")
 SERVING = "prefect-bt-deploy-checkpoints"
 LOSE_THE_TRAINING = "kill -9 $$"
@@ -33,10 +38,10 @@ SAVE = "mkdir $BT_CHECKPOINT_DIR/checkpoint-1; echo 1 > $BT_CHECKPOINT_DIR/check
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(served_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """With a server that no other test uses: their jobs would fire the automations, too."""
     root = tmp_path_factory.mktemp("automations")
-    with serve(root) as environment:
+    with serve(root, "--no-worker", database=served_machine.new_database) as environment:
         yield Machine(root, environment)
 
 
@@ -65,28 +70,26 @@ def create(machine: Machine, *words: str) -> dict[str, str]:
     return {one["name"]: one["status"] for one in done}
 
 
-def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
+@pytest.fixture(scope="module")
+def created(machine: Machine, notifications: Any) -> None:
+    """Create them: nothing twice, and nothing whose block or deployment is missing."""
     assert create(machine) == dict.fromkeys([*NOTIFYING, SERVING], "missing")
     told = machine.run("automations").stdout
     assert "--notify slack-webhook/team" in told
     assert (
         "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints" in told
     )
-    command = ["--prefect-file", "deployments/prefect.yaml", "--name", "deploy-checkpoints"]
-    subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *command],
-        env={**machine.environment, **machine.api, "PWD": str(ROOT)},
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    with client_of(machine):
+        deployment = RunnerDeployment.from_flow(
+            cast("Any", deploy_checkpoints),
+            name="deploy-checkpoints",
+            work_pool_name=POOL,
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+        cast("Any", deployment).apply(_sync=True)
     missing = dict.fromkeys(NOTIFYING, "missing")
     assert create(machine) == {**missing, SERVING: "created"}
-    api: dict[Any, Any] = {
-        PREFECT_API_URL: machine.api_url,
-        PREFECT_API_AUTH_STRING: machine.api[PREFECT_API_AUTH_STRING.name],
-    }
-    with temporary_settings(api):
+    with client_of(machine):
         data = {"subject": "{{subject}}", "body": "{{body}}"}
         hook: Any = CustomWebhookNotificationBlock(
             name="hook", url=notifications[0], json_data=data
@@ -103,9 +106,48 @@ def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
     assert create(machine) == {**dict.fromkeys(NOTIFYING, "unchanged"), SERVING: "updated"}
 
 
+@contextmanager
+def client_of(machine: Machine) -> Generator[None]:
+    """Let Prefect's client in this process use the machine's server."""
+    with environment_of({**machine.environment, **machine.api}):
+        yield
+
+
+def send_event(machine: Machine, name: str, message: str, **labels: str) -> None:
+    """Send an event of a job with the labels that tests/e2e/test_endings.py finds at real ones."""
+    resource = {f"prefect-bt.{label.replace('_', '-')}": value for label, value in labels.items()}
+    resource["prefect.resource.id"] = f"prefect-bt.job.{labels['job']}"
+    event = Event(
+        event=f"prefect-bt.job.{name}", resource=Resource(resource), payload={"message": message}
+    )
+    auth, url = machine.api[PREFECT_API_AUTH_STRING.name], f"{machine.api_url}/events"
+    answer = httpx.post(
+        url, json=[event.model_dump(mode="json")], auth=tuple(auth.split(":", 1)), timeout=60
+    )
+    answer.raise_for_status()
+
+
+def test_they_are_created_once_and_fire_by_labels(
+    machine: Machine, notifications: Any, created: None
+) -> None:
+    """The event of the infrastructure's failure comes before those that do notify."""
+    common = {"kind": "training", "project": "sent", "attempt": "0"}
+    lost = {**common, "failure_class": "infrastructure", "cause": "killed"}
+    send_event(machine, "failed", "A node was lost.", job="lost", **lost)
+    send_event(machine, "recovered", "", job="flown", **common)
+    failed = {**common, "failure_class": "user", "cause": "command_failed"}
+    send_event(machine, "failed", "Rank 0 failed.", job="flown", **failed)
+    sent = lambda: [one for one in notifications[1] if "of sent" in one["subject"]]  # noqa: E731
+    until(lambda: len(sent()) > 1, seconds=60, what=lambda: f"two notifications: {sent()}")
+    by_subject = {one["subject"]: one["body"] for one in sent()}
+    assert set(by_subject) == {"Job flown of sent was recovered", "Job flown of sent failed"}
+    body = by_subject["Job flown of sent failed"]
+    assert "Rank 0 failed." in body and "Cause: command_failed, attempt 0" in body
+
+
 @pytest.mark.extended
 def test_notifications_by_failure_class(
-    machine: Machine, notifications: Any, tmp_path: Path
+    machine: Machine, notifications: Any, created: None, tmp_path: Path
 ) -> None:
     """The events of the infrastructure's failure come before those that do notify."""
     lost = machine.folder(LOSE_THE_TRAINING)
@@ -116,12 +158,12 @@ def test_notifications_by_failure_class(
     machine.wait(job_id, "RUNNING")
     for flow in machine.processes(job_id, "prefect_bt.supervisor.run_flow"):
         flow.send_signal(signal.SIGKILL)
-    received = notifications[1]
-    until(lambda: received, seconds=60, what="the recovery")
+    received = lambda: [one for one in notifications[1] if "of e2e" in one["subject"]]  # noqa: E731
+    until(received, seconds=60, what="the recovery")
     (tmp_path / "killed").touch()
     machine.wait(job_id, "FAILED")
-    until(lambda: len(received) > 1, seconds=60, what="the failure")
-    recovered, failed = received
+    until(lambda: len(received()) > 1, seconds=60, what="the failure")
+    recovered, failed = received()
     assert recovered["subject"] == f"Job {job_id} of e2e was recovered"
     assert "continues attempt 0" in recovered["body"]
     assert failed["subject"] == f"Job {job_id} of e2e failed"
@@ -131,7 +173,10 @@ def test_notifications_by_failure_class(
 
 
 @pytest.mark.extended
-def test_the_checkpoint_of_a_completed_training_is_deployed(machine: Machine) -> None:
+def test_the_checkpoint_of_a_completed_training_is_deployed(
+    machine: Machine, created: None
+) -> None:
+    machine.process("up")  # starts the worker
     # Flows of their own processes: in this one, events go to the first server that it used.
     assert machine.push_wait(machine.folder("exit 0"))[0] == 0  # without a checkpoint
     code, job = machine.push_wait(machine.folder(SAVE))

@@ -37,6 +37,7 @@ from prefect_bt.local_server.password import CLIENT_VARIABLE, read_auth
 from prefect_bt.settings import Settings
 from tests.in_process import command, environment_of
 from tests.ports import free_port
+from tests.prefect_database import copy_database
 from tests.shared_service import run_folder, shared_service
 
 CONFIG = """
@@ -107,6 +108,11 @@ class Machine:
         )
 
     @property
+    def new_database(self) -> Path:
+        """The database of its server as `up` made it."""
+        return self.root / "new-database" / "prefect.db"
+
+    @property
     def api(self) -> dict[str, str]:
         """Return the variables that the output of `up` exports, for Prefect's own commands."""
         auth = self.environment.get(CLIENT_VARIABLE) or read_auth(self.state_dir)
@@ -161,7 +167,7 @@ class Machine:
         return done.returncode, json.loads(done.stdout)
 
     def train(
-        self, config: Path, *, extra: Mapping[str, str] | None = None, **given: Any
+        self, config: Path | None, *, extra: Mapping[str, str] | None = None, **given: Any
     ) -> dict[str, Any]:
         """Run the flow in this process until the job is over; the job's document.
 
@@ -170,7 +176,7 @@ class Machine:
         from prefect_bt.flows.train import train
 
         with environment_of({**self.environment, **(extra or {})}):
-            state: Any = train(str(config), **given, return_state=True)
+            state: Any = train(config and str(config), **given, return_state=True)
         run_id = str(state.state_details.flow_run_id)
         job_id = self.ledger.runs.find_job(run_id)
         assert job_id, state
@@ -322,11 +328,17 @@ def call_url(auth: str, method: str, url: str, **body: Any) -> Any:
 
 
 @contextmanager
-def serve(root: Path) -> Generator[dict[str, str]]:
-    """The environment of a machine on which `prefect-bt up` has been run, until the block ends."""
+def serve(root: Path, *words: str, database: Path | None = None) -> Generator[dict[str, str]]:
+    """The environment of a machine on which `prefect-bt up` has been run, until the block ends.
+
+    `words` are options of `up`; `database` is that of another new server.
+    """
     root.mkdir(parents=True, exist_ok=True)
+    if database:
+        copy_database(database, root / "prefect")
     machine = Machine(root, machine_environment(root))
-    machine.process("up")
+    machine.process("up", *words)
+    copy_database(root / "prefect" / "prefect.db", root / "new-database")
     try:
         yield machine.environment
     finally:
@@ -362,9 +374,10 @@ def machine(served_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def serverless(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """Without any server: Prefect's temporary one is used."""
+def serverless(served_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """Without any server: Prefect's temporary one is used, with the tables of another."""
     root = tmp_path_factory.mktemp("serverless")
+    copy_database(served_machine.new_database, root / "prefect")
     return Machine(root, machine_environment(root))
 
 

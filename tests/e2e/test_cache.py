@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from prefect_bt.flows.train import atrain
+from tests.in_process import environment_of
 
 from .conftest import Machine
 
@@ -43,11 +47,14 @@ def folder(
     return config
 
 
-def together(machine: Machine, pushed: Path, *words: str, here: Path) -> None:
-    """Two jobs that run at the same time, one of them in this process; both complete."""
-    job = machine.push(pushed, *words)
-    machine.completed(here)
-    machine.wait(job["id"], "COMPLETED")
+def together(machine: Machine, *configs: Path) -> None:
+    """Run jobs at the same time, in threads of this process; all complete."""
+
+    async def run() -> None:
+        await asyncio.gather(*(atrain(str(config)) for config in configs))
+
+    with environment_of(machine.environment):
+        asyncio.run(run())
 
 
 def summary(machine: Machine, project: str) -> dict[str, Any]:
@@ -71,7 +78,7 @@ def test_all_nodes_of_jobs_at_once_write_and_read_it(machine: Machine) -> None:
     """Two jobs of two nodes; nobody goes on before it has seen what the other three renamed."""
     one = folder(machine, f"ME=one\n{MEET}", project="meeting", nodes=2)
     two = folder(machine, f"ME=two\n{MEET}", project="meeting", nodes=2)
-    together(machine, one, here=two)
+    together(machine, one, two)
     files = {file["path"]: file for file in summary(machine, "meeting")["files"]}
     assert set(files) == {"here.one.0", "here.one.1", "here.two.0", "here.two.1", "log"}
     assert files["log"]["size_bytes"] == 4 * len("one.0\n")
@@ -86,12 +93,17 @@ def test_a_team_shares_its_cache_over_projects_and_with_no_other_team(machine: M
     touch $BT_PROJECT_CACHE_DIR/own
     test "$(ls $BT_PROJECT_CACHE_DIR)" = own
     """
-    first = folder(machine, ours, project="red-1")
-    second = folder(machine, ours, project="red-2", team="red / team")
-    together(machine, first, "--team", "red / team", here=second)
+    together(
+        machine,
+        folder(machine, ours, project="red-1", team="red / team"),
+        folder(machine, ours, project="red-2", team="red / team"),
+    )
     theirs = 'test -z "$(ls $BT_TEAM_CACHE_DIR $BT_PROJECT_CACHE_DIR | grep -v :)"\n'
-    machine.completed(folder(machine, theirs, project="blue-1", team="blue " * 60))
-    machine.completed(folder(machine, theirs, project="no-team"))
+    together(
+        machine,
+        folder(machine, theirs, project="blue-1", team="blue " * 60),
+        folder(machine, theirs, project="no-team"),
+    )
 
 
 def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
@@ -103,6 +115,7 @@ def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
     printf 123 > $BT_RW_CACHE_DIR/pip/wheel
     printf 1 > $BT_TEAM_CACHE_DIR/of-the-team
     printf 12 > /root/.cache/huggingface/blob
+    echo gone > $BT_SCRATCH_DIR/file; echo gone > /b10/workspace/file
     """
     settings = {"mount_base_path": "/mnt/cache", "enable_legacy_hf_mount": True}
     job = machine.completed(folder(machine, write, project="kept", team="k", **settings))
@@ -113,6 +126,8 @@ def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
     set -e
     test $(cat $BT_PROJECT_CACHE_DIR/model/weights.bin) = 12345
     test $(cat $BT_RW_CACHE_DIR/pip/wheel /root/.cache/huggingface/blob) = 12312
+    test $(cat $BT_TEAM_CACHE_DIR/of-the-team) = 1
+    test ! -e $BT_SCRATCH_DIR/file && test ! -e /b10/workspace/file
     """
     affinity = {"require_cache_affinity": False}
     machine.completed(folder(machine, read, project="kept", team="k", **affinity, **settings))
@@ -130,11 +145,3 @@ def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
     fresh = machine.completed(folder(machine, "ls $BT_PROJECT_CACHE_DIR\n", project="kept"))
     assert fresh["training_project"]["id"] != job["training_project"]["id"]
     assert summary(machine, "kept")["files"] == []
-
-
-def test_push_says_how_to_look_into_it(machine: Machine) -> None:
-    config = folder(machine, "true\n", project="my cached / project")
-    assert '  Cache:   prefect-bt cache summarize "my cached / project"\n' in (
-        machine.run("push", str(config)).stdout
-    )
-    assert "cache summarize" not in machine.run("push", str(machine.folder("true\n"))).stdout

@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.host.job_lock import is_owned
 
-from .conftest import Machine, call, read_all, until
+from .conftest import Machine, call, until
 from .test_worker import run_is
 
 pytestmark = [pytest.mark.integration]
@@ -72,6 +71,7 @@ def kill(machine: Machine, job_id: str, *words: str) -> None:
             continue
 
 
+@pytest.mark.extended
 def test_uploader_training_and_node_agent(machine: Machine) -> None:
     """One after the other: the first is replaced unnoticed, the others cost an attempt each."""
     job_id = start(machine, LAST="2")
@@ -112,10 +112,26 @@ def check_went_on(machine: Machine, job_id: str) -> None:
     machine.nothing_left(job_id)
 
 
-def test_flow_and_keeper_again_and_again(machine: Machine, tmp_path: Path) -> None:
-    """A supervisor starts its flow again, also when what takes the job up fails at first; a node's
-    guard has a job without a supervisor taken up again, while nobody looks at it."""
+@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_flow_and_keeper(machine: Machine, tmp_path: Path, fails: bool) -> None:
+    """A node's guard has a job without a supervisor taken up again, while no command looks at it.
+
+    A supervisor starts its flow again, also when the flow fails at first; test_events.py has the
+    plain case.
+    """
     job_id = start(machine, GOES_ON, WORD=str(tmp_path))
+    if fails:
+        fail_once(machine, job_id)
+    before = flows(machine, job_id)
+    kill(machine, job_id, "prefect_bt.supervisor.process")
+    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
+    until(lambda: runs(machine, job_id, but=before), seconds=60, what="a keeper and its flow")
+    (tmp_path / "go").touch()
+    check_went_on(machine, job_id)
+
+
+def fail_once(machine: Machine, job_id: str) -> None:
+    """Kill the flow, let the next one fail, and wait until a third one runs the job."""
     record = next((machine.root / "store").glob(f"**/{job_id}/job.json"))
     flow_log = machine.state_dir / "jobs" / job_id / "flow.log"
     aside = record.replace(record.with_name("aside"))
@@ -123,12 +139,6 @@ def test_flow_and_keeper_again_and_again(machine: Machine, tmp_path: Path) -> No
     until(lambda: "NotFoundError" in flow_log.read_text(), seconds=60, what="a flow to fail")
     aside.replace(record)
     until(lambda: runs(machine, job_id), seconds=60, what="a flow that does not fail")
-    before = flows(machine, job_id)
-    kill(machine, job_id, "prefect_bt.supervisor.process")
-    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
-    until(lambda: runs(machine, job_id, but=before), seconds=60, what="a keeper and its flow")
-    (tmp_path / "go").touch()
-    check_went_on(machine, job_id)
 
 
 def flows(machine: Machine, job_id: str) -> set[int]:
@@ -185,51 +195,3 @@ def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
     assert len(machine.view(job_id)["attempts"]) == 1
     run_is(machine, run.flow_run_id, "CANCELLED")
     machine.nothing_left(job_id)
-
-
-def test_a_last_checkpoint_within_the_grace_is_committed(machine: Machine) -> None:
-    script = """
-    save() { mkdir -p $BT_CHECKPOINT_DIR/$1; echo "{}" > $BT_CHECKPOINT_DIR/$1/a.json; sleep $2
-             echo "{}" > $BT_CHECKPOINT_DIR/$1/b.json; }
-    trap 'save checkpoint-2 2; exit 0' TERM
-    save checkpoint-1 0
-    while :; do sleep 0.1; done
-    """
-    job_id = machine.push(machine.folder(script))["id"]
-    until(lambda: machine.view(job_id)["checkpoints"], seconds=60, what="the first checkpoint")
-    machine.run("stop", "--job-id", job_id)
-    machine.wait(job_id, "STOPPED")
-    record = machine.ledger.get_job(job_id)
-    newest = list_checkpoints(machine.ledger.store, record.project_id, job_id)[-1]
-    assert newest.checkpoint_id == "checkpoint-2"
-    assert [file.path for file in newest.files()] == ["checkpoint-2/a.json", "checkpoint-2/b.json"]
-    machine.nothing_left(job_id)
-
-
-def test_a_stop_leaves_nothing(machine: Machine) -> None:
-    """A child of the command that has left its session and ignores SIGTERM goes; others stay."""
-    script = """
-    setsid sh -c 'trap "" TERM; exec sleep 611' >/dev/null 2>&1 </dev/null &
-    exec sleep 600
-    """
-    bystander = psutil.Popen(["sleep", "1200"], start_new_session=True)
-    try:
-        job_id = machine.push(machine.folder(script))["id"]
-
-        def begun() -> bool:
-            pids = machine.job_processes(job_id)
-            told = [read_all(Path(f"/proc/{pid}/cmdline")).split("\0") for pid in pids]
-            return ["sleep", "611", ""] in told
-
-        until(begun, seconds=60, what="the child")
-        machine.run("stop", "--job-id", job_id)
-        machine.wait(job_id, "STOPPED")
-        assert bystander.is_running()
-    finally:
-        bystander.kill()
-        bystander.wait()
-    machine.nothing_left(job_id)
-    second = machine.run("stop", "--job-id", job_id, check=False)
-    assert second.returncode == 1
-    assert "already" in second.stderr
-    assert "Traceback" not in second.stderr

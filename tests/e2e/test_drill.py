@@ -47,6 +47,7 @@ def test_a_job_that_starts_again(machine: Machine) -> None:
     machine.nothing_left(result["job_id"])
 
 
+@pytest.mark.extended
 def test_a_job_that_gives_no_occasion(machine: Machine) -> None:
     done = machine.run("drill", str(machine.folder("exit 0\n")), check=False)
     assert done.returncode == 1

@@ -37,36 +37,9 @@ def labels(found: list[dict[str, Any]], name: str) -> list[dict[str, str]]:
     ]
 
 
-def test_a_failure_tells_its_cause_and_the_newest_checkpoint(machine: Machine) -> None:
-    script = """
-    mkdir -p $BT_CHECKPOINT_DIR/checkpoint-7; echo 1 > $BT_CHECKPOINT_DIR/checkpoint-7/a; exit 3
-    """
-    job = machine.train(machine.folder(script))
-    found = events(machine, job["id"], "job.failed")
-    always = {
-        "job": job["id"],
-        "kind": "training",
-        "project": "e2e",
-        "store": machine.ledger.store.url,
-    }
-    saved = {"checkpoint": "checkpoint-7", "step": "7"}
-    assert labels(found, "job.deploying") == [{**always, "attempt": "0"}]
-    assert labels(found, "checkpoint.committed") == [
-        {**always, **saved, "attempt": "0", "rank": "0"}
-    ]
-    assert labels(found, "job.failed") == [
-        {**always, **saved, "attempt": "0", "failure-class": "user", "cause": "command_failed"}
-    ]
-    run = {
-        "prefect.resource.id": f"prefect.flow-run.{job['flow_run_id']}",
-        "prefect.resource.role": "flow-run",
-    }
-    for event in found:
-        assert any(run.items() <= related.items() for related in event["related"]), event
-
-
-def test_recovered_event_after_a_crash_only(machine: Machine, tmp_path: Path) -> None:
-    """The flow dies: the job is recovered. The training dies: the retry policy goes on."""
+def test_crashed_flow_is_recovered(machine: Machine, tmp_path: Path) -> None:
+    """The flow dies: its task runs crash and the job is recovered, an event of its own. The
+    training dies: the retry policy goes on."""
     script = """
     mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT
     echo 1 > $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT/a
@@ -89,6 +62,19 @@ def test_recovered_event_after_a_crash_only(machine: Machine, tmp_path: Path) ->
     assert [
         one["attempt"] for one in labels(events(machine, job_id, "job.recovered"), "job.recovered")
     ] == ["0"]
+    run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
+
+    def crashed() -> bool:
+        """Return whether all that ran in the dead process runs again in the new one."""
+        filters = {"flow_runs": {"id": {"any_": [run_id]}}}
+        tasks = call(machine, "POST", "task_runs/filter", **filters)
+        wanted = ["attempt 0", "attempt 0 · rank 0", "training"]
+        return all(
+            wanted == sorted(t["name"].partition("-")[0] for t in tasks if t["state_type"] == kind)
+            for kind in ("CRASHED", "RUNNING")
+        )
+
+    until(crashed, seconds=30, what="crashed task runs, and others that run")
     (tmp_path / "killed").touch()
     machine.wait(job_id, "COMPLETED")
     found = events(machine, job_id, "job.completed")

@@ -12,6 +12,7 @@ from .conftest import Machine, until
 pytestmark = [pytest.mark.integration]
 
 
+@pytest.mark.extended  # tests/gc/ has the kinds of orphans
 def test_what_a_dead_job_left_goes_and_a_running_one_stays(machine: Machine) -> None:
     ready = "echo ready; exec sleep 600\n"
     running, dead = (machine.push(machine.folder(ready))["id"] for _ in range(2))

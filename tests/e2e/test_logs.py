@@ -28,23 +28,11 @@ test $BT_RETRY_COUNT = 1 || sleep 60
 """
 
 
-def start(machine: Machine, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        machine.command(*words),
-        env=machine.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_a_gang_that_fails_and_is_tried_again(machine: Machine) -> None:
     job_id = machine.push(machine.folder(GANG, nodes=2), "--retries", "1")["id"]
-    tail = start(machine, "logs", "--job-id", job_id, "--tail")
-    out, err = tail.communicate(timeout=400)
-    assert tail.returncode == 0, err
-    assert f"Training job {job_id} completed successfully." in err
-    shown = [line.partition("]: ")[2] for line in out.splitlines()]
+    done = machine.run("logs", "--job-id", job_id, "--tail")
+    assert f"Training job {job_id} completed successfully." in done.stderr
+    shown = [line.partition("]: ")[2] for line in done.stdout.splitlines()]
     flood = [line for line in shown if line.endswith("of the flood")]
     assert flood == [f"(rank-1) line {n} of the flood" for n in range(1, 30_001)]
     loading = [line for line in shown if line.endswith("attempt 1 is loading")]
@@ -81,27 +69,25 @@ def sealed_as_recorded(machine: Machine, job_id: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
+def test_the_end_of_a_job_whose_processes_died_is_followed(machine: Machine) -> None:
     job_id = machine.push(machine.folder("echo ready; exec sleep 300\n"))["id"]
-    tail = start(machine, "logs", "--job-id", job_id, "--tail")
+    words = ("logs", "--job-id", job_id, "--tail", "--no-platform", "-o", "json")
+    tail = subprocess.Popen(
+        machine.command(*words),
+        env=machine.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert tail.stdout
-    assert any("ready" in line for line in iter(tail.stdout.readline, ""))
-    tail.send_signal(signal.SIGINT)
-    _, err = tail.communicate(timeout=200)
-    assert tail.returncode == 130
-    assert f"Detached. Training job {job_id} continues." in err
-    assert machine.ledger.get_state(job_id).short_name == "running"
-
-    again = start(machine, "logs", "--job-id", job_id, "--tail", "--no-platform", "-o", "json")
-    assert again.stdout
-    assert json.loads(again.stdout.readline())["replica"] == "rank-0"
+    assert json.loads(tail.stdout.readline())["replica"] == "rank-0"
     for pid in machine.job_processes(job_id):
-        if pid != again.pid:
+        if pid != tail.pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     # Whoever sees it first takes it up again, or writes its end down: this ends it either way.
     machine.run("stop", "--job-id", job_id, check=False)
-    _, err = again.communicate(timeout=400)
-    assert again.returncode == 0, err
+    _, err = tail.communicate(timeout=400)
+    assert tail.returncode == 0, err
     assert machine.ledger.get_state(job_id).terminal
     machine.nothing_left(job_id)

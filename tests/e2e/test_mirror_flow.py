@@ -38,8 +38,9 @@ DEFINITION = {
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with serving_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         hub.repos["o/pre"] = Repo(token="hf_pl4nted")
         hub.repos["o/pre"].commit({"config.json": b"the config", "model.safetensors": MODEL})
         yield hub
@@ -70,15 +71,17 @@ def artifact(machine: Machine, key: str, holding: str = "") -> Any:
     return until(shown, seconds=30, what=f"the artifact {key}")
 
 
-def test_a_job_finds_what_was_mirrored_before(machine: Machine, hub: Hub, tmp_path: Path) -> None:
-    process = run(machine, hub, sources=["hf://o/pre"], auth_secret_name="pre_token")
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0, err
-    [row] = json.loads(out.splitlines()[-1])
+def test_a_job_finds_what_was_mirrored_before(
+    machine: Machine, hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    extra = {"PREFECT_BT_SECRET_PRE_TOKEN": "hf_pl4nted"}
+    with environment_of({**machine.environment, **extra}):
+        rows: Any = mirror_weights(sources=["hf://o/pre"], auth_secret_name="pre_token")
+    [row] = rows
     commit = hub.repos["o/pre"].branches["main"]
     assert (row["source"], row["revision"], row["files"]) == ("hf://o/pre", commit, 2)
     assert row["fetched"] == row["bytes"] == len(MODEL) + len(b"the config")
-    assert "hf_pl4nted" not in out + err
+    assert "hf_pl4nted" not in f"{capfd.readouterr()} {row}"
     bar = artifact(machine, f"weights-{row['name'].partition('-')[0]}")
     assert bar["data"] == 100.0
     [shown] = json.loads(artifact(machine, "mirrored-weights", commit[:12])["data"])
@@ -86,9 +89,7 @@ def test_a_job_finds_what_was_mirrored_before(machine: Machine, hub: Hub, tmp_pa
     bodies = hub.bodies()
 
     source = SOURCE.format("hf://o/pre", "/app/models/base", 'auth_secret_name="pre_token"')
-    extra = {"HF_ENDPOINT": hub.url, "PREFECT_BT_SECRET_PRE_TOKEN": "hf_pl4nted"}
-    code, job = machine.push_wait(config(tmp_path, source), **extra)
-    assert code == 0, job["error_message"]
+    job = machine.completed(config(tmp_path, source), extra=extra)
     assert job["weights"][0]["revision"] == commit
     assert hub.bodies() == bodies
 
@@ -99,10 +100,10 @@ def test_one_that_fails_keeps_no_other_from_coming(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("a")
     sources = ["hf://o/none", f"file://{tmp_path}/data"]
-    process = run(machine, hub, sources=sources)
-    _, err = process.communicate(timeout=400)
-    assert process.returncode != 0
-    assert "hf://o/none does not exist" in err
+    with environment_of(machine.environment):
+        state: Any = mirror_weights(sources=sources, return_state=True)
+    assert state.is_failed()
+    assert "hf://o/none does not exist" in state.message
     trees = [tree["source"] for tree in listed(machine)]
     assert f"file://{tmp_path}/data" in trees
     rows = json.loads(artifact(machine, "mirrored-weights", str(tmp_path))["data"])

@@ -141,8 +141,17 @@ def test_every_block_type_has_a_case_with_all_that_a_form_requires() -> None:
         assert list(case.required) == required
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.block.__name__)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=case.block.__name__,
+            marks=[] if case.block is blocks.TrainingCompute else pytest.mark.extended,
+        )
+        for case in CASES
+    ],
+)
 def test_a_block_is_created_and_edited_in_its_forms(
     case: Case, forms: BlockPages, machine: Machine
 ) -> None:
@@ -215,6 +224,7 @@ def job_of(machine: Machine, run_id: str) -> str:
     return until(lambda: machine.ledger.runs.find_job(run_id), seconds=60, what="the job")
 
 
+@pytest.mark.extended
 def test_a_run_from_the_form_completes(runs: RunPages, machine: Machine) -> None:
     run_id = submit(runs, machine, "echo it runs\n")
     runs.wait_for_state("Completed")

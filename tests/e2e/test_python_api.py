@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import textwrap
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from prefect_bt.flows.train import train
+from prefect_bt.blocks import TrainingCompute
+from prefect_bt.flows.train import atrain, train
 from tests.in_process import environment_of
 
 from .conftest import Machine, call, until
@@ -96,98 +99,60 @@ def test_an_interrupt_stops_the_job(machine: Machine, number: signal.Signals) ->
     machine.nothing_left(job_id)
 
 
-def test_cancelling_the_run_in_prefect_stops_the_job(machine: Machine) -> None:
-    job_id = machine.push(machine.folder("echo ready; sleep 600\n"))["id"]
-    until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
-    run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
-    path = f"flow_runs/{run_id}"
-    call(machine, "POST", f"{path}/set_state", state={"type": "CANCELLING"})
-    machine.wait(job_id, "STOPPED")
-
-    def cancelled() -> bool:
-        return call(machine, "GET", path)["state_type"] == "CANCELLED"
-
-    until(cancelled, seconds=20, what="run cancelled")
-    machine.nothing_left(job_id)
-
-
 FAILS_ONCE = "exit $((3 - 3 * BT_RETRY_COUNT))\n"
 
 
-@pytest.mark.parametrize("given", ["with_options(retries=1)", "with_options(name='train')"])
-def test_retries_of_the_flow_are_attempts(machine: Machine, given: str) -> None:
-    """Retries given to the flow, and the default of all flows in Prefect's settings."""
-    config = machine.folder(FAILS_ONCE)
-    machine.environment["PREFECT_FLOWS_DEFAULT_RETRIES"] = "0" if "retries" in given else "1"
-    try:
-        source = f"""
-            from prefect_bt.flows.train import train
-            job = train.{given}({str(config)!r})
-            print(job["current_status"], len(job["attempts"]))
-            """
-        assert output(python(machine, source)) == "TRAINING_JOB_COMPLETED 2"
-    finally:
-        del machine.environment["PREFECT_FLOWS_DEFAULT_RETRIES"]
+def test_retries_of_the_flow_are_attempts(machine: Machine) -> None:
+    """tests/flows/test_job_flow.py has the default of all flows in Prefect's settings."""
+    with environment_of(machine.environment):
+        job: Any = train.with_options(retries=1)(str(machine.folder(FAILS_ONCE)))
+    assert (job["current_status"], len(job["attempts"])) == ("TRAINING_JOB_COMPLETED", 2)
 
 
 def test_in_an_event_loop(machine: Machine) -> None:
     """Save and load blocks at once, and await flows, as in a notebook."""
-    config = machine.folder("echo hi\n")
-    source = f"""
-        import asyncio
-        from prefect_bt import apush
-        from prefect_bt.blocks import TrainingCompute
-        from prefect_bt.flows.train import atrain, train
+    config = str(machine.folder("echo hi\n"))
 
-        async def cells():
-            TrainingCompute(cpu_count=1, memory="64Mi").save("in-a-notebook", overwrite=True)
-            compute = TrainingCompute.load("in-a-notebook")
-            assert compute.build().cpu_count == 1 and await TrainingCompute.load("in-a-notebook")
-            one = await train({str(config)!r}, compute=compute)
-            beats = 0
-            async def beat():
-                nonlocal beats
-                while True:
-                    beats += 1
-                    await asyncio.sleep(0.05)
-            beating = asyncio.create_task(beat())
-            two, three = await asyncio.gather(*(atrain({str(config)!r}) for _ in range(2)))
-            beating.cancel()
-            four = await apush({str(config)!r})
-            assert beats > 5, "the event loop goes on"
-            print(*(job["current_status"] for job in (one, two, three)), four["id"])
+    async def cells() -> list[Any]:
+        TrainingCompute(cpu_count=1, memory="64Mi").save("in-a-notebook", overwrite=True)
+        compute: Any = TrainingCompute.load("in-a-notebook")
+        assert compute.build().cpu_count == 1
+        assert await cast("Any", TrainingCompute.load("in-a-notebook"))
+        one = await cast("Any", train(config, compute=compute))
+        beats = 0
 
-        asyncio.run(cells())
-        """
-    *states, pushed = output(python(machine, source)).split()
-    assert states == ["TRAINING_JOB_COMPLETED"] * 3
-    machine.wait(pushed, "COMPLETED")
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0.05)
+
+        beating = asyncio.create_task(beat())
+        others = await asyncio.gather(*(atrain(config) for _ in range(2)))
+        beating.cancel()
+        assert beats > 5, "the event loop goes on"
+        return [one, *others]
+
+    with environment_of(machine.environment):
+        jobs = asyncio.run(cells())
+    assert [job["current_status"] for job in jobs] == ["TRAINING_JOB_COMPLETED"] * 3
 
 
-def test_a_cancelled_coroutine_stops_its_job(machine: Machine) -> None:
+def test_a_cancelled_coroutine_stops_its_job(machine: Machine, tmp_path: Path) -> None:
     project = "cancelled coroutine"
-    config = machine.folder("echo ready; sleep 600\n", project=project)
-    source = f"""
-        import asyncio
-        from pathlib import Path
-        from prefect_bt.flows.train import atrain
+    script = "touch $WORD/ready; exec sleep 600\n"
+    config = machine.folder(script, project=project, env={"WORD": str(tmp_path)})
 
-        async def cell():
-            training = asyncio.create_task(atrain({str(config)!r}))
-            while not Path({str(config.parent)!r}, "go").exists():
-                await asyncio.sleep(0.1)
-            training.cancel()
-            try:
-                await training
-            except asyncio.CancelledError:
-                print("cancelled")
+    async def cell() -> None:
+        training = asyncio.create_task(atrain(str(config)))
+        while not (tmp_path / "ready").exists() and not training.done():
+            await asyncio.sleep(0.1)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
 
+    with environment_of(machine.environment):
         asyncio.run(cell())
-        """
-    process = python(machine, source)
-    (job_id,) = until(lambda: machine.jobs_of(project), seconds=60, what="the job")
-    until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
-    (config.parent / "go").touch()
-    assert output(process) == "cancelled"
-    assert machine.wait(job_id, "STOPPED")
+    (job_id,) = machine.jobs_of(project)
+    machine.wait(job_id, "STOPPED")
     machine.nothing_left(job_id)

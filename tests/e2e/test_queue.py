@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -25,28 +24,58 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_the_second_of_two_jobs_for_all_the_memory_waits_without_a_process(
-    queue_machine: QueueMachine,
+    queue_machine: QueueMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queue_machine.start("first")
     told = queue_machine.run("push", str(queue_machine.config("second"))).stdout
     (row,) = queue_machine.rows()
     second = str(row["id"])
     assert f"Training job {second} is number 1 of the queue." in told
+    assert "cache summarize" not in told, "it has no cache"
     assert (row["place"], row["priority"]) == (1, 0)
     assert row["waiting_for"].startswith("4 GiB of memory: 0 ")
     assert row["since"]
     assert queue_machine.view(second)["current_status"] == "TRAINING_JOB_PENDING"
-    waiting = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
-    assert waiting["state"]["type"] == "SCHEDULED"
-    assert row["waiting_for"] in waiting["state"]["message"]
+    run_id = check_shown(queue_machine, second, row["waiting_for"], monkeypatch)
     until(lambda: not queue_machine.job_processes(second), seconds=5, what="no process of it")
     queue_machine.wait_for_start("first")
     queue_machine.release("first", "second")
     for job_id in (first, second):
         queue_machine.wait(job_id, "COMPLETED")
     queue_machine.check_intervals("first", "second")
-    assert queue_machine.wait_in_prefect(second, "Completed")["id"] == waiting["id"]
+    assert queue_machine.wait_in_prefect(second, "Completed")["id"] == run_id
     queue_machine.check_idle()
+
+
+def check_shown(
+    machine: QueueMachine, job_id: str, waiting_for: str, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Check that Prefect has one run, which says what the job waits for; return the run's id."""
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_BT_STATE_DIR"):
+        monkeypatch.setenv(name, machine.environment[name])
+    if not machine.ledger.runs.list(job_id):  # a busy server did not answer the push
+        until(lambda: shown(machine, job_id), seconds=60, what="the run of a waiting job")
+    run = machine.wait_in_prefect(job_id, "AwaitingConcurrencySlot")
+    assert run["state"]["type"] == "SCHEDULED"
+    assert waiting_for in run["state"]["message"]
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return call(machine, "POST", path.lstrip("/"), **body)
+
+    # The process of a machine that starts the job meanwhile.
+    record = machine.ledger.get_job(job_id)
+    again = create_job_run(post, record, {"type": "PENDING", "name": "Pending"}, "train")
+    assert (again["id"], again["state"]["name"]) == (run["id"], "AwaitingConcurrencySlot")
+    post(f"/flow_runs/{run['id']}/set_state", {"state": queued_state("an old reason")})
+    assert machine.run_in_prefect(job_id)["state"]["message"] == "Waits for an old reason"
+
+    def refreshed() -> bool:
+        WaitReasons().poll(machine.ledger)
+        message = machine.run_in_prefect(job_id)["state"]["message"]
+        return message == f"Waits for {waiting_for}"
+
+    until(refreshed, seconds=30, what=f"Waits for {waiting_for}")
+    return run["id"]
 
 
 def shown(machine: QueueMachine, job_id: str) -> bool:
@@ -55,39 +84,7 @@ def shown(machine: QueueMachine, job_id: str) -> bool:
     return bool(machine.ledger.runs.list(job_id))
 
 
-def test_prefect_shows_one_run_with_what_the_job_waits_for_now(
-    queue_machine: QueueMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue_machine.start("first")
-    second = queue_machine.start("second")
-    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_BT_STATE_DIR"):
-        monkeypatch.setenv(name, queue_machine.environment[name])
-    record = queue_machine.ledger.get_job(second)
-    if not queue_machine.ledger.runs.list(second):  # a busy server did not answer the push
-        until(lambda: shown(queue_machine, second), seconds=60, what="the run of a waiting job")
-    run = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
-
-    def post(path: str, body: dict[str, Any]) -> Any:
-        return call(queue_machine, "POST", path.lstrip("/"), **body)
-
-    # The process of a machine that starts the job meanwhile.
-    again = create_job_run(post, record, {"type": "PENDING", "name": "Pending"}, "train")
-    assert (again["id"], again["state"]["name"]) == (run["id"], "AwaitingConcurrencySlot")
-    post(f"/flow_runs/{run['id']}/set_state", {"state": queued_state("an old reason")})
-    assert queue_machine.run_in_prefect(second)["state"]["message"] == "Waits for an old reason"
-    reason = f"Waits for {queue_machine.rows()[0]['waiting_for']}"
-
-    def refreshed() -> bool:
-        WaitReasons().poll(queue_machine.ledger)
-        return queue_machine.run_in_prefect(second)["state"]["message"] == reason
-
-    until(refreshed, seconds=30, what=reason)
-    queue_machine.wait_for_start("first")
-    queue_machine.release("first", "second")
-    queue_machine.wait(second, "COMPLETED")
-    assert queue_machine.wait_in_prefect(second, "Completed")["id"] == run["id"]
-
-
+@pytest.mark.extended
 def test_a_higher_priority_starts_first_then_the_older_job(queue_machine: QueueMachine) -> None:
     queue_machine.start("running")
     ids = {
@@ -109,112 +106,92 @@ def test_a_higher_priority_starts_first_then_the_older_job(queue_machine: QueueM
     queue_machine.check_idle()
 
 
-@pytest.mark.parametrize(
-    "at_once", [pytest.param(True, marks=pytest.mark.extended), False], ids=["at-once", "later"]
-)
-def test_a_stop_takes_a_job_out_of_the_queue(queue_machine: QueueMachine, at_once: bool) -> None:
-    """At once: while a process still shows the job in Prefect."""
-    first, third = queue_machine.start("first"), queue_machine.start("third")
-    second = queue_machine.start("second", "--priority", "1")
+@pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.extended), False])
+def test_a_job_that_is_stopped_or_cancelled_in_the_queue_never_starts(
+    queue_machine: QueueMachine, at_once: bool
+) -> None:
+    """At once: stop the job while a process still shows it in Prefect."""
+    first = queue_machine.start("first")
+    stopped = queue_machine.start("stopped", "--priority", "1")
     if not at_once:
-        wait_without_process(queue_machine, second)
-    queue_machine.run("stop", "--job-id", second)
-    queue_machine.wait(second, "STOPPED")
-    until(lambda: queue_machine.queued() == [third], seconds=5, what="only the third in the queue")
-    if not at_once:  # else there may never be a run
-        queue_machine.wait_in_prefect(second, "Cancelled")
-    queue_machine.wait(first, "RUNNING")
-    queue_machine.wait_for_start("first")
-    queue_machine.release("first", "second", "third")
-    for job_id in (first, third):
-        queue_machine.wait(job_id, "COMPLETED")
-    queue_machine.check_intervals("first", "third")
-    assert queue_machine.view(second)["attempts"] == []
-    if queue_machine.ledger.runs.list(second):
-        queue_machine.wait_in_prefect(second, "Cancelled")
-    queue_machine.check_idle()
-
-
-def test_a_run_that_is_cancelled_in_prefect_never_starts(queue_machine: QueueMachine) -> None:
-    first, second, third = (queue_machine.start(name) for name in ("first", "second", "third"))
-    run = queue_machine.wait_in_prefect(second, "AwaitingConcurrencySlot")
+        wait_without_process(queue_machine, stopped)
+    queue_machine.run("stop", "--job-id", stopped)
+    queue_machine.wait(stopped, "STOPPED")
+    cancelled = queue_machine.start("cancelled")
+    until(lambda: queue_machine.queued() == [cancelled], seconds=5, what="one job in the queue")
+    run = queue_machine.wait_in_prefect(cancelled, "AwaitingConcurrencySlot")
     # As the UI's button does.
     call(queue_machine, "POST", f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING"})
     queue_machine.wait_for_start("first")
-    queue_machine.release("first", "second", "third")
-    for job_id in (first, third):
-        queue_machine.wait(job_id, "COMPLETED")
-    assert queue_machine.wait(second, "STOPPED", "COMPLETED") == "TRAINING_JOB_STOPPED"
-    queue_machine.check_intervals("first", "third")
-    queue_machine.wait_in_prefect(second, "Cancelled")
+    queue_machine.release("first", "stopped", "cancelled")
+    queue_machine.wait(first, "COMPLETED")
+    assert queue_machine.wait(cancelled, "STOPPED", "COMPLETED") == "TRAINING_JOB_STOPPED"
+    queue_machine.check_intervals("first")
+    for job_id in (stopped, cancelled):
+        assert queue_machine.view(job_id)["attempts"] == []
+        if queue_machine.ledger.runs.list(job_id):  # a job that is stopped at once can have none
+            queue_machine.wait_in_prefect(job_id, "Cancelled")
+    queue_machine.check_idle()
+
+
+def test_a_flow_waits_in_its_process(queue_machine: QueueMachine) -> None:
+    queue_machine.start("first")
+
+    def release() -> None:
+        """Let the first job end once the flow's job waits."""
+        ledger = queue_machine.ledger
+        named = lambda: [one.id for one in ledger.list_jobs() if one.name == "second"]  # noqa: E731
+        (job_id,) = until(named, seconds=60, what="the job of the flow")
+        queue_machine.wait(job_id, "PENDING")
+        queue_machine.wait_for_start("first")
+        queue_machine.release("first", "second")
+
+    with ThreadPoolExecutor() as pool:
+        releasing = pool.submit(release)
+        queue_machine.completed(queue_machine.config("second"))
+        releasing.result()
+    queue_machine.check_intervals("first", "second")
     queue_machine.check_idle()
 
 
 SCRIPT = "from prefect_bt.flows.train import train; train({!r})"
 
 
-@contextmanager
-def script(machine: QueueMachine, name: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Call the flow in a process; yield the process and the id of the job, which waits."""
-    words = [sys.executable, "-c", SCRIPT.format(str(machine.config(name)))]
-    process = subprocess.Popen(words, env=machine.environment, stdin=subprocess.DEVNULL)
-    try:
-
-        def waits() -> str:
-            return next((one.id for one in machine.ledger.list_jobs() if one.name == name), "")
-
-        job_id = until(waits, seconds=60, what="the job of the script")
-        machine.wait(job_id, "PENDING")
-        until(lambda: job_id in machine.queued(), seconds=20, what="the job in the queue")
-        yield process, job_id
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_flow_in_a_script_waits_in_its_process(queue_machine: QueueMachine) -> None:
+@pytest.mark.extended
+def test_a_script_that_is_interrupted_leaves_the_queue(queue_machine: QueueMachine) -> None:
     queue_machine.start("first")
-    with script(queue_machine, "interrupted") as (process, job_id):
-        process.send_signal(signal.SIGINT)
-        queue_machine.wait(job_id, "STOPPED")
-        assert process.wait(60) != 0
-        assert queue_machine.queued() == []
-    with script(queue_machine, "second") as (process, job_id):
-        assert process.poll() is None
-        queue_machine.wait_for_start("first")
-        queue_machine.release("first", "second")
-        queue_machine.wait(job_id, "COMPLETED")
-        assert process.wait(60) == 0
-    queue_machine.check_intervals("first", "second")
-    queue_machine.check_idle()
+    words = [sys.executable, "-c", SCRIPT.format(str(queue_machine.config("second")))]
+    process = subprocess.Popen(words, env=queue_machine.environment, stdin=subprocess.DEVNULL)
+    (job_id,) = until(queue_machine.queued, seconds=60, what="the job of the script")
+    process.send_signal(signal.SIGINT)
+    queue_machine.wait(job_id, "STOPPED")
+    assert process.wait(600) != 0
+    assert queue_machine.queued() == []
+    queue_machine.release("first")
 
 
 def test_a_worker_ends_the_leases_of_dead_jobs_and_may_die_itself(
     queue_machine: QueueMachine,
 ) -> None:
-    first, second, third = ids = [
-        queue_machine.start(name) for name in ("first", "second", "third")
-    ]
+    first, second = ids = [queue_machine.start(name) for name in ("first", "second")]
     queue_machine.wait_for_start("first")
-    for job_id in (second, third):
-        wait_without_process(queue_machine, job_id)
+    wait_without_process(queue_machine, second)
     with working(queue_machine) as worker:
         queue_machine.kill_all(first)
         until(lambda: len(queue_machine.starts()) == 2, seconds=60, what="another start")
         (lease,) = Leases(queue_machine.ledger.store).read()
-        waiting = [job_id for job_id in ids if job_id != lease.job.id]
-        for job_id in waiting:
-            wait_without_process(queue_machine, job_id)
+        (waiting,) = [job_id for job_id in ids if job_id != lease.job.id]
+        wait_without_process(queue_machine, waiting)
         worker.kill()
     queue_machine.kill_all(lease.job.id)
-    assert sorted(queue_machine.queued()) == sorted(waiting)
+    assert queue_machine.queued() == [waiting]
     with working(queue_machine):
-        queue_machine.release("first", "second", "third")
+        queue_machine.release("first", "second")
         for job_id in ids:
             queue_machine.wait(job_id, "COMPLETED", seconds=60)
         queue_machine.check_idle()
     ends = [one.name for one in queue_machine.times() if one.word == "end"]
-    assert sorted(ends) == ["first", "second", "third"], "each job ended once"
+    assert sorted(ends) == ["first", "second"], "each job ended once"
 
 
 def wait_without_process(machine: QueueMachine, job_id: str) -> None:
@@ -227,6 +204,7 @@ SHORT = HOLDS.replace('until test -e "$SHARED/go-$NAME"; do sleep 0.1; done', "s
 SHORT = SHORT[SHORT.index("say()") :]  # two machines have two GPUs
 
 
+@pytest.mark.extended
 def test_two_machines_share_the_jobs_of_one_queue(make_machine: Make) -> None:
     here, there = make_machine(gpus=1), make_machine(gpus=1, state="there")
     names = [f"job-{number}" for number in range(6)]

@@ -188,23 +188,6 @@ def test_checkpoints_rotated_while_they_are_uploaded(machine: Machine) -> None:
     assert "could not" not in machine.logs(job["id"])
 
 
-def test_ranks_meet_through_the_cache(machine: Machine) -> None:
-    script = """
-    set -eu
-    meet=$BT_PROJECT_CACHE_DIR/$BT_TRAINING_JOB_NAME
-    if [ "$BT_NODE_RANK" = 1 ]; then
-      sleep 1; mkdir -p $meet; echo "uploaded by 1" > $meet/tmp; mv $meet/tmp $meet/marker
-    else
-      for i in $(seq 600); do [ -e $meet/marker ] && break; sleep 0.1; done
-      cat $meet/marker
-    fi
-    """
-    config = machine.folder(script, nodes=2, cache=True, project="marker between ranks")
-    code, job = machine.finish(config)
-    assert code == 0, job["error_message"]
-    assert "(rank-0) uploaded by 1" in machine.logs(job["id"])
-
-
 @pytest.mark.extended
 @pytest.mark.slow
 def test_ranks_that_sleep_for_ever(machine: Machine) -> None:

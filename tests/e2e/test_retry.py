@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,39 +14,12 @@ import psutil
 import pytest
 
 from prefect_bt.blocks import RetryPolicy
+from prefect_bt.object_keys import INDEX_ENDED
 
 from .conftest import Machine, call, until
 from .test_events import events, labels
 
 pytestmark = [pytest.mark.integration]
-
-SCRIPT = """
-echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR)
-mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT
-echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT/a.json
-test $BT_RETRY_COUNT = 2
-"""
-
-
-def test_a_failed_job_is_retried_until_it_completes_and_not_again(machine: Machine) -> None:
-    code, job = machine.finish(machine.folder(SCRIPT))
-    assert code == 1
-    for code, state in ((1, "FAILED"), (0, "COMPLETED")):
-        done = machine.run("retry", "--job-id", job["id"], "--wait", "-o", "json", check=False)
-        assert done.returncode == code and done.stdout, done.stderr
-        assert json.loads(done.stdout)["current_status"] == f"TRAINING_JOB_{state}", done.stderr
-    assert json.loads(done.stdout)["id"] == job["id"]
-    seen = machine.view(job["id"])
-    assert [a["status"] for a in seen["attempts"]] == ["failed", "failed", "completed"]
-    assert len(machine.ledger.runs.list(job["id"])) == 1, "one Prefect run"
-    logs = machine.logs(job["id"])
-    assert "attempt 1 finds checkpoint-0" in logs
-    assert "attempt 2 finds checkpoint-0 checkpoint-1" in logs
-    machine.nothing_left(job["id"])
-    done = machine.run("retry", "--job-id", job["id"], check=False)
-    assert done.returncode == 1
-    assert f"recreate --job-id {job['id']}" in done.stderr
-    assert len(machine.view(job["id"])["attempts"]) == 3
 
 
 TOLD = """
@@ -91,7 +65,7 @@ def test_a_stopped_job_that_is_retried_at_once_goes_on(machine: Machine) -> None
 # Only the first attempt gets anywhere; the last one, asked for by hand, ends well.
 STUCK = """
 echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR) after ${BT_RETRY_REASON:-nothing}
-test $BT_RETRY_COUNT != 3 || exit 0
+if test $BT_RETRY_COUNT = 3; then until test -e $WORD/go; do sleep 0.1; done; exit 0; fi
 mkdir -p $BT_CHECKPOINT_DIR/checkpoint-10
 test $BT_RETRY_COUNT != 0 || echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-10/a.json
 kill -9 $$
@@ -102,10 +76,27 @@ def ask(machine: Machine, path: str, **body: Any) -> Any:
     return call(machine, "POST", path, **body)
 
 
-def test_two_attempts_without_progress_end_the_job_and_a_hand_goes_on(machine: Machine) -> None:
+def stored(machine: Machine, job_id: str) -> list[dict[str, Any]]:
+    """Return the documents in the index of jobs that ended (decision 014)."""
+    store = machine.ledger.store
+    infos = list(store.list(f"{INDEX_ENDED}/{job_id}"))
+    return [json.loads(store.get(info.key))["document"] for info in infos]
+
+
+def check_stored(machine: Machine, job_id: str) -> None:
+    """Wait for the document, which is written after the event; compare it with the records."""
+    [document] = until(lambda: stored(machine, job_id), seconds=10, what="a document")
+    assert document == machine.view(job_id)
+
+
+def test_a_job_without_progress_ends_and_is_retried_by_hand_once(
+    machine: Machine, tmp_path: Path
+) -> None:
     policy = RetryPolicy(user=0, first_delay_seconds=0)
-    code, job = machine.finish(machine.folder(STUCK), retry_policy=policy)
-    assert code == 1
+    config = machine.folder(STUCK, env={"WORD": str(tmp_path)})
+    job = machine.train(config, retry_policy=policy)
+    job_id = job["id"]
+    assert job["current_status"] == "TRAINING_JOB_FAILED"
     why = (
         "attempts 1 and 2 failed in a row without a newer committed checkpoint than checkpoint-10."
     )
@@ -114,13 +105,32 @@ def test_two_attempts_without_progress_end_the_job_and_a_hand_goes_on(machine: M
     assert [(a["failure"], a["cause"]) for a in job["attempts"]] == [
         ("infrastructure", "killed")
     ] * 3
-    done = machine.run("retry", "--job-id", job["id"], "--wait", "-o", "json")
-    assert len(json.loads(done.stdout)["attempts"]) == 4
-    logs = machine.logs(job["id"])
+    check_stored(machine, job_id)
+
+    def release() -> list[Any]:
+        running = lambda: len(machine.ledger.list_attempts(job_id)) == 4  # noqa: E731
+        until(running, seconds=60, what="attempt 3")
+        found = stored(machine, job_id)
+        (tmp_path / "go").touch()
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        releasing = pool.submit(release)
+        done = machine.run("retry", "--job-id", job_id, "--wait", "-o", "json")
+        assert releasing.result() == []
+    retried = json.loads(done.stdout)
+    assert (retried["id"], retried["current_status"]) == (job_id, "TRAINING_JOB_COMPLETED")
+    assert len(retried["attempts"]) == 4
+    assert len(machine.ledger.runs.list(job_id)) == 1, "one Prefect run"
+    logs = machine.logs(job_id)
     for attempt in (1, 2, 3):
         assert f"attempt {attempt} finds checkpoint-10 after killed" in logs
     assert "attempt 0 finds after nothing" in logs
-    machine.nothing_left(job["id"])
+    check_stored(machine, job_id)
+    machine.nothing_left(job_id)
+    done = machine.run("retry", "--job-id", job_id, check=False)
+    assert (done.returncode, f"recreate --job-id {job_id}" in done.stderr) == (1, True)
+    assert len(machine.view(job_id)["attempts"]) == 4
 
 
 def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
@@ -155,6 +165,15 @@ def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
     machine.run("stop", "--job-id", job_id)
     machine.wait(job_id, "STOPPED", seconds=30)
     assert [a["status"] for a in machine.view(job_id)["attempts"]] == ["failed"]
+
+    def cancelled() -> bool:
+        of_run = {"flow_runs": {"id": {"any_": [run_id]}}}
+        tasks = ask(machine, "task_runs/filter", **of_run)
+        states = [one["state_type"] for one in tasks if one["name"].startswith("training")]
+        run = call(machine, "GET", f"flow_runs/{run_id}")
+        return "CANCELLED" in states and run["state_type"] == "CANCELLED"
+
+    until(cancelled, seconds=40, what="the cancelled run and its task")
     machine.nothing_left(job_id)
 
 

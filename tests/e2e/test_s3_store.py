@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from prefect_bt.flows.train import train
 from tests.checkpoints.buckets import Bucket
+from tests.in_process import environment_of
 from tests.s3_server import shared_s3
 
 from .conftest import Machine
@@ -38,10 +41,8 @@ def test_a_retried_job_restores_its_checkpoint_from_the_bucket(
     exit $((1 - BT_RETRY_COUNT))
     """
     config = machine.folder(script)
-    done = machine.run(
-        "push", str(config), "--wait", "--retries", "1", "-o", "json", check=False, **bucket
-    )
-    job = json.loads(done.stdout)
+    with environment_of({**machine.environment, **bucket}):
+        job: Any = train(str(config), retries=1)
     assert job["current_status"] == "TRAINING_JOB_COMPLETED", job["error_message"]
     assert job["store"] == bucket["PREFECT_BT_STORE"]
     logs = machine.run("logs", "--job-id", job["id"], **bucket).stdout

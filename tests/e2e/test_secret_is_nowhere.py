@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect.blocks.system import Secret
 
 from prefect_bt.filesystem.trees import find_files
+from tests.in_process import environment_of
 
 from .conftest import Machine, read_all, until
 
@@ -74,22 +76,9 @@ def test_a_missing_secret_is_refused_before_anything_is_written(machine: Machine
 
 
 def test_a_prefect_secret_block_is_found(machine: Machine) -> None:
-    save = "from prefect.blocks.system import Secret; Secret(value='fr0m-a-block').save('my-token')"
-    run_python(machine, save, **machine.api)
+    with environment_of(machine.environment):
+        Secret.model_validate({"value": "fr0m-a-block"}).save("my-token", overwrite=True)
     config = machine.folder("test $T = fr0m-a-block && echo $T\n", env={"T": {"name": "my_token"}})
     code, job = machine.finish(config)
     assert code == 0, job["error_message"]
     assert "(rank-0) ********" in machine.logs(job["id"])
-
-
-def run_python(machine: Machine, source: str, **extra: str) -> str:
-    import subprocess
-    import sys
-
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env={**machine.environment, **extra},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout

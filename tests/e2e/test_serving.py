@@ -245,10 +245,11 @@ def holds(path: Path, route: Route) -> bool:
     return path.stat().st_size < 1e7 and route.key.encode() in path.read_bytes()
 
 
+@pytest.mark.extended
 def test_the_last_step_of_a_training_is_a_model_that_answers(
     machine: Machine, trained: Path
 ) -> None:
-    """The gate's one model; tests/docker/test_serving.py has what may happen to its server."""
+    """test_deployed_training.py has the same with an engine of its own."""
     config = machine.folder(writes(trained))
     source = f"""
     import json

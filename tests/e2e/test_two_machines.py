@@ -14,15 +14,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.checkpoints.committed.verify_committed import verify
+from prefect_bt.flows.train import train
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from tests.conftest import Soak
+from tests.in_process import environment_of
 
 from .conftest import Done, Machine, read_all, until
 
@@ -71,31 +74,6 @@ def end(shared: Path, attempt: int, code: int) -> None:
     fresh.replace(shared / f"end-{attempt}")
 
 
-def train_again(machine: Machine, job_id: str) -> Done:
-    """Run `train(job_id=X)`, as a script would call it."""
-    code = f"from prefect_bt.flows.train import train; train(job_id={job_id!r})"
-    return machine.python(code)
-
-
-def test_a_second_machine_cannot_run_a_running_job(
-    machine: Machine, other: Machine, shared: Path
-) -> None:
-    job_id = push(machine, shared)
-    refused = train_again(other, job_id)
-    assert refused.returncode != 0
-    assert f"Job {job_id} is run by" in refused.stderr
-    assert "--abandoned" in refused.stderr
-    assert refused.stderr.count("Traceback") <= 1, "the script's own, for it catches nothing"
-    told = other.process("retry", "--job-id", job_id, check=False).stderr
-    assert "Traceback" not in told
-    assert os.uname().nodename in told, told
-    assert machine.ledger.get_state(job_id) is JobState.RUNNING
-    end(shared, 0, 0)
-    machine.wait(job_id, "COMPLETED")
-    assert len(machine.ledger.list_attempts(job_id)) == 1
-    assert not (shared / "two-gangs").exists()
-
-
 @pytest.mark.extended
 def test_of_two_retries_at_once_one_learns_that_it_lost(
     machine: Machine, other: Machine, shared: Path
@@ -129,9 +107,9 @@ def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
     machine: Machine, other: Machine, shared: Path
 ) -> None:
     job_id = push(machine, shared)
-    other.process("stop", "--job-id", job_id, "--abandoned")
+    other.run("stop", "--job-id", job_id, "--abandoned")
     until(lambda: not nodes(machine, job_id), seconds=90, what="the first machine's gang gone")
-    other.process("retry", "--job-id", job_id)
+    other.run("retry", "--job-id", job_id)
     until((shared / "runs-1").exists, seconds=90, what="the retry's gang")
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
@@ -168,8 +146,8 @@ def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
             if killed and f"prefect_bt.{killed}" in " ".join(process.cmdline()):
                 process.kill()
     (shared / "gang").unlink()  # the other machine's gang has a lock of its own
-    other.process("stop", "--job-id", job_id, "--abandoned")
-    other.process("retry", "--job-id", job_id)
+    other.run("stop", "--job-id", job_id, "--abandoned")
+    other.run("retry", "--job-id", job_id)
     until((shared / "runs-1").exists, seconds=90, what="the retry's gang")
     for process in theirs:
         with suppress(psutil.NoSuchProcess):
@@ -178,6 +156,7 @@ def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
     until(lambda: not any(map(is_alive, theirs)), seconds=90, what="nothing of it left")
     assert machine.ledger.get_state(job_id) is JobState.RUNNING
     assert machine.ledger.controls.find_stop_request(job_id) is None
+    check_refused(machine, job_id)
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
     events = machine.ledger.list_events(job_id)
@@ -185,6 +164,19 @@ def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
     assert len(machine.ledger.list_attempts(job_id)) == 2
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
     assert not (shared / "two-gangs").exists()
+
+
+def check_refused(machine: Machine, job_id: str) -> None:
+    """Check that this machine cannot run the job that another one runs, and learns where it is."""
+    with environment_of(machine.environment):
+        refused: Any = train(job_id=job_id, return_state=True)
+    assert refused.is_failed()
+    assert f"Job {job_id} is run by" in refused.message
+    assert "--abandoned" in refused.message
+    told = machine.run("retry", "--job-id", job_id, check=False).stderr
+    assert "Traceback" not in told
+    assert os.uname().nodename in told, told
+    assert machine.ledger.get_state(job_id) is JobState.RUNNING
 
 
 def suspend(machine: Machine, job_id: str) -> list[psutil.Process]:

@@ -54,8 +54,10 @@ cat config.json; echo; ls /app/models
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub that jobs use which run in this process; a pushed one is given HF_ENDPOINT."""
     with serving_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         hub.repos["o/base"] = Repo(token=SECRET, gated=True)
         files = {"config.json": b"the config", "model.safetensors": MODEL, "sub/a.txt": b"a"}
         hub.repos["o/base"].commit({**files, "skip.bin": b"not wanted"})
@@ -83,10 +85,9 @@ def test_read_only_at_its_place_and_fetched_once(
     )
     local = SOURCE.format(f"file://{tmp_path}/data", "/app/models/data", "")
     path = config(pushed, base, local, nodes=2)
-    extra = {"HF_ENDPOINT": hub.url, "PREFECT_BT_SECRET_HF_TOKEN_OF_THE_WEIGHTS": SECRET}
-    code, job = machine.push_wait(path, **extra)
+    extra = {"PREFECT_BT_SECRET_HF_TOKEN_OF_THE_WEIGHTS": SECRET}
+    job = machine.completed(path, extra=extra)
     logs = machine.logs(job["id"])
-    assert code == 0, (job["error_message"], logs)
     for rank in (0, 1):
         said = [
             line.partition(f"(rank-{rank}) ")[2]
@@ -101,8 +102,7 @@ def test_read_only_at_its_place_and_fetched_once(
     fetched = hub.bodies()
     assert hub.settled_sent() == len(MODEL) + len(b"the config") + len(b"a")
 
-    code, again = machine.push_wait(path, **extra)
-    assert code == 0, again["error_message"]
+    again = machine.completed(path, extra=extra)
     assert hub.bodies() == fetched
     machine.nothing_left(again["id"])
     trees = [tree.name for tree in (machine.state_dir / "weights" / "trees").iterdir()]
@@ -126,11 +126,9 @@ def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
         bucket.client.put_object(Bucket=bucket.name, Key=f"base/{name}", Body=data)
     given = 'auth={"auth_method": "custom_secret", "auth_secret_name": "keys"}'
     path = config(pushed, SOURCE.format(f"s3://{bucket.name}/base", "/app/models/base", given))
-    code, job = machine.push_wait(
-        path, AWS_ENDPOINT_URL=address, PREFECT_BT_SECRET_KEYS=json.dumps(KEYS)
-    )
+    extra = {"AWS_ENDPOINT_URL": address, "PREFECT_BT_SECRET_KEYS": json.dumps(KEYS)}
+    job = machine.completed(path, extra=extra)
     logs = machine.logs(job["id"])
-    assert code == 0, (job["error_message"], logs)
     said = [
         line.partition("(rank-0) ")[2]
         for line in logs.splitlines()
@@ -153,8 +151,7 @@ def test_a_mirror_that_fails_launches_nothing(
     machine: Machine, hub: Hub, tmp_path: Path, source: str, words: list[str]
 ) -> None:
     path = config(tmp_path, SOURCE.format(source, "/app/models/base", ""))
-    code, job = machine.push_wait(path, HF_ENDPOINT=hub.url)
-    assert code == 1
+    job = machine.train(path)
     assert job["current_status"] in {"TRAINING_JOB_FAILED", "TRAINING_JOB_DEPLOY_FAILED"}
     for word in words:
         assert word in job["error_message"]
@@ -177,8 +174,7 @@ def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Pat
     hub.repos["o/seen"] = Repo()
     hub.repos["o/seen"].commit({"config.json": b"c", "model.safetensors": MODEL[:70_000]})
     path = config(tmp_path, SOURCE.format("hf://o/seen", "/app/models/base", ""))
-    code, job = machine.push_wait(path, HF_ENDPOINT=hub.url)
-    assert code == 0, job["error_message"]
+    job = machine.completed(path)
     key = plan_weights_sources(["hf://o/seen"])[0].key
 
     def bar() -> Any:
@@ -224,18 +220,17 @@ def test_a_job_keeps_the_revision_that_it_began_with(
     first = repo.commit({"config.json": b"of the first"})
     path = config(tmp_path, SOURCE.format("hf://o/moving@main", "/app/models/base", ""))
     (tmp_path / "run.sh").write_text("cat /app/models/base/config.json; test $BT_RETRY_COUNT = 1")
-    extra = {"HF_ENDPOINT": hub.url}
-    code, job = machine.push_wait(path, **extra)
-    assert code == 1
+    job = machine.train(path)
+    assert job["current_status"] == "TRAINING_JOB_FAILED"
     assert [one["revision"] for one in job["weights"]] == [first]
 
     second = repo.commit({"config.json": b"of the second"})
-    machine.run("retry", "--job-id", job["id"], **extra)
-    machine.wait(job["id"], "COMPLETED")
+    again = machine.train(None, job_id=job["id"])
+    assert again["current_status"] == "TRAINING_JOB_COMPLETED"
     assert machine.logs(job["id"]).count("of the first") == 2
     assert "of the second" not in machine.logs(job["id"])
-    assert [one["revision"] for one in machine.view(job["id"])["weights"]] == [first]
+    assert [one["revision"] for one in again["weights"]] == [first]
 
-    _, fresh = machine.push_wait(path, **extra)
+    fresh = machine.train(path)
     assert [one["revision"] for one in fresh["weights"]] == [second]
     assert "of the second" in machine.logs(fresh["id"])

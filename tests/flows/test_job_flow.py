@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -31,30 +32,36 @@ FLOWS = [train, serve, mirror_weights, deploy_checkpoints, reconcile]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
-def test_a_flow_is_pickled_where_packages_are_taken_by_value(flow) -> None:
+def test_flows_are_pickled_where_packages_are_taken_by_value() -> None:
     """As by process pools and Prefect's infrastructure bundles, for packages that are edited."""
+    script = """
+import pickle, sys
+for data in pickle.loads(sys.stdin.buffer.read()):
+    flow = pickle.loads(data)
+    assert flow.name == "renamed" and type(flow).__name__ == "JobFlow", flow
+    given = {"job_id": "x"} if flow.fn.__name__ == "serve" else {}
+    original = getattr(sys.modules[flow.fn.__module__], flow.fn.__name__)
+    assert original is not flow and original.name != "renamed"
+    flow.validate_parameters(flow.serialize_parameters(given))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        input=pickle.dumps([pickle_by_value(flow) for flow in FLOWS]),
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def pickle_by_value(flow: Any) -> bytes:
     module = sys.modules[flow.fn.__module__]
     cloudpickle.register_pickle_by_value(prefect_bt)
     cloudpickle.register_pickle_by_value(module)
     try:
-        data = cloudpickle.dumps(flow.with_options(name="renamed"))
+        return cloudpickle.dumps(flow.with_options(name="renamed"))
     finally:
         cloudpickle.unregister_pickle_by_value(prefect_bt)
         cloudpickle.unregister_pickle_by_value(module)
-    script = """
-import pickle, sys
-flow = pickle.loads(sys.stdin.buffer.read())
-assert flow.name == "renamed" and type(flow).__name__ == "JobFlow", flow
-given = {"job_id": "x"} if flow.fn.__name__ == "serve" else {}
-original = getattr(sys.modules[flow.fn.__module__], flow.fn.__name__)
-assert original is not flow and original.name != "renamed"
-flow.validate_parameters(flow.serialize_parameters(given))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=False, input=data, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_errors_survive_pickling() -> None:

@@ -32,8 +32,11 @@ from prefect_bt.local_server.discovery import (
     wait_for_server_url,
     write_server,
 )
-from prefect_bt.local_server.password import read_auth
+from prefect_bt.local_server.password import auth_file, read_auth
+from tests.forked import Forked
 from tests.ports import free_port
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -63,13 +66,11 @@ def answer(url: str, auth: str = "") -> Any:
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    port, told = free_port(), []
+def test_a_life(home: Path, monkeypatch: pytest.MonkeyPatch):
+    port, told, state_dir = free_port(), [], home / "state"
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
-    monkeypatch.setattr(server, "_SERVER_TIMEOUT", 900.0)
-    monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
     monkeypatch.setattr(server, "start_process", never_after(port, start_process))
-    first = server.up(port=port, echo=told.append)
+    first = server.up(port=port, worker=False, echo=told.append)
     try:
         assert not first["already_up"]
         url = f"http://127.0.0.1:{port}/api"
@@ -88,17 +89,15 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
         assert train["entrypoint"] == "prefect_bt.flows.train.train"
         answer(f"{first['api_url']}/block_types/slug/prefect-bt-secrets", auth)
 
+        auth_file(state_dir).unlink()
         again = server.up(port=free_port(), echo=told.append)
         assert again["already_up"] and again["server_pid"] == first["server_pid"]
-
-        os.kill(first["worker_pid"], signal.SIGKILL)
-        while get_process(first, "worker").is_alive:
-            time.sleep(0.05)
-        healed = server.up(echo=told.append)
-        assert healed["server_pid"] == first["server_pid"]
-        assert healed["worker_pid"] != first["worker_pid"]
-        assert get_process(healed, "worker").is_alive
-        healed = mended(state_dir, healed)
+        assert get_process(again, "worker").is_alive, "which the first `up` did not start"
+        assert read_auth(state_dir) == auth
+        assert any("was missing or damaged" in line for line in told)
+        if os.geteuid() == 0:
+            check_another_user(home, again)
+        healed = mended(state_dir, again)
 
         refuses_while_a_run_is_going(first["api_url"])
         assert server.down(force=True, echo=told.append)["server_pid"] == healed["server_pid"]
@@ -110,6 +109,34 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
     assert server.down(echo=told.append) == {}
     assert told[-1].startswith("Nothing to stop")
     assert can_take(port)
+    assert read_auth(state_dir) == auth
+
+
+INTRUDER = """
+import encodings.idna, os, sys, urllib.request, urllib.error
+os.setgroups([]); os.setgid({user}); os.setuid({user})
+root, url, *pids = sys.argv[1:]
+for path in [f"{{root}}/state/server-auth", f"{{root}}/prefect/prefect.db",
+             f"{{root}}/prefect/prefect.db-wal", *(f"/proc/{{pid}}/environ" for pid in pids)]:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+        print("read", path)
+    except OSError as error:
+        print(type(error).__name__)
+os.stat(root + "/state")  # so it is the files that are closed
+try:
+    print(urllib.request.urlopen(url + "/block_documents/filter", data=b"{{}}").status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def check_another_user(home: Path, known: dict[str, Any]) -> None:
+    """Check that another user reads nothing and is refused by the server."""
+    pids = [known[f"{role}_pid"] for role in ("server", "worker", "caretaker")]
+    intruder = Forked(INTRUDER.format(user=NOBODY), [home, known["api_url"], *pids])
+    found, error = intruder.communicate(200)
+    assert found.split() == ["PermissionError"] * 6 + ["401"], error
 
 
 def never_after(port: int, start: Any) -> Any:

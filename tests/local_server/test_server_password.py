@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from base64 import b64encode
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -32,13 +28,11 @@ from prefect_bt.local_server.password import (
 )
 from prefect_bt.local_server.setup import DEPLOYMENT
 from tests.e2e.conftest import Machine, call
-from tests.forked import Forked
 from tests.ports import free_port
 from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
 
-NOBODY = 65534
 PREFECT = [Subprotocol("prefect")]
 
 
@@ -207,7 +201,7 @@ def test_commands_find_it_with_and_without_an_address(served_machine: Machine, u
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("url", [True, False])
+@pytest.mark.parametrize("url", [pytest.param(True, marks=pytest.mark.extended), False])
 def test_a_job_in_a_process_of_its_own_reports_to_the_server(
     served_machine: Machine, url: bool
 ) -> None:
@@ -223,7 +217,9 @@ def test_a_job_in_a_process_of_its_own_reports_to_the_server(
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("first", ["import prefect", "import prefect_bt"])
+@pytest.mark.parametrize(
+    "first", ["import prefect", pytest.param("import prefect_bt", marks=pytest.mark.extended)]
+)
 def test_a_program_needs_nothing_but_the_address(served_machine: Machine, first: str) -> None:
     """Save a block and call a flow, as a notebook does."""
     config = served_machine.folder("true\n")
@@ -248,74 +244,10 @@ train({str(config)!r})
     assert call(served_machine, "GET", path)["data"]["user"] == 1
 
 
-# --- other users -----------------------------------------------------------------------------
+# --- a new one --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Create a state folder and a Prefect home that other users can enter, a common default."""
-    root = Path(tempfile.mkdtemp(prefix="entered-"))  # in a folder of pytest nobody else can
-    root.chmod(0o755)
-    for variable, name in (
-        ("PREFECT_BT_STATE_DIR", "state"),
-        ("PREFECT_BT_STORE", "store"),
-        ("PREFECT_HOME", "prefect"),
-    ):
-        (root / name).mkdir(mode=0o755)
-        (root / name).chmod(0o755)
-        monkeypatch.setenv(variable, str(root / name))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
-    monkeypatch.setattr(server, "_SERVER_TIMEOUT", 900.0)
-    monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
-
-
-INTRUDER = """
-import encodings.idna, os, sys, urllib.request, urllib.error
-os.setgroups([]); os.setgid({user}); os.setuid({user})
-root, url, *pids = sys.argv[1:]
-for path in [f"{{root}}/state/server-auth", f"{{root}}/prefect/prefect.db",
-             f"{{root}}/prefect/prefect.db-wal", *(f"/proc/{{pid}}/environ" for pid in pids)]:
-    try:
-        os.close(os.open(path, os.O_RDONLY))
-        print("read", path)
-    except OSError as error:
-        print(type(error).__name__)
-os.stat(root + "/state")  # so it is the files that are closed
-try:
-    print(urllib.request.urlopen(url + "/block_documents/filter", data=b"{{}}").status)
-except urllib.error.HTTPError as error:
-    print(error.code)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_another_user_gets_nowhere_and_a_lost_file_is_restored(home: Path) -> None:
-    state, told = home / "state", []
-    known = server.up(port=free_port(), echo=told.append)
-    try:
-        api_url, auth = known["api_url"], read_auth(state)
-        assert httpx.get(f"{api_url}/admin/version").status_code == 401
-        assert httpx.get(f"{api_url}/admin/version", headers=basic(auth)).status_code == 200
-
-        pids = [known[f"{role}_pid"] for role in ("server", "worker", "caretaker")]
-        intruder = Forked(INTRUDER.format(user=NOBODY), [home, api_url, *pids])
-        found, error = intruder.communicate(200)
-        assert found.split() == ["PermissionError"] * 6 + ["401"], error
-
-        auth_file(state).unlink()
-        again = server.up(echo=told.append)
-        assert again["already_up"] and read_auth(state) == auth
-        assert any("was missing or damaged" in line for line in told)
-    finally:
-        server.down(force=True, echo=told.append)
-    assert read_auth(state) == auth
-
-
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_new_password_as_documented(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
