@@ -129,8 +129,7 @@ def serving_hub() -> Generator[Hub]:
     servers: list[ThreadingHTTPServer] = []
     for name in ("hub", "cdn"):
         handler = type(f"{name}Handler", (_Handler,), {"hub": hub, "role": name})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
+        server = _Server(("127.0.0.1", 0), handler)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
     hub.url, hub.cdn_url = (f"http://127.0.0.1:{s.server_port}" for s in servers)
@@ -141,6 +140,13 @@ def serving_hub() -> Generator[Hub]:
         for server in servers:
             server.shutdown()
             server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing where a client has gone: standard error may be that of a command."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -114,7 +114,7 @@ def sparse_map() -> Iterator[bytes]:
 
 def many_members() -> Iterator[bytes]:
     member = header(b"x", records(("comment", "c" * 40_000))) + header(b"5", name=".")
-    for _ in range(100):
+    for _ in range(60):
         yield member * 40
 
 

@@ -22,10 +22,11 @@ pytest_plugins = ["tests.prefect_server"]
 WATCHED = f"""
 import sys
 from prefect_bt.cli.entry import main
-code = main()
-heavy = [name for name in {HEAVY} if name in sys.modules]
-print("Heavy imports:", heavy, file=sys.stderr)
-sys.exit(code)
+try:
+    sys.exit(main())
+finally:
+    heavy = [name for name in {HEAVY} if name in sys.modules]
+    print("Heavy imports:", heavy, file=sys.stderr)
 """
 """The command; its last line names the packages that it must not import."""
 
