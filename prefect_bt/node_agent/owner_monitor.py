@@ -42,6 +42,7 @@ class RecoveryMonitor:
         module = (sys.executable, "-P", "-m", "prefect_bt.jobs.reconcile")
         self._command = (*module, record.state_dir, record.job_id, store)
         self._starting = threading.Lock()
+        self._has_recovered = False
 
     def start(self) -> None:
         """Start to monitor in a thread, until this process ends."""
@@ -51,9 +52,11 @@ class RecoveryMonitor:
     def recover_before_exit(self) -> None:
         """Start the recovery if the ended node's job has no owner. Returns at once.
 
-        For a process about to end: init then adopts the started process.
+        For a process about to end: init then adopts the started process. A recovery that shuts down
+        this node ends with it, before it has removed the node, and may hold the job's lock a moment
+        longer; so one follows whatever the lock says.
         """
-        if self._limit is not None and self._is_abandoned():
+        if self._limit is not None and (self._has_recovered or self._is_abandoned()):
             with self._starting, suppress(OSError):
                 self._start_recovery()
 
@@ -76,6 +79,7 @@ class RecoveryMonitor:
 
     def _recover(self) -> None:
         """Run until a supervisor is started, which becomes init's child at the end."""
+        self._has_recovered = True
         with suppress(OSError):
             syscalls.set_subreaper(False)
         try:
