@@ -6,8 +6,7 @@ import ast
 import json
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from typing import Any
 
@@ -22,20 +21,14 @@ from tests.architecture.sources import (
     foreign_imports,
     our_imports,
     parse,
-    reachable,
     read_sources,
 )
 from tests.cluster.agent_image import (
     REQUIREMENTS,
     USER,
-    build_agent_image,
     node_distributions,
     required_names,
 )
-from tests.docker.conftest import WORKER, engine, own_daemon
-from tests.docker.removal import remove_image
-
-__all__ = ["engine", "own_daemon"]  # fixtures
 
 NODE_CODE = (
     "node_agent",
@@ -51,10 +44,6 @@ NODE_CODE = (
 NOT_IN_THE_IMAGE = ("prefect", "docker", "kubernetes", "cyclopts", "rich", "prompt_toolkit")
 NOT_IN_THE_IMAGE += ("uvicorn", "aiohttp", "pathspec", "questionary", "fastapi", "pytest")
 DOCKERFILE = ROOT / "deployments/images/agent.Dockerfile"
-IMAGE = f"prefect-bt-test/agent:{WORKER}"
-
-Run = Callable[[str], str]
-"""Runs Python code in the image; its output."""
 
 
 # --- the import walk ----------------------------------------------------------------------------
@@ -76,25 +65,27 @@ def parents(module: str) -> set[str]:
     return {".".join(parts[:length]) for length in range(len(parts))}
 
 
-def import_graph(sources: Sources) -> dict[str, set[str]]:
-    """Return what each module imports of ours, sooner or later, and the packages around it.
+def needed_modules(sources: Sources) -> set[str]:
+    """Return the modules that the node's code imports of ours, sooner or later.
 
-    The package itself is a leaf: its __getattr__ loads what a user asks for, never a node.
+    The package itself is not among them: its __getattr__ loads what a user asks for, never a node.
     """
-    graph: dict[str, set[str]] = {}
-    for module in sources:
+    found, todo = set[str](), node_modules(sources)
+    while todo:
+        module = todo.pop()
+        found.add(module)
         named = {name.removeprefix(f"{PACKAGE}.") for name in named_modules(module, sources)}
         edges = our_imports(module, sources) | named | parents(module)
-        graph[module] = (edges & set(sources)) if module else set()
-    return graph
+        todo |= (edges & set(sources)) - found - {""}
+    return found
 
 
 def imported_distributions(sources: Sources) -> set[str]:
     """Return the distributions that the node's code imports by name, lazily or not."""
     found: set[str] = set()
-    for module in reachable(import_graph(sources), node_modules(sources)):
-        found |= foreign_imports(module, sources) if module else set()
-        found |= {name.partition(".")[0] for name in named_modules(module, sources) if module}
+    for module in needed_modules(sources):
+        found |= foreign_imports(module, sources)
+        found |= {name.partition(".")[0] for name in named_modules(module, sources)}
     owners = packages_distributions()
     foreign = found - {PACKAGE} - set(sys.stdlib_module_names)
     return {canonicalize_name(owners[name][0]) for name in foreign}
@@ -160,82 +151,66 @@ def test_the_dockerfile_copies_what_is_there_and_sent() -> None:
 # --- the image ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def run(engine: docker.APIClient) -> Iterator[Run]:
-    image = build_agent_image(engine, IMAGE)
-    yield lambda code: run_in(engine, image, code)
-    remove_image(engine, image)
+STORES = ("s3://b/p", "gs://b/p", "r2://account.b/p", "/tmp/store")
+FACTS = """
+import importlib, json, os, pathlib, pwd, ssl
+from importlib.util import find_spec
 
+given = json.loads({given!r})
+for name in given["imported"]:
+    importlib.import_module(name)
+os.environ |= {{"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}}
+os.environ |= {{"GOOGLE_SKIP_SIGNATURE": "true"}}
+from prefect_bt.object_store import open_store
 
-def run_in(engine: docker.APIClient, image: str, code: str) -> str:
-    """Return the output of the code, as a pod runs the agent: nothing but /tmp can be written."""
-    limits = engine.create_host_config(read_only=True, tmpfs={"/tmp": ""}, network_mode="none")
-    command = ["-X", "dev", "-c", textwrap.dedent(code)]
-    made: Any = engine.create_container(image, command, entrypoint=["python"], host_config=limits)
-    try:
-        engine.start(made["Id"])
-        status = engine.wait(made["Id"], timeout=60)["StatusCode"]
-        output = engine.logs(made["Id"]).decode()
-    finally:
-        engine.remove_container(made["Id"], force=True)
-    assert status == 0, output
-    return output
+pathlib.Path.home().joinpath("file").write_text("")
+try:
+    pathlib.Path(os.__file__).with_name("file").write_text("")
+    refused = ""
+except OSError as error:
+    refused = type(error).__name__
+print(json.dumps({{
+    "found": [name for name in given["absent"] if find_spec(name)],
+    "stores": [type(open_store(url)).__name__ for url in given["stores"]],
+    "authorities": ssl.create_default_context().cert_store_stats()["x509_ca"],
+    "user": [os.getuid(), os.getgid(), pwd.getpwuid(os.getuid()).pw_name, os.getcwd()],
+    "refused": refused,
+}}))
+"""
 
 
 @pytest.mark.integration
 @pytest.mark.slow
-class TestImage:
-    """Runs in one image, as USER, with a root file system that cannot be written."""
+def test_an_image_has_what_a_node_needs_and_nothing_else(
+    engine: docker.APIClient, agent_image: str
+) -> None:
+    """Run as USER, with a root file system that cannot be written."""
+    sources = read_sources()
+    own = sorted(f"{PACKAGE}.{m}" for m in node_modules(sources) if "__main__" not in m)
+    assert {f"{PACKAGE}.node_agent.guard", f"{PACKAGE}.weights.sources.hub"} <= {*own}
+    reached = needed_modules(sources)
+    named = {name for module in reached for name in named_modules(module, sources)}
+    assert {"boto3.session", "obstore.auth.boto3"} <= named
+    given = {"imported": [*own, *named], "absent": NOT_IN_THE_IMAGE, "stores": STORES}
+    found = json.loads(run_in(engine, agent_image, FACTS.format(given=json.dumps(given))))
+    assert found["found"] == []
+    assert found["stores"] == [*["BucketStore"] * 3, "DiskStore"]
+    assert found["authorities"] > 50
+    assert found["user"] == [USER, USER, "agent", "/tmp"]
+    assert found["refused"] == "OSError"
 
-    def test_all_modules_of_a_node_are_imported(self, run: Run) -> None:
-        sources = read_sources()
-        names = sorted(f"{PACKAGE}.{m}" for m in node_modules(sources) if "__main__" not in m)
-        assert {f"{PACKAGE}.node_agent.guard", f"{PACKAGE}.weights.sources.hub"} <= {*names}
-        run(f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)")
 
-    def test_what_a_node_must_not_have_is_not_there(self, run: Run) -> None:
-        code = "from importlib.util import find_spec\n"
-        code += f"print([name for name in {NOT_IN_THE_IMAGE!r} if find_spec(name)])"
-        assert run(code).strip() == "[]"
-        code = "try:\n    import prefect\nexcept ModuleNotFoundError as error:\n    print(error)"
-        assert run(code).strip() == "No module named 'prefect'"
-
-    def test_what_is_imported_by_name_is_there(self, run: Run) -> None:
-        sources = read_sources()
-        modules = reachable(import_graph(sources), node_modules(sources))
-        names = {name for m in modules if m for name in named_modules(m, sources)}
-        assert {"boto3.session", "obstore.auth.boto3"} <= names
-        run(f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)")
-
-    @pytest.mark.parametrize("url", ["s3://b/p", "gs://b/p", "r2://account.b/p", "/tmp/store"])
-    def test_a_store_opens(self, run: Run, url: str) -> None:
-        code = f"""
-            import os
-            os.environ |= {{"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}}
-            os.environ |= {{"GOOGLE_SKIP_SIGNATURE": "true"}}
-            from prefect_bt.object_store import open_store
-            print(type(open_store({url!r})).__name__)
-        """
-        assert run(code).split()[-1] == ("DiskStore" if url[0] == "/" else "BucketStore")
-
-    def test_servers_certificates_can_be_checked(self, run: Run) -> None:
-        code = "import ssl; print(ssl.create_default_context().cert_store_stats()['x509_ca'])"
-        assert int(run(code)) > 50
-
-    def test_it_runs_as_a_user_of_the_image_who_writes_tmp_alone(self, run: Run) -> None:
-        code = """
-            import os, pathlib, pwd
-            pathlib.Path.home().joinpath("file").write_text("")
-            print(os.getuid(), os.getgid(), pwd.getpwuid(os.getuid()).pw_name, os.getcwd())
-            try:
-                pathlib.Path(os.__file__).with_name("file").write_text("")
-            except OSError as error:
-                print(type(error).__name__)
-        """
-        assert run(code).split() == [str(USER), str(USER), "agent", "/tmp", "OSError"]
-
-    def test_a_second_build_changes_nothing(self, run: Run, engine: docker.APIClient) -> None:
-        tags = [IMAGE, f"{IMAGE}-again"]
-        ids = {engine.inspect_image(build_agent_image(engine, tag))["Id"] for tag in tags}
-        remove_image(engine, tags[1])
-        assert ids == {engine.inspect_image(IMAGE)["Id"]}
+def run_in(engine: docker.APIClient, image: str, code: str) -> str:
+    """Return the last line that the code prints, in a pod's circumstances: only /tmp is written."""
+    limits = engine.create_host_config(read_only=True, tmpfs={"/tmp": ""}, network_mode="none")
+    command = ["-X", "dev", "-c", code]
+    made: Any = engine.create_container(image, command, entrypoint=["python"], host_config=limits)
+    try:
+        engine.start(made["Id"])
+        status = engine.wait(made["Id"], timeout=600)["StatusCode"]
+        everything = engine.logs(made["Id"]).decode()
+        printed = engine.logs(made["Id"], stderr=False).decode()
+    finally:
+        engine.remove_container(made["Id"], force=True)
+    assert status == 0, everything
+    return printed.splitlines()[-1]

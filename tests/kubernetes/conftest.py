@@ -23,14 +23,13 @@ import yaml
 
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.substrates.kubernetes.client import ClusterClient
-from tests.cluster.agent_image import build_agent_image
-from tests.docker.conftest import BASE, WORKER, base_image, engine, own_daemon
-from tests.docker.removal import remove_image
+from tests.cluster.conftest import agent_image
+from tests.docker.conftest import BASE, base_image, engine, own_daemon
 from tests.e2e.conftest import Machine, end_processes, machine_environment, served_machine
 
 from .cluster_site import RBAC, WORD, ClusterMachine, ClusterSite
 
-__all__ = ["base_image", "engine", "own_daemon", "served_machine"]
+__all__ = ["agent_image", "base_image", "engine", "own_daemon", "served_machine"]
 
 VARIABLES = ("BT_TEST_AGENT_IMAGE", "BT_TEST_IMAGE", "BT_TEST_STORE")
 ROOM = {"cpu": "64", "memory": "64Gi"}
@@ -56,7 +55,7 @@ def _own_site(request: pytest.FixtureRequest, folder: Path) -> Iterator[ClusterS
     image: str = request.getfixturevalue("base_image")
     from tests.cluster.cluster import Cluster
 
-    agent = build_agent_image(engine, f"prefect-bt-test/agent:{WORKER}")
+    agent: str = request.getfixturevalue("agent_image")
     nodes = {name: {"allocatable": ROOM} for name in ("node-1", "node-2")}
     cluster = Cluster(engine, image, folder, nodes=nodes)
     cluster.start()
@@ -76,7 +75,6 @@ def _own_site(request: pytest.FixtureRequest, folder: Path) -> Iterator[ClusterS
     finally:
         bucket.stop()
         cluster.close()
-        remove_image(engine, agent)
 
 
 def _bucket(address: str) -> dict[str, str]:

@@ -29,20 +29,6 @@ def quota(site: ClusterSite) -> Iterator[str]:
     site.delete(f"resourcequotas/{name}")
 
 
-def test_a_gang_outlasts_a_restart_of_the_api_and_is_evicted(
-    machine: ClusterMachine, site: ClusterSite
-) -> None:
-    job_id = str(machine.push(machine.job_folder(SCRIPT, nodes=2))["id"])
-    until(lambda: machine.checkpoints(job_id), seconds=30, what="a checkpoint")
-    if site.cluster is not None:  # the API server of KUBECONFIG is not ours to restart
-        site.cluster.restart_api(3)
-    machine.wait(job_id, "RUNNING")
-    assert len(machine.view(job_id)["attempts"]) == 1
-    with site.drained(site.node_of(site.find_pod(job_id, 0, 1))):
-        site.find_pod(job_id, 1, 0)
-    assert_completed_by_second_attempt(machine, job_id, "evicted")
-
-
 @pytest.mark.extended
 def test_a_job_beyond_the_quota_is_not_deployed(
     machine: ClusterMachine, site: ClusterSite, quota: str
