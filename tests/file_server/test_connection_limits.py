@@ -187,7 +187,9 @@ def test_a_head_that_comes_byte_by_byte_is_cut(start: Start, before: bytes) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", ["a file", "many answers"])
+@pytest.mark.parametrize(
+    "asked", ["a file", pytest.param("many answers", marks=pytest.mark.extended)]
+)
 def test_a_client_that_takes_nothing_is_ended(start: Start, asked: str) -> None:
     served = start("--stall", "0.5")
     before = served.sockets()
