@@ -121,10 +121,12 @@ def mark_of(handle: HostHandle) -> str:
 
 
 def wait_until(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + PATIENCE
+    """Wait for the condition; look less often the longer it takes, because a look has a price."""
+    began, pause = time.monotonic(), 0.01
     while not condition():
-        assert time.monotonic() < deadline, what or "waited too long"
-        time.sleep(0.01)
+        assert time.monotonic() < began + PATIENCE, what or "waited too long"
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.1)
 
 
 def wait_over(handle: HostHandle) -> NodeStatus:

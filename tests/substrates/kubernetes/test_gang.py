@@ -8,61 +8,22 @@ from typing import Any
 import pytest
 
 from prefect_bt.ledger.node_objects import (
-    GangObjects,
-    GangRecord,
     NodeRequest,
     RankObjects,
 )
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
-from prefect_bt.object_store import open_store
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.gang_status import (
     CAUSE_TIMEOUT,
     WAITING_INTERVAL,
-    KubernetesGang,
 )
-from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from tests.cluster.recordings import recorded
-from tests.node_agent.rig import wait_until
 
-from .api_stub import ApiStub, answer, stream
-from .recordings import pod_object
-
-RECORD = GangRecord("gang", "rec", "ctx", "https://api", 1, 17.0)
-AGENT_RUNS = {
-    "phase": "Running",
-    "containerStatuses": [{"name": "agent", "image": "x", "state": {"running": {}}}],
-}
+from .api_stub import ApiStub, answer
+from .gang_site import AGENT_RUNS, GangSite
 
 
-class Site:
-    """A gang of one pod, whose state the test sets before it is looked at."""
-
-    def __init__(self, api: ApiStub, client: ClusterClient, pod: dict[str, Any]) -> None:
-        self.objects = GangObjects(open_store("memory://"), "nodes/0000", clock=lambda: 1e9)
-        self.now = 1000.0
-        listed = {"metadata": {"resourceVersion": "1"}, "items": [pod_object(pod)]}
-        api.on("GET pods", answer(200, listed))
-        api.on("WATCH pods", stream(api.open_stream()))
-        api.on("DELETE pods", answer(200, {}))
-        api.on("DELETE gang", answer(200, {}))
-        api.on("DELETE prefect-bt-abc1234-0-0-x7k2p", answer(200, {}))
-        self.gang = self.open(client)
-
-    def open(self, client: ClusterClient, *, queue: str = "") -> KubernetesGang:
-        job = JobObjects(client, "rec", "gang")
-        gang = KubernetesGang(job, self.objects, RECORD, patience=60.0, queue=queue)
-        gang.clock = lambda: self.now
-        gang.watch.start()
-        wait_until(lambda: gang.watch.is_listed)
-        return gang
-
-    def say(self, status: NodeStatus, number: int = 0) -> None:
-        self.objects.rank(0).write_status(status, number)
-        self.objects.read_latest_status(0)
-
-
-def hold(site: Site, api: ApiStub, client: ClusterClient) -> None:
+def hold(site: GangSite, api: ApiStub, client: ClusterClient) -> None:
     """Let the gang's Job be one that Kueue holds: it is suspended, and has no pods."""
     site.gang.watch.close()
     api.on("GET pods", answer(200, {"metadata": {"resourceVersion": "1"}, "items": []}))
@@ -72,18 +33,18 @@ def hold(site: Site, api: ApiStub, client: ClusterClient) -> None:
 
 
 @pytest.fixture
-def closing() -> Iterator[list[Site]]:
-    sites: list[Site] = []
+def closing() -> Iterator[list[GangSite]]:
+    sites: list[GangSite] = []
     yield sites
     for site in sites:
         site.gang.watch.close()
 
 
 def test_an_agent_that_never_reports_fails_after_the_patience(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
     """A store that pods do not reach: nothing of the pod itself is wrong."""
-    site = Site(api, client, AGENT_RUNS)
+    site = GangSite(api, client, AGENT_RUNS)
     closing.append(site)
     assert site.gang.observe(0) == NodeStatus(0)
     site.now += WAITING_INTERVAL
@@ -95,9 +56,9 @@ def test_an_agent_that_never_reports_fails_after_the_patience(
 
 
 def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
-    site = Site(api, client, AGENT_RUNS)
+    site = GangSite(api, client, AGENT_RUNS)
     closing.append(site)
     site.say(NodeStatus(0, NodePhase.STAGING))
     site.gang.observe(0)
@@ -107,10 +68,10 @@ def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(
 
 @pytest.mark.parametrize("warning", ["", "FailedScheduling", "FailedMount"])
 def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
-    api: ApiStub, client: ClusterClient, closing: list[Site], warning: str
+    api: ApiStub, client: ClusterClient, closing: list[GangSite], warning: str
 ) -> None:
     """A volume that cannot be mounted shows in a warning alone."""
-    site = Site(api, client, {"phase": "Pending"})
+    site = GangSite(api, client, {"phase": "Pending"})
     closing.append(site)
     said = {"type": "Warning", "reason": warning, "message": 'secret "x" not found', "count": 3}
     events = [{**said, "lastTimestamp": "2026-01-01T00:00:02Z"}] if warning else []
@@ -128,12 +89,12 @@ def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
 def test_a_job_that_kueue_holds_outlives_the_patience(
     api: ApiStub,
     client: ClusterClient,
-    closing: list[Site],
+    closing: list[GangSite],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The patience begins when Kueue starts the Job; a stop ends the wait at once."""
     monkeypatch.setattr("prefect_bt.substrates.kubernetes.gang_watch.REASON_INTERVAL", 0.0)
-    site = Site(api, client, AGENT_RUNS)
+    site = GangSite(api, client, AGENT_RUNS)
     closing.append(site)
     hold(site, api, client)
     for _ in range(3):
@@ -152,9 +113,9 @@ def test_a_job_that_kueue_holds_outlives_the_patience(
 
 
 def test_a_stop_ends_the_wait_in_the_queue_of_kueue(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
-    site = Site(api, client, AGENT_RUNS)
+    site = GangSite(api, client, AGENT_RUNS)
     closing.append(site)
     hold(site, api, client)
     site.gang.stop(0, NodeRequest("stopped"))
@@ -162,9 +123,9 @@ def test_a_stop_ends_the_wait_in_the_queue_of_kueue(
 
 
 def test_a_pod_deleted_without_a_watch(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
-    site = Site(api, client, AGENT_RUNS)
+    site = GangSite(api, client, AGENT_RUNS)
     closing.append(site)
     api.on("GET pods", answer(200, {"metadata": {"resourceVersion": "2"}, "items": []}))
     site.say(NodeStatus(0, NodePhase.RUNNING, started_at=1.0))
@@ -175,9 +136,9 @@ def test_a_pod_deleted_without_a_watch(
 
 
 def test_the_cause_of_an_ended_container_is_awaited(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
-    site = Site(api, client, AGENT_RUNS)
+    site = GangSite(api, client, AGENT_RUNS)
     closing.append(site)
     gone = NodeStatus(
         0, NodePhase.DONE, exit_code=137, reason=StopReason.CONTAINER_GONE, ended_at=site.now
@@ -192,10 +153,10 @@ def test_the_cause_of_an_ended_container_is_awaited(
 
 
 def test_a_verdict_is_the_same_for_every_process(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
     """Also when the pod is gone by then, and whatever the agent writes later."""
-    site = Site(api, client, recorded("pods")["statuses"]["gpu"])
+    site = GangSite(api, client, recorded("pods")["statuses"]["gpu"])
     closing.append(site)
     site.gang.observe(0)
     site.now += 61.0
@@ -207,9 +168,9 @@ def test_a_verdict_is_the_same_for_every_process(
 
 
 def test_a_stop_of_a_pod_that_never_began_deletes_it(
-    api: ApiStub, client: ClusterClient, closing: list[Site]
+    api: ApiStub, client: ClusterClient, closing: list[GangSite]
 ) -> None:
-    site = Site(api, client, {"phase": "Pending"})
+    site = GangSite(api, client, {"phase": "Pending"})
     closing.append(site)
     site.gang.stop(0, NodeRequest(StopReason.STOPPED))
     status = site.gang.observe(0)
@@ -218,10 +179,10 @@ def test_a_stop_of_a_pod_that_never_began_deletes_it(
 
 
 def test_a_gang_that_gives_up_is_not_read_as_stopped_on_request(
-    api: ApiStub, client: ClusterClient, closing: list[Site], monkeypatch: pytest.MonkeyPatch
+    api: ApiStub, client: ClusterClient, closing: list[GangSite], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank is observed by two threads: one looks while the other gives up."""
-    site = Site(api, client, recorded("pods")["statuses"]["gpu"])
+    site = GangSite(api, client, recorded("pods")["statuses"]["gpu"])
     closing.append(site)
     site.gang.observe(0)
     site.now += 61.0
