@@ -72,6 +72,7 @@ def asked(address: str) -> httpx.Response | None:
     return None if nobody else answer
 
 
+@pytest.mark.extended
 def test_a_deployment_in_containers(site: Site, registry: Registry, image: str) -> None:
     machine = site.machine
     shop = Shop(machine.root / "shop", machine.ledger)

@@ -12,7 +12,7 @@ pytestmark = [
     needs("torch", "accelerate"),
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.soak,  # tests/examples/ runs torchrun over two nodes in the gate
+    pytest.mark.soak,  # tests/examples/ runs torchrun over two nodes in make test-all
 ]
 
 # Two processes of a node share one pipe: `print` would write the line and its end apart.
