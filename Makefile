@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast test-all test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
+.PHONY: help setup demo-deps demo engines browser test test-deps test-fast test-all test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ setup: $(SETUP) ## create .venv with the package (editable) and the development 
 
 $(SETUP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "prefect-bt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || true). Run: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	  echo "prefect-bt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || true). Run: make $(or $(GOALS),$(MAKECMDGOALS)) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "setup: creating $(VENV) with $$($(PYTHON) --version) and installing prefect-bt[dev] (about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable '.[dev]'
@@ -113,9 +113,13 @@ browser: ## install Chromium, which tests of web pages use, where that is possib
 	  echo "browser: not as root, or no apt-get; tests of web pages are skipped without chromium"; \
 	fi
 
+# pip, npm and apt-get at once.
+test-deps: ## install everything that the tests use
+	@$(MAKE) --no-print-directory -j4 GOALS="$(MAKECMDGOALS)" $(DEMO_DEPS) $(EMULATORS) engines browser
+
 # Pyright runs before the tests, on all cores: beside them it would take the processor time that they
 # wait for. Of the package alone: `make lint` and `make test-all` check the tests and docs/ too.
-test: $(DEMO_DEPS) $(EMULATORS) engines browser ruff ## the gate: lint, types, tests of every kind, one real training (12 minutes)
+test: test-deps ruff ## the gate: lint, types, tests of every kind, one real training (12 minutes)
 	@echo "test: pyright of the package, then the tests, $(JOBS) at once"
 	@$(BIN)/pyright --threads $(CORES) prefect_bt prefect_bt/flows prefect_bt/blocks
 	@PATH="$(TEST_PATH)" $(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
@@ -124,7 +128,7 @@ test-fast: $(SETUP) ## the tests that need nothing outside the process and littl
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not extended and not soak' $(PYTEST_ARGS)
 
-test-all: $(DEMO_DEPS) $(EMULATORS) engines browser lint test-pythons ## everything but soak: also what repeats a kind elsewhere, and the newest Python (an hour)
+test-all: test-deps lint test-pythons ## everything but soak: also what repeats a kind elsewhere, and the newest Python (an hour)
 	@echo "test-all: all tests, $(JOBS) at once"
 	@PATH="$(TEST_PATH)" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not soak' $(PYTEST_ARGS)
 
@@ -140,12 +144,12 @@ test-pythons: ## import, packaging and test-fast with the oldest and the newest 
 test-packaging: $(SETUP)
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest tests/test_packaging.py
 
-test-oldest-prefect: $(EMULATORS) engines ## the integration tests of the gate with the oldest Prefect that is supported
+test-oldest-prefect: test-deps ## the integration tests of the gate with the oldest Prefect that is supported
 	@$(MAKE) --no-print-directory setup VENV=.venv/prefect-3.8 CONSTRAINTS=constraints-prefect-3.8.txt
 	@PATH="$(BIN)/../prefect-3.8/bin:$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
 	  pytest -n $(JOBS) --dist worksteal -m 'integration and not extended and not soak' $(PYTEST_ARGS)
 
-soak: $(DEMO_DEPS) $(EMULATORS) engines test-oldest-prefect ## sweeps that make test-all leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
+soak: test-deps test-oldest-prefect ## sweeps that make test-all leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
 	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"
 	@PATH="$(TEST_PATH)" SOAK_SEED=$(SEED) SOAK_LENGTH=$(LENGTH) \
 	  $(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 3600 -m soak $(PYTEST_ARGS)
