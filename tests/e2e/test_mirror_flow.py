@@ -134,14 +134,13 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
     return json.loads(machine.run("weights", "list", "-o", "json").stdout)["trees"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("expression", "number", "message"),
     [
         ("mirror_weights({})", signal.SIGINT, "Stopped by an interrupt."),
-        pytest.param("mirror_weights({})", signal.SIGTERM, "", marks=pytest.mark.extended),
-        pytest.param(
-            "asyncio.run(amirror_weights({}))", signal.SIGINT, KEPT, marks=pytest.mark.extended
-        ),
+        ("mirror_weights({})", signal.SIGTERM, ""),
+        ("asyncio.run(amirror_weights({}))", signal.SIGINT, KEPT),
     ],
     ids=["interrupt", "termination", "cancelled coroutine"],
 )

@@ -173,10 +173,9 @@ def test_a_script_that_is_interrupted_leaves_the_queue(queue_machine: QueueMachi
 def test_a_worker_ends_the_leases_of_dead_jobs_and_may_die_itself(
     queue_machine: QueueMachine,
 ) -> None:
-    # Either job may get the lease of the killed one; that job can be killed twice.
-    patient = ("--without-progress", "0")
-    names = ("first", "second")
-    first, second = ids = [queue_machine.start(name, *patient) for name in names]
+    # The worker can start the killed job again first; then the test kills that job twice.
+    ids = [queue_machine.start(name, "--without-progress", "0") for name in ("first", "second")]
+    first, second = ids
     queue_machine.wait_for_start("first")
     wait_without_process(queue_machine, second)
     with working(queue_machine) as worker:

@@ -97,6 +97,7 @@ class Sweep:
         return self._machine.jobs_of(self.project)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", MODES)
 def test_a_cancelled_parent_stops_its_trials(machine: Machine, mode: str) -> None:
     sweep = Sweep(machine, mode, ["echo ready; sleep 600\n"] * 2)

@@ -270,10 +270,10 @@ def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
     taken.close()
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatch):
-    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "nonsense://x")
-    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "nonsense://x")
+    monkeypatch.setattr(
+        server, "start_process", lambda _, **given: start_process(["false"], **given)
+    )
     with pytest.raises(ServerError, match=r"did not start.*server\.log"):
         server.up(port=free_port(), echo=lambda _: None)
     assert not server_file(state_dir).exists()

@@ -187,7 +187,7 @@ def test_the_password_is_in_no_command_line_log_or_other_file(served_machine: Ma
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("url", [True, False])
+@pytest.mark.parametrize("url", [pytest.param(True, marks=pytest.mark.extended), False])
 def test_commands_find_it_with_and_without_an_address(served_machine: Machine, url: bool) -> None:
     """Run commands in a shell with only the address exported, which older releases needed."""
     address = {"PREFECT_API_URL": served_machine.api_url.replace("127.0.0.1", "localhost")}
