@@ -48,7 +48,7 @@ class Client:
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": kind},
         )
         try:
-            return urllib.request.urlopen(request, timeout=30)
+            return urllib.request.urlopen(request, timeout=300)
         except urllib.error.HTTPError as error:
             return error
 

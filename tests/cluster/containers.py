@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from .admission import parse_quantity
@@ -15,6 +17,7 @@ from .store import set_condition, timestamp
 Engine: TypeAlias = Any
 """A `docker.APIClient`, which has no types."""
 errors: Any = import_module("docker.errors")
+INSPECTED_SECONDS = 2.0
 _UNREADY = "containers with unready status: [{}]"
 
 
@@ -35,6 +38,9 @@ class Container:
     image_id: str = ""
     state: Obj = field(default_factory=Obj)
     tried: float = 0.0
+    pid: int = 0
+    """Its first process; 0 before it starts."""
+    inspected: float = 0.0
 
     @property
     def name(self) -> str:
@@ -146,6 +152,17 @@ def _expand(text: str, env: dict[str, str]) -> str:
 
 
 # --- statuses
+
+
+def inspect(client: Engine, container: Container) -> None:
+    """Read the container's state from the Engine, unless its process has just been seen alive."""
+    now = time.monotonic()
+    alive = container.running and Path(f"/proc/{container.pid}").exists()
+    if alive and now < container.inspected + INSPECTED_SECONDS:
+        return
+    found = client.inspect_container(container.id)
+    container.state, container.pid = state_of(found), found["State"]["Pid"]
+    container.inspected = now
 
 
 def state_of(inspected: Obj) -> Obj:

@@ -14,8 +14,8 @@ from .containers import (
     ended_state,
     errors,
     find_image,
+    inspect,
     make_container,
-    state_of,
     write_status,
 )
 from .resources import PODS, Obj, part, parts, place
@@ -157,7 +157,7 @@ class PodWorker:
         before = [container.state for container in self._all]
         for container in self._all:
             if container.id and not container.ended:
-                container.state = state_of(self._client.inspect_container(container.id))
+                inspect(self._client, container)
         if before != [container.state for container in self._all]:
             self._publish()
 

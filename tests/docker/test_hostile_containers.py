@@ -142,6 +142,7 @@ def test_a_stop_is_answered_while_every_other_pipe_is_flooded(rig: DockerRig) ->
     assert not is_alive(first_process), "it ends without an order, too"
 
 
+@pytest.mark.extended
 def test_a_forged_end_is_an_end(rig: DockerRig) -> None:
     """Forge an exit code, as a container may; the other one, of its shell, is then named."""
     handle, _ = launch(rig, f"echo 1 > up; echo 7 > {REPORTS}; trap '' TERM; sleep 300")
@@ -211,8 +212,9 @@ def test_an_agent_that_answers_keeps_its_container_until_it_has(rig: DockerRig) 
 
 
 def test_a_spoiled_order_to_end_does_not_keep_the_container(
-    engine: docker.APIClient, base_image: str, tmp_path: Path
+    engine: docker.APIClient, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("prefect_bt.node_agent.commands.container_runner.EXIT_TIMEOUT", 0.1)
     with bare_container(engine, base_image, tmp_path) as bare:
         bare.container.wait_until_ready({})
         bare.run("printf x > /.prefect-bt/orders")  # goes before the next order, in its line
@@ -220,6 +222,7 @@ def test_a_spoiled_order_to_end_does_not_keep_the_container(
         assert bare.container.gone and bare.container.ended_by_us
 
 
+@pytest.mark.extended
 def test_processes_that_outlive_the_kill_end_with_the_container(
     engine: docker.APIClient, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

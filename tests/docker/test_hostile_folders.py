@@ -58,6 +58,7 @@ def cached(site: Site, script: str) -> Path:
     return config
 
 
+@pytest.mark.extended
 def test_two_jobs_and_a_link_in_the_cache(site: Site, host_folder: Path) -> None:
     """Leave a link to a folder of the host where the second job's cache was mounted."""
     first = f"""

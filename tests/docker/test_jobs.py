@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.beside import complete_beside
 from tests.e2e.conftest import until
 
 from .conftest import BASE, push
@@ -43,6 +44,11 @@ def test_a_gang_of_two_meets_and_commits(site: Site) -> None:
     assert "(rank-1) from the leader" in site.machine.logs(job["id"])
     assert site.machine.checkpoints(job["id"]) == ["last"]
     site.nothing_left(job["id"])
+    _leave_a_container(site, job["id"])
+    found = json.loads(site.machine.run("gc", "--dry-run", "-o", "json").stdout)
+    assert f"left-{job['id']}" in json.dumps(found)
+    site.machine.run("gc", "--yes")
+    site.nothing_left(job["id"])
 
 
 def test_a_private_registry_wants_the_right_password(site: Site, registry: Registry) -> None:
@@ -68,14 +74,16 @@ def test_a_private_registry_wants_the_right_password(site: Site, registry: Regis
 
 def test_a_container_removed_behind_our_back(site: Site) -> None:
     """Infrastructure: the next attempt goes on from what the first had committed."""
-    job_id = _begun(site)
-    for one in site.containers(job_id):
-        site.engine.remove_container(one, force=True)
-    site.machine.wait(job_id, "COMPLETED")
-    attempts = site.machine.view(job_id)["attempts"]
-    assert [one["failure"] for one in attempts] == ["infrastructure", None]
-    assert "attempt 1 finds 1" in site.machine.logs(job_id)
-    site.nothing_left(job_id)
+
+    def remove(job_id: str) -> None:
+        until(lambda: site.machine.checkpoints(job_id), seconds=90, what="a checkpoint")
+        for one in site.containers(job_id):
+            site.engine.remove_container(one, force=True)
+
+    job = complete_beside(site.machine, site.folder(RESUMES), remove)
+    assert [one["failure"] for one in job["attempts"]] == ["infrastructure", None]
+    assert "attempt 1 finds 1" in site.machine.logs(job["id"])
+    site.nothing_left(job["id"])
 
 
 @pytest.mark.extended
@@ -118,6 +126,7 @@ def test_stop_saves_and_leaves_nothing(site: Site) -> None:
     site.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
     """Everything of a job is killed at once, its record says that it failed: gc clears the rest."""
     job_id = _begun(site)
@@ -125,7 +134,7 @@ def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
     site.machine.run("stop", "--job-id", job_id, check=False)
     site.machine.wait(job_id, "STOPPED")
     job = site.machine.state_dir / "jobs" / job_id
-    site.engine.create_container(BASE, "true", name=f"left-{job_id}", labels=_labels(site, job_id))
+    _leave_a_container(site, job_id)
     found = json.loads(site.machine.run("gc", "--dry-run", "-o", "json").stdout)
     assert f"left-{job_id}" in json.dumps(found)
     site.machine.run("gc", "--yes", "--include-unsaved")
@@ -133,12 +142,14 @@ def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
     site.nothing_left(job_id)
 
 
-def _labels(site: Site, job_id: str) -> dict[str, str]:
+def _leave_a_container(site: Site, job_id: str) -> None:
+    """Create a container of the job's, as an attempt of an earlier process might leave it."""
     from prefect_bt.host.state_folder import make_mark
     from prefect_bt.substrates.docker.container_arguments import render_labels
 
     mark = make_mark(site.machine.state_dir, job_id=job_id, attempt=7, rank=0)
-    return render_labels(job_id, 7, 0, mark)
+    labels = render_labels(job_id, 7, 0, mark)
+    site.engine.create_container(BASE, "true", name=f"left-{job_id}", labels=labels)
 
 
 def _begun(site: Site, script: str = RESUMES, **extra: str) -> str:

@@ -7,6 +7,8 @@ import shutil
 import signal
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,9 +116,9 @@ def test_agents_that_are_killed(rig: DockerRig) -> None:
     assert rig.traces() == []
 
 
-@pytest.mark.slow
-def test_an_engine_that_is_stopped_begun_again_and_killed(tmp_path: Path) -> None:
-    """On a daemon of its own."""
+@contextmanager
+def own_engine(tmp_path: Path) -> Iterator[tuple[DockerRig, Daemon]]:
+    """A rig on a daemon of its own, which the test may stop."""
     if why := can_start():
         pytest.skip(f"no Docker Engine of its own: {why}")
     busybox = shutil.which("busybox")
@@ -127,10 +129,22 @@ def test_an_engine_that_is_stopped_begun_again_and_killed(tmp_path: Path) -> Non
         links = {f"bin/{name}": "busybox" for name in ("sh", "sleep", "cat", "test")}
         image = import_image(client, "own", {"bin/busybox": Path(busybox)}, links=links)
         rig = DockerRig(tmp_path / "state", client, daemon.address, "engine1", image)
-        _ends_with_its_engine(rig, daemon)
-        _outlives_its_engine(rig, daemon)
+        yield rig, daemon
         assert rig.substrate.list_nodes(rig.job) == []
         client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_node_ends_with_an_engine_that_is_stopped(tmp_path: Path) -> None:
+    with own_engine(tmp_path) as (rig, daemon):
+        _ends_with_its_engine(rig, daemon)
+
+
+@pytest.mark.slow
+def test_a_node_outlives_an_engine_that_is_killed(tmp_path: Path) -> None:
+    with own_engine(tmp_path) as (rig, daemon):
+        _outlives_its_engine(rig, daemon)
 
 
 def _ends_with_its_engine(rig: DockerRig, daemon: Daemon) -> None:

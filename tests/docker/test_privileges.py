@@ -45,17 +45,37 @@ def shown(lines: list[str]) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
+DEVICES = """
+mknod /b10/workspace/disk b 8 0 && echo MADE
+mknod /tmp/memory c 1 1 && echo MADE
+mknod /mnt/bt-scratch/null c 1 3 && echo MADE
+mknod /tmp/pipe p && echo pipes are left
+"""
+
+
 def test_a_container_has_what_is_documented_and_no_more(rig: DockerRig) -> None:
-    status, lines = rig.run(SHOW)
-    assert status.exit_code == 0
-    kept = mask(*DEFAULT_CAPABILITIES)
-    assert shown(lines) == {
+    """It makes no device on a folder of the machine, and leaves it most of its processes."""
+    handle = rig.launch(f"{SHOW}; echo shown; {DEVICES} echo told; sleep 300")
+    wait_line(handle, "told")
+    lines = own_lines(handle)
+    kept, end = mask(*DEFAULT_CAPABILITIES), lines.index("shown")
+    assert shown(lines[:end]) == {
         "CapPrm": kept,
         "CapEff": kept,
         "CapBnd": kept,
         "CapAmb": mask(),
         "NoNewPrivs": "1",
     }
+    refused = [line for line in lines[end + 1 :] if line not in {"pipes are left", "told"}]
+    assert len(refused) == 3
+    assert all("not permitted" in line for line in refused)
+    assert "pipes are left" in lines
+    node = handle.folder.path
+    assert [p for p in node.rglob("*") if p.is_block_device() or p.is_char_device()] == []
+    limit = rig.inspect(handle)["HostConfig"]["PidsLimit"]
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert 1024 <= limit <= max(1024, most // 4)
+    assert os.getpid() < most
 
 
 @pytest.mark.extended
@@ -68,28 +88,6 @@ def test_the_substrate_can_grant_more_privileges(rig: DockerRig) -> None:
     assert found["CapEff"] == mask(*DEFAULT_CAPABILITIES, "IPC_LOCK", "SYS_PTRACE")
     assert found["NoNewPrivs"] == "0"
     assert rig.inspect(handle)["HostConfig"]["PidsLimit"] == 300
-
-
-DEVICES = """
-mknod /b10/workspace/disk b 8 0 && echo MADE
-mknod /tmp/memory c 1 1 && echo MADE
-mknod /mnt/bt-scratch/null c 1 3 && echo MADE
-mknod /tmp/pipe p && echo pipes are left
-true
-"""
-
-
-def test_no_device_is_made_on_a_folder_of_the_machine(rig: DockerRig) -> None:
-    handle = rig.launch(DEVICES)
-    assert wait_over(handle).exit_code == 0
-    lines = own_lines(handle)
-    assert "MADE" not in lines
-    assert "pipes are left" in lines
-    assert [line for line in lines if "not permitted" in line] == [
-        line for line in lines if line != "pipes are left"
-    ]
-    node = handle.folder.path
-    assert [p for p in node.rglob("*") if p.is_block_device() or p.is_char_device()] == []
 
 
 BECOME = """
@@ -166,12 +164,3 @@ def test_a_fork_bomb_reaches_its_limit_and_can_be_stopped(rig: DockerRig) -> Non
     status = wait_over(bomb)
     assert status.phase is NodePhase.DONE
     assert status.reason in {"", "stopped"}
-
-
-def test_the_default_limit_leaves_the_machine_most_of_its_processes(rig: DockerRig) -> None:
-    handle = rig.launch("echo told; sleep 300")
-    wait_line(handle, "told")
-    limit = rig.inspect(handle)["HostConfig"]["PidsLimit"]
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    assert 1024 <= limit <= max(1024, most // 4)
-    assert os.getpid() < most

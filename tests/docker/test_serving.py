@@ -25,7 +25,8 @@ from .removal import remove_image
 
 pytestmark = [pytest.mark.integration]
 
-NAME = "boxed"
+NAME, ALONE = "boxed", "alone"
+"""Two deployments."""
 PYTHON = rb"""#!/bin/sh
 [ "$1" = -m ] && exit 0  # pip
 while [ "$#" -gt 0 ]; do [ "$1" = --port ] && port=$2; shift; done
@@ -47,29 +48,50 @@ printf 'Content-Length: %s\r\n\r\n%s' "${#body}" "$body"
 
 
 @pytest.fixture
-def image(site: Site, registry: Registry) -> Iterator[str]:
-    """With an engine, in a registry that wants a login; not here."""
+def local_image(site: Site) -> Iterator[str]:
+    """With an engine, on this machine alone."""
     files = {"bin/python": PYTHON, "bin/answer": ANSWER}
     made = build_image(site.engine, "engine", files, "RUN chmod +x /bin/python /bin/answer")
-    name = f"{registry.host}/team/engine:1"
-    site.engine.tag(made, f"{registry.host}/team/engine", "1")
-    push(site.engine, name, registry)
-    yield name
+    yield made
     remove_image(site.engine, made)
 
 
-def said(address: str) -> str:
-    answer = until(lambda: asked(address), seconds=60, what="a server that accepts a request")
+@pytest.fixture
+def image(site: Site, registry: Registry, local_image: str) -> str:
+    """With an engine, in a registry that wants a login; not here."""
+    name = f"{registry.host}/team/engine:1"
+    site.engine.tag(local_image, f"{registry.host}/team/engine", "1")
+    push(site.engine, name, registry)
+    return name
+
+
+def said(address: str, name: str = NAME) -> str:
+    answer = until(lambda: asked(address, name), seconds=60, what="a server that accepts a request")
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def asked(address: str) -> httpx.Response | None:
+def asked(address: str, name: str) -> httpx.Response | None:
     """None when no server took it for as long as the router waits: a busy machine needs longer."""
-    body = {"model": NAME, "messages": [{"role": "user", "content": "Who is there?"}]}
+    body = {"model": name, "messages": [{"role": "user", "content": "Who is there?"}]}
     answer = httpx.post(f"{address}/chat/completions", json=body, timeout=180)
     nobody = answer.status_code == 503 and answer.json()["error"]["code"] == "no_upstream"
     return None if nobody else answer
+
+
+def test_a_server_in_a_container_answers_until_it_is_stopped(site: Site, local_image: str) -> None:
+    machine = site.machine
+    shop = Shop(machine.root / "shop", machine.ledger)
+    job = shop.job("box")
+    shop.commit(job, {"checkpoint-1": full()})
+    words = ("--job-id", job.id, "--checkpoint", "checkpoint-1", "--model-name", ALONE)
+    machine.run("deploy_checkpoints", *words, "--image", local_image)
+    deployment = json.loads(machine.run("deployments", "view", ALONE, "-o", "json").stdout)
+    serving = DeploymentLedger(machine.ledger).find_job_id(ALONE, 1)
+    assert len(site.containers(serving)) == 1
+    assert said(deployment["address"], ALONE) == "checkpoint-1"
+    machine.run("deployments", "stop", ALONE, "--yes")
+    site.nothing_left(serving)
 
 
 @pytest.mark.extended

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +55,6 @@ project = d.TrainingProject(
     ),
 )
 """
-PROJECT = "on a cluster"
 WORD = "very-secret-word-9"
 SAVE = """
 save() {
@@ -173,35 +171,6 @@ class ClusterMachine(Machine):
         (folder / "given.json").write_text(json.dumps(given))
         (folder / "run.sh").write_text(textwrap.dedent(run_sh))
         return folder / "config.py"
-
-    def complete_beside(self, config: Path, act: Callable[[str], None]) -> dict[str, Any]:
-        """Run the job to its end in this process, and `act(job_id)` in a thread beside it.
-
-        If `act` fails, stop the job and raise that error.
-        """
-        before, failed = set(self.jobs_of(PROJECT)), list[BaseException]()
-
-        def beside() -> None:
-            job_id = ""
-            try:
-                new = until(lambda: set(self.jobs_of(PROJECT)) - before, seconds=60, what="a job")
-                (job_id,) = new
-                act(job_id)
-            except BaseException as error:
-                failed.append(error)
-                if job_id:
-                    self.process("stop", "--job-id", job_id, check=False)
-
-        thread = threading.Thread(target=beside)
-        thread.start()
-        try:
-            job = self.train(config)
-        finally:
-            thread.join()
-        for error in failed:
-            raise error
-        assert job["current_status"] == "TRAINING_JOB_COMPLETED", self.logs(job["id"])
-        return job
 
     def nothing_left_in_cluster(self, job_id: str) -> None:
         """Assert that no object is left in the namespace, and no process or folder here."""

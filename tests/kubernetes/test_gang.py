@@ -14,6 +14,7 @@ import pytest
 
 from prefect_bt.object_store import open_store
 from prefect_bt.substrates.kubernetes.names import LABEL_JOB, LABEL_STORE, store_label
+from tests.beside import complete_beside
 from tests.e2e.conftest import until
 
 from .cluster_site import SAVE, WORD, ClusterMachine, ClusterSite
@@ -51,7 +52,8 @@ def test_an_evicted_gang_completes_from_its_checkpoint(
         with site.drained(site.node_of(site.find_pod(job_id, 0, 1))):
             site.find_pod(job_id, 1, 0)
 
-    job = machine.complete_beside(machine.job_folder(SCRIPT, nodes=2, weights=(weights,)), evict)
+    config = machine.job_folder(SCRIPT, nodes=2, weights=(weights,))
+    job = complete_beside(machine, config, evict)
     assert job["substrate"] == "kubernetes"
     first, second = job["attempts"]
     assert (first["failure"], first["cause"]) == ("infrastructure", "evicted")

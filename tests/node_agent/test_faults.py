@@ -138,6 +138,7 @@ def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
     assert any("committed by this node: a" in line for line in all_lines(handle))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_uploader_that_always_dies_is_an_upload_error_and_files_are_kept(rig: Rig) -> None:
     rig.substrate.launcher.uploader = ("/bin/sh", "-c", "kill -9 $$")

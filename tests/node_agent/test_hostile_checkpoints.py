@@ -16,7 +16,7 @@ from tests.node_agent.rig import Rig, make_plan, with_checkpoints
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.fixture(params=["view", "mapped"])
+@pytest.fixture(params=["view", pytest.param("mapped", marks=pytest.mark.extended)])
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Rig, str, str]]:
     """Return a machine, and its nodes' paths of the checkpoint folder and the scratch folder."""
     if request.param == "view":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from prefect_bt.host import processes
 from prefect_bt.node_agent.upload_watchdog import UploaderConfig, UploaderProcess
+from tests.altered import altered
 from tests.node_agent.rig import wait_until
 
 STOPS = """
@@ -21,9 +23,7 @@ kill -STOP $$
 
 WORKS = """
 cat > /dev/null
-for work in 1 2 3 4 5 6 7 8; do
-    printf '{"updated_at": 1.0, "work": %s}' $work > "$6.part"; mv "$6.part" "$6"; sleep 0.5
-done
+until [ -e "$4/../go" ]; do sleep 0.05; done
 printf '{"updated_at": 1.0, "flushed": true}' > "$6.part"; mv "$6.part" "$6"
 """
 
@@ -48,16 +48,16 @@ def flush(made: UploaderProcess) -> None:
     """Watch and reap it until the flush is over, as the agent does."""
     made.ensure_running()
     made.flush()
+    wait_until(lambda: turn(made), "the flush did not end")
 
-    def turn() -> bool:
-        if made.pid is not None:
-            pid, status = os.waitpid(made.pid, os.WNOHANG)
-            if pid:
-                made.on_exit(status)
-        made.ensure_running()
-        return made.is_finished
 
-    wait_until(turn, "the flush did not end")
+def turn(made: UploaderProcess) -> bool:
+    if made.pid is not None:
+        pid, status = os.waitpid(made.pid, os.WNOHANG)
+        if pid:
+            made.on_exit(status)
+    made.ensure_running()
+    return made.is_finished
 
 
 def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(tmp_path: Path) -> None:
@@ -71,10 +71,22 @@ def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(tmp_path: Path) -
     assert "checkpoint-1/w.bin (rank 3)" in made.failure_reason()
 
 
-@pytest.mark.slow
-def test_a_slow_uploader_is_not_killed(tmp_path: Path) -> None:
+def test_a_slow_uploader_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work takes six times the patience, of which no step takes more."""
+    now = [1000.0]
+    watched = altered(time, monotonic=lambda: now[0])
+    monkeypatch.setattr("prefect_bt.node_agent.upload_watchdog.time", watched)
     made = uploader(tmp_path, WORKS, patience=2.0)
-    flush(made)
+    made.ensure_running()
+    made.flush()
+    for work in range(8):
+        status = tmp_path / "upload.part"
+        status.write_text(f'{{"updated_at": 1.0, "work": {work}}}')
+        status.rename(tmp_path / "upload.json")
+        now[0] += 1.5
+        made.ensure_running()
+    (tmp_path / "go").touch()
+    wait_until(lambda: turn(made), "the flush did not end")
     assert made.failure_reason() == ""
 
 

@@ -6,10 +6,13 @@ is explored to its end; each protection is also taken away once, and then the sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from unittest import mock
 
 import pytest
 
+from prefect_bt import codec
 from prefect_bt.errors import StateError
 from prefect_bt.ledger.fencing_epochs import PRUNE, RUN, Epochs
 from prefect_bt.ledger.ledger import Ledger
@@ -221,6 +224,13 @@ BROKEN = {
     "prune and retry": Scene(lambda: prune_and_retry(Unfenced), at_rest=nothing_lost),
     "wrongly abandoned": Scene(lambda: wrongly_abandoned(Unchecked), at_rest=events_in_order),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Parse each object once: records cannot be changed, and the replays read few of them often."""
+    with mock.patch.object(codec, "loads", cache(codec.loads)):
+        yield
 
 
 @pytest.mark.slow

@@ -85,6 +85,7 @@ def test_a_background_process_serves_the_next_command(rig: Rig) -> None:
     assert "beat" in lines
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_deaf_background_process_is_killed(rig: Rig) -> None:
     handle = rig.launch(f"({DEAF}) & sleep 0.3; exit 3")

@@ -193,17 +193,17 @@ class Pod:
 
     def wait(self) -> tuple[int, NodeStatus]:
         """Return the agent container's exit code and the last status, once both are over."""
-        code = self.agent.wait(60)
+        code = self.agent.wait(600)
         status = self.status()
         assert status.is_over, (status, self.log(), self.said())
-        self.container.wait(20)
+        self.container.wait(600)
         return code, status
 
     def close(self) -> None:
         for process in self.processes:
             for first in children_of(process.pid):
                 os.kill(first, signal.SIGKILL)  # and with it, all of its namespace
-            process.wait(20)
+            process.wait(600)
 
 
 def run(pod: Pod, *commands: str, **changes: object) -> tuple[int, NodeStatus]:

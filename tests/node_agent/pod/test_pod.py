@@ -105,8 +105,8 @@ def test_a_deleted_pod_is_stopped_politely_and_says_so(pod: Pod) -> None:
 
 def test_a_deletion_leaves_the_grace_of_a_stop(pod: Pod) -> None:
     """Kubernetes deletes the pods of a gang once the first of them has ended."""
-    pod.plan = replace(pod.plan, grace=1.0)
-    save = "echo stopping; sleep 4; echo saved; exit 7"
+    pod.plan = replace(pod.plan, grace=0.2)
+    save = "echo stopping; sleep 1; echo saved; exit 7"
     pod.start(f"trap '{save}' TERM; echo up; while :; do sleep 0.1; done")
     pod.wait_line("up")
     pod.ask(reason="stopped", grace=60.0)
@@ -150,7 +150,7 @@ def test_it_waits_for_an_image_until_it_is_stopped(pod: Pod) -> None:
     """An image may be pulled for long, and the gang's watcher knows of one that has no shell."""
     pod.shell = "false"
     pod.start("true")
-    assert pod.container.wait(20) == 1
+    assert pod.container.wait(600) == 1
     wait_until(lambda: pod.status().phase is NodePhase.STAGING)
     pod.ask(reason="stopped")
     _, status = pod.wait()
@@ -204,7 +204,7 @@ def stage(pod: Pod, source: str, **revisions: str) -> int:
     pod.weights = plan.weights
     volumes = (*pod.plan.volumes[:2], *(v for v in plan.nodes[0].volumes if v.read_only))
     pod.plan = replace(pod.plan, volumes=volumes)
-    return pod.start_agent("weights").wait(60)
+    return pod.start_agent("weights").wait(600)
 
 
 def test_weights_are_mirrored_before_the_node_begins(pod: Pod) -> None:
