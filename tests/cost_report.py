@@ -29,7 +29,7 @@ FILE = "test-costs.jsonl"
 BUDGETS = Path(__file__).with_name("budgets.toml")
 SLOW_SECONDS = 3.0
 """Processor time from which a test must be named in `budgets.toml`."""
-SAMPLE_SECONDS = 0.25
+SAMPLE_SECONDS = 0.5
 QUICK_SECONDS = 0.05
 """A test shorter than this starts no process that is worth a sample."""
 SHARED = "shared servers"
@@ -130,7 +130,7 @@ class CpuMeter:
 
 
 def _list_processes() -> Iterator[tuple[int, Process]]:
-    """Yield the processes of this machine. Several times a second: so it uses file descriptors."""
+    """Yield the processes of this machine. Often: so it uses file descriptors."""
     try:
         names = os.listdir("/proc")  # noqa: PTH208
     except FileNotFoundError:

@@ -164,6 +164,7 @@ def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
     machine.nothing_left(job_id)
 
 
+@pytest.mark.extended
 def test_every_process_at_once(machine: Machine) -> None:
     """As when the machine stops: nobody is left to notice, until somebody looks at the job."""
     job_id = start(machine)

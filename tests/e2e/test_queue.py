@@ -134,6 +134,7 @@ def test_a_job_that_is_stopped_or_cancelled_in_the_queue_never_starts(
     queue_machine.check_idle()
 
 
+@pytest.mark.extended
 def test_a_flow_waits_in_its_process(queue_machine: QueueMachine) -> None:
     queue_machine.start("first")
 
@@ -170,6 +171,7 @@ def test_a_script_that_is_interrupted_leaves_the_queue(queue_machine: QueueMachi
     queue_machine.release("first")
 
 
+@pytest.mark.extended
 def test_a_worker_ends_the_leases_of_dead_jobs_and_may_die_itself(
     queue_machine: QueueMachine,
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_pushed_job_waits_for_the_worker_fails_and_is_retried_by_hand(machine:
     machine.nothing_left(job["id"])
 
 
+@pytest.mark.extended
 def test_runs_that_the_worker_has_not_begun(machine: Machine) -> None:
     """Stopped or cancelled before it takes them they never run. A forgotten one runs, and one that
     crashed is scheduled again a few times."""

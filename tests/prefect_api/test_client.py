@@ -11,12 +11,14 @@ import pytest
 from prefect import flow, task
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Pending, Running, Scheduled
+from prefect.states import Completed, Crashed, Pending, Running, Scheduled, State
 
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.errors import ServerError
 from prefect_bt.host.processes import read_start_time
+from prefect_bt.local_server import reschedule_runs
 from prefect_bt.local_server.discovery import write_server
 from prefect_bt.local_server.password import write_auth
 from prefect_bt.prefect_api import client
@@ -95,6 +97,46 @@ def test_cancel_run(prefect_api):
         "COMPLETED",
     ]
     assert not client.cancel_run(str(uuid4()))
+
+
+def set_state(run_id: str, state: State) -> None:
+    with get_client(sync_client=True) as direct:
+        direct.set_flow_run_state(UUID(run_id), state, force=True)
+
+
+def read_run(run_id: str) -> FlowRun:
+    with get_client(sync_client=True) as direct:
+        return direct.read_flow_run(UUID(run_id))
+
+
+def test_a_run_that_crashed_before_it_began_is_scheduled_again_a_few_times(prefect_api, deployment):
+    run_id = client.run_deployment(deployment, job_id="a", store="b").flow_run_id
+    for _ in range(client.MAX_CRASHES):
+        set_state(run_id, Crashed())
+        assert client.reschedule_run(run_id)
+        assert client.get_run_state(run_id) is StateType.SCHEDULED
+        assert client.reschedule_run(run_id), "a scheduled run is left alone"
+    set_state(run_id, Crashed())
+    assert not client.reschedule_run(run_id)
+    assert client.get_run_state(run_id) is StateType.CRASHED
+
+
+def test_a_run_whose_worker_died_is_scheduled_again(
+    prefect_api, deployment, monkeypatch: pytest.MonkeyPatch
+):
+    """Of all runs of the pool, see this one alone: other tests use the server."""
+    run_id = client.run_deployment(deployment, job_id="a", store="b").flow_run_id
+    set_state(run_id, Pending())
+    run = read_run(run_id)
+    assert run.state is not None
+    taken = run.state.timestamp.timestamp()
+    ours = {StateType.PENDING: [run]}
+    monkeypatch.setattr(reschedule_runs, "_iter_runs", lambda _, kind, **__: ours.get(kind, []))
+    assert reschedule_runs.reschedule_lost_runs(prefect_api, before=taken) == []
+    assert client.get_run_state(run_id) is StateType.PENDING
+    assert reschedule_runs.reschedule_lost_runs(prefect_api, before=taken + 1) == [run.name]
+    assert client.get_run_state(run_id) is StateType.SCHEDULED
+    client.cancel_run(run_id)
 
 
 @pytest.mark.parametrize(
