@@ -1,9 +1,9 @@
 # Everything a contributor or CI runs. `make` alone lists the targets.
 
 PYTHON ?= python3
-# Test processes at once: one more than there are cores, because tests of jobs wait a third of their time.
+# Test processes at once: two more than there are cores, because tests of jobs wait half of their time.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-JOBS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
+JOBS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 2 : 8)))
 # What a soak run draws its choices from, and how many times as long as the shortest it is.
 SEED ?= 0
 LENGTH ?= 1

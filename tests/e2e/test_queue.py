@@ -229,7 +229,8 @@ def test_two_machines_share_the_jobs_of_one_queue(make_machine: Make) -> None:
         assert all(one.name == other.name for one, other in list(pairwise(spans))[::2]), spans
 
 
-@pytest.mark.parametrize("end", [pytest.param("FAILED", marks=pytest.mark.extended), "STOPPED"])
+@pytest.mark.extended
+@pytest.mark.parametrize("end", ["FAILED", "STOPPED"])
 def test_a_retry_waits_for_its_turn(queue_machine: QueueMachine, end: str) -> None:
     fails = "exit 3" if end == "FAILED" else "sleep 600"
     job_id = queue_machine.start("again", script=f"test $BT_RETRY_COUNT = 1 || {fails}\n{HOLDS}")
