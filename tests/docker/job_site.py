@@ -15,6 +15,7 @@ import docker
 from tests.e2e.conftest import Machine, end_processes, machine_environment
 
 from .daemons import Daemon
+from .removal import find_networks
 
 CONFIG = """
 import json
@@ -67,7 +68,7 @@ class Site:
     def nothing_left(self, job_id: str) -> None:
         self.machine.nothing_left(job_id)
         assert self.containers(job_id) == []
-        assert self.engine.networks(filters={"label": f"prefect-bt/job-id={job_id}"}) == []
+        assert find_networks(self.engine, {"label": f"prefect-bt/job-id={job_id}"}) == []
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from prefect_bt.substrates.docker.substrate import DockerContainerSubstrate
 from tests.node_agent.rig import make_plan, mark_of, own_lines, wait_over, wait_until
 
 from .conftest import BASE
+from .removal import find_networks
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "1")
 
@@ -90,7 +91,7 @@ class DockerRig:
             return []
         mine = {"label": f"prefect-bt/job-id={self.job}", "name": state_dir_id(self.state)}
         found: list[object] = [*self.client.containers(all=True, filters=mine)]
-        found += self.client.networks(filters=mine)
+        found += find_networks(self.client, mine)
         job = JobFolder(self.state, self.job).path
         return [*found, *([job] if job.exists() else [])]
 

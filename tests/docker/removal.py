@@ -52,6 +52,37 @@ def remove_abandoned(engine: docker.APIClient) -> None:
             remove_labelled(engine, f"{OWNER}={owner}")
 
 
+def find_networks(engine: docker.APIClient, filters: dict[str, Any]) -> list[Any]:
+    """Return the networks that a job left.
+
+    Not among them is one that the Engine itself still uses, because it has not released the
+    endpoint of a removed container: remove it as soon as the Engine allows it.
+    """
+    return [one for one in engine.networks(filters=filters) if not _is_kept(engine, one["Id"])]
+
+
+def _is_kept(engine: docker.APIClient, network: str) -> bool:
+    """Return whether the Engine refused to remove a network without containers, or it is gone."""
+    deadline, refused = time.monotonic() + SECONDS, False
+    try:
+        while not engine.inspect_network(network).get("Containers"):
+            if time.monotonic() > deadline:
+                warnings.warn(f"still on the Engine: network {network}", stacklevel=2)
+                return refused
+            try:
+                engine.remove_network(network)
+            except docker.errors.APIError as error:
+                if "active endpoints" not in str(error):
+                    raise
+            else:
+                return refused
+            refused = True
+            time.sleep(PERIOD)
+    except docker.errors.NotFound:
+        return True
+    return False
+
+
 def remove_image(engine: docker.APIClient, name: str) -> None:
     """Remove the image, or warn if the Engine refuses because something still uses it."""
     with _warning(name):

@@ -19,6 +19,7 @@ from tests.node_agent.rig import JOB
 
 from .conftest import BASE
 from .daemons import Daemon
+from .removal import find_networks
 
 pytestmark = [pytest.mark.integration]
 
@@ -48,4 +49,4 @@ def place(
         return
     left = {"label": f"prefect-bt/job-id={JOB}", "name": state_dir_id(state)}
     assert engine.containers(all=True, filters=left) == []
-    assert engine.networks(filters=left) == []
+    assert find_networks(engine, left) == []

@@ -354,6 +354,7 @@ def test_copies_need_cp(engine: docker.APIClient, base_image: str, tmp_path: Pat
     remove_image(engine, name)
 
 
+@pytest.mark.extended
 def test_a_gang_of_four_talks_to_its_leader(rig: DockerRig) -> None:
     """Plain sockets, the name that every node was told. Every line is answered."""
     serve = (

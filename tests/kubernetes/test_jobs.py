@@ -32,30 +32,6 @@ def test_a_failing_rank_is_retried_from_its_checkpoint(machine: ClusterMachine) 
 
 
 @pytest.mark.extended
-def test_a_deleted_pod_is_an_infrastructure_failure(
-    machine: ClusterMachine, site: ClusterSite
-) -> None:
-    script = f"""{SAVE}
-    echo "attempt $BT_RETRY_COUNT finds $(newest)"
-    save $(newest)
-    [ $BT_RETRY_COUNT = 1 ] || sleep 600
-    """
-    job_id = str(machine.push(machine.job_folder(script, nodes=2))["id"])
-    until(lambda: machine.checkpoints(job_id), seconds=30, what="a checkpoint")
-    site.delete(f"pods/{site.find_pod(job_id, 0, 1)}", gracePeriodSeconds=5)
-    machine.wait(job_id, "COMPLETED", seconds=200)
-    first, second = machine.view(job_id)["attempts"]
-    assert (first["failure"], first["cause"], second["failure"]) == (
-        "infrastructure",
-        "pod_deleted",
-        None,
-    )
-    assert "its pod was deleted" in first["message"]
-    assert "attempt 1 finds 1" in machine.logs(job_id)
-    machine.nothing_left_in_cluster(job_id)
-
-
-@pytest.mark.extended
 def test_a_job_that_is_stopped_before_it_starts(machine: ClusterMachine, site: ClusterSite) -> None:
     config = machine.job_folder("echo never", image="localhost/nobody/has:1")
     job_id = str(machine.push(config)["id"])

@@ -8,6 +8,7 @@ import re
 import stat
 from pathlib import Path
 
+from tests.docker.removal import find_networks
 from tests.e2e.conftest import Done, until
 
 from .attack import Attack
@@ -49,7 +50,7 @@ def check_end(siege: Siege, job_id: str) -> None:
     until(lambda: not machine.job_processes(job_id), seconds=30, what=f"no process of {job_id}")
     until(lambda: not siege.site.containers(job_id), seconds=30, what=f"no container of {job_id}")
     label = {"label": f"prefect-bt/job-id={job_id}"}
-    assert siege.site.engine.networks(filters=label) == []
+    assert find_networks(siege.site.engine, label) == []
     assert job_id not in Path("/proc/self/mountinfo").read_text()
     siege.ask_neighbour()
 

@@ -188,15 +188,6 @@ def test_a_secret_is_in_the_environment_and_nowhere_else(rig: Rig) -> None:
     assert read_record(NodePlan, handle.folder.plan) is not None
 
 
-@pytest.mark.slow
-def test_a_flood_of_lines_is_all_there(rig: Rig) -> None:
-    code = "import sys\nfor i in range(100000): sys.stdout.write('line %07d of a training\\n' % i)"
-    status, lines = rig.run(f'python3 -c "{code}"')
-    assert status.exit_code == 0
-    assert len(lines) == 100_000
-    assert lines[-1] == "line 0099999 of a training"
-
-
 def test_a_pipe_held_open_does_not_hang_the_end(rig: Rig) -> None:
     handle = rig.launch("(setsid sleep 3000 &) ; echo done")
     assert wait_over(handle).exit_code == 0

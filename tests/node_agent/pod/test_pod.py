@@ -146,6 +146,7 @@ def test_the_end_of_the_container_is_not_taken_for_the_commands_own(pod: Pod) ->
     assert (status.stop_reason, code) == (StopReason.CONTAINER_GONE, 137)
 
 
+@pytest.mark.extended
 def test_it_waits_for_an_image_until_it_is_stopped(pod: Pod) -> None:
     """An image may be pulled for long, and the gang's watcher knows of one that has no shell."""
     pod.shell = "false"
@@ -168,6 +169,7 @@ def test_a_pod_that_is_deleted_while_its_agent_begins_is_stopped(pod: Pod) -> No
     assert (status.stop_reason, status.started_at) == (StopReason.POD_DELETED, None)
 
 
+@pytest.mark.extended
 def test_a_command_may_end_the_listener(pod: Pod) -> None:
     code, status = run(pod, "kill -KILL -1; echo alone")
     assert (code, status.exit_code) == (0, 0)
