@@ -182,22 +182,34 @@ def test_a_command_has_a_limit_and_leaves_nothing_behind(tmp_path: Path) -> None
     gone(pids)
 
 
+WAITING_CALLER = """
+import pathlib, subprocess, sys
+from prefect_bt.serving.rollout.acceptance_gate import Gate, run_gate
+
+wait = subprocess.Popen.wait
+
+def report_and_wait(process, timeout=None):
+    pathlib.Path(sys.argv[2]).touch()
+    return wait(process, timeout)
+
+subprocess.Popen.wait = report_and_wait
+run_gate(Gate(command=sys.argv[1], seconds=60), "http://127.0.0.1:1", ["a"])
+"""
+"""Writes a file when it waits for the command: an interrupt before that is another case."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_ends_with_its_flow(tmp_path: Path, sign: signal.Signals) -> None:
     """At once, or when its supervisor removes what a killed flow left."""
-    pids = tmp_path / "pids"
-    caller = (
-        "import sys; from prefect_bt.serving.rollout.acceptance_gate import Gate, run_gate; "
-        "run_gate(Gate(command=sys.argv[1], seconds=60), 'http://127.0.0.1:1', ['a'])"
-    )
+    pids, waiting = tmp_path / "pids", tmp_path / "waiting"
     command = f"sleep 300 & echo $! $$ >{pids}.new; mv {pids}.new {pids}; wait"
     process = subprocess.Popen(
-        [sys.executable, "-c", caller, command],
+        [sys.executable, "-c", WAITING_CALLER, command, waiting],
         stderr=subprocess.DEVNULL,
         env={**os.environ, FLOW_VARIABLE: str(tmp_path)},
     )
-    until(pids.exists)
+    until(lambda: pids.exists() and waiting.exists())
     os.kill(process.pid, sign)
     process.wait(200)
     if sign is signal.SIGKILL:
