@@ -11,9 +11,9 @@ import pytest
 from prefect import flow, task
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Crashed, Pending, Running, Scheduled, State
+from prefect.states import Completed, Crashed, Pending, Running, Scheduled
 
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.errors import ServerError
