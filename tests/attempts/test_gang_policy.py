@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.attempts.failure_causes import CAUSES
-from prefect_bt.attempts.gang_policy import RESPONSE_TIMEOUT, Gang, launch_gang
+from prefect_bt.attempts.gang_policy import (
+    RESPONSE_TIMEOUT,
+    STRAGGLER_SECONDS,
+    Gang,
+    launch_gang,
+)
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
 from prefect_bt.ledger.states import JobState
@@ -122,6 +127,19 @@ def test_a_busy_rank_has_an_hour() -> None:
     assert 4600 < substrate.clock.now < 4660
 
 
+def test_quiet_ranks_run_on_while_none_has_ended() -> None:
+    substrate, _ = run(Script(seconds=200, quiet=True), Script(seconds=200, quiet=True))
+    assert [node.stops for node in substrate.nodes] == [[], []]
+
+
+def test_a_straggler_that_answers_no_stop_is_given_up() -> None:
+    substrate, _ = run(Script(seconds=5), Script(seconds=None, deaf=True))
+    assert substrate.nodes[1].stops[-1] == ("straggler", True)
+    assert substrate.nodes[1].given_up == 1
+    given_up_after = 5 + STRAGGLER_SECONDS + 30 + RESPONSE_TIMEOUT
+    assert given_up_after < substrate.clock.now - 1000 < given_up_after + 5
+
+
 def over(*statuses: NodeStatus) -> Gang:
     """A gang whose nodes ended before anybody of this process looked."""
     clock = Clock(now=2000.0)
@@ -154,6 +172,15 @@ def test_a_rank_that_was_sent_a_signal_by_somebody_else_is() -> None:
     outcome = gang.make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (0, Cause.TERMINATED)
     assert outcome.message.endswith("Then rank 1 exited with 1 by itself within 1 s.")
+
+
+def test_a_shut_down_is_not_a_stop_by_the_user() -> None:
+    clock = Clock(now=2000.0)
+    signalled = ended(0, 143, 1001.0, "stopped")
+    node = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=signalled)
+    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0)
+    gang.shut_down("its flow ended unexpectedly")
+    assert gang.make_outcome().failed_rank == 0
 
 
 def test_ranks_that_were_all_stopped_for_another_reason_are_no_success() -> None:
