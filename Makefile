@@ -113,13 +113,15 @@ browser: ## install Chromium, which tests of web pages use, where that is possib
 	  echo "browser: not as root, or no apt-get; tests of web pages are skipped without chromium"; \
 	fi
 
-# pip, npm and apt-get at once.
+# pip, npm and apt-get at once. A target that depends on test-deps runs others that need .venv from its
+# recipe: with `make -j`, two prerequisites would create .venv twice at once.
 test-deps: ## install everything that the tests use
 	@$(MAKE) --no-print-directory -j4 GOALS="$(MAKECMDGOALS)" $(DEMO_DEPS) $(EMULATORS) engines browser
 
 # Pyright runs before the tests, on all cores: beside them it would take the processor time that they
 # wait for. Of the package alone: `make lint` and `make test-all` check the tests and docs/ too.
-test: test-deps ruff ## the gate: lint, types, tests of every kind, one real training (12 minutes)
+test: test-deps ## the gate: lint, types, tests of every kind, one real training (12 minutes)
+	@$(MAKE) --no-print-directory ruff
 	@echo "test: pyright of the package, then the tests, $(JOBS) at once"
 	@$(BIN)/pyright --threads $(CORES) prefect_bt prefect_bt/flows prefect_bt/blocks
 	@PATH="$(TEST_PATH)" $(BIN)/pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
@@ -128,7 +130,9 @@ test-fast: $(SETUP) ## the tests that need nothing outside the process and littl
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not extended and not soak' $(PYTEST_ARGS)
 
-test-all: test-deps lint test-pythons ## everything but soak: also what repeats a kind elsewhere, and the newest Python (an hour)
+test-all: test-deps ## everything but soak: also what repeats a kind elsewhere, and the newest Python (an hour)
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test-pythons
 	@echo "test-all: all tests, $(JOBS) at once"
 	@PATH="$(TEST_PATH)" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not soak' $(PYTEST_ARGS)
 
