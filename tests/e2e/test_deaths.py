@@ -149,7 +149,6 @@ def runs(machine: Machine, job_id: str, *, but: Set[int] = frozenset()) -> bool:
     return bool(flows(machine, job_id) - but) and is_owned(machine.state_dir, job_id)
 
 
-@pytest.mark.extended
 def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
     """Prefect is told all the same: its run would seem to go on for ever."""
     job_id = machine.push(machine.folder("sleep 2\n"))["id"]

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from prefect_bt import apush
 from prefect_bt.blocks import TrainingCompute
 from prefect_bt.flows.train import atrain, train
 from tests.in_process import environment_of
@@ -118,7 +119,7 @@ def test_in_an_event_loop(machine: Machine) -> None:
         compute: Any = TrainingCompute.load("in-a-notebook")
         assert compute.build().cpu_count == 1
         assert await cast("Any", TrainingCompute.load("in-a-notebook"))
-        one = await cast("Any", train(config, compute=compute))
+        trained = await cast("Any", train(config, compute=compute))
         beats = 0
 
         async def beat() -> None:
@@ -128,14 +129,15 @@ def test_in_an_event_loop(machine: Machine) -> None:
                 await asyncio.sleep(0.05)
 
         beating = asyncio.create_task(beat())
-        others = await asyncio.gather(*(atrain(config) for _ in range(2)))
+        jobs = await asyncio.gather(atrain(config), atrain(config), apush(config))
         beating.cancel()
         assert beats > 5, "the event loop goes on"
-        return [one, *others]
+        return [trained, *jobs]
 
     with environment_of(machine.environment):
-        jobs = asyncio.run(cells())
-    assert [job["current_status"] for job in jobs] == ["TRAINING_JOB_COMPLETED"] * 3
+        *trained, pushed = asyncio.run(cells())
+    assert [job["current_status"] for job in trained] == ["TRAINING_JOB_COMPLETED"] * 3
+    machine.wait(pushed["id"], "COMPLETED")
 
 
 def test_a_cancelled_coroutine_stops_its_job(machine: Machine, tmp_path: Path) -> None:
