@@ -91,6 +91,13 @@ def test_stop_is_not_a_failure() -> None:
     assert [n.stops for n in substrate.nodes] == [[("stopped", False)]] * 2
 
 
+def test_a_rank_that_fails_after_a_stop_was_requested_is_not_a_failure() -> None:
+    fails_late = Script(seconds=10, code=3, ignores_sigterm=True)
+    _, gang = run(Script(seconds=None), fails_late, stop_at=3)
+    outcome = gang.make_outcome()
+    assert (outcome.state, outcome.failed_rank) == (JobState.STOPPED, None)
+
+
 def test_a_preempted_gang_is_stopped_politely_and_has_not_failed() -> None:
     clock = Clock(now=2000.0)
     nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in (0, 1)]

@@ -299,6 +299,7 @@ def test_a_number_that_makes_no_sense_is_named(choices: RetryOverrides, said: st
 
 @settings(deadline=None)
 @given(BUDGETS)
+@example(RetryBudget(0, 0, 0, 0, first_delay=0.0, factor=1.0, longest_delay=0.0, jitter=1.0))
 def test_a_sound_policy_is_kept_as_it_is(budget: RetryBudget) -> None:
     assert validate_budget(budget) is budget
     assert codec.decode(RetryBudget, codec.encode(budget)) == budget
