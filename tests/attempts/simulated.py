@@ -33,6 +33,8 @@ class Script:
     lost: bool = False
     deaf: bool = False
     """Whether its agent ignores every stop."""
+    flushes: float = 0.0
+    """Seconds from the end of the commands to the end of the uploads."""
 
 
 @dataclass
@@ -53,7 +55,9 @@ class SimulatedNode:
             if self.clock.now >= at:
                 self._end(self.script.code, at, lost=self.script.lost)
         if self.ended is not None:
-            return self.ended
+            flushed_at = (self.ended.ended_at or 0.0) + self.script.flushes
+            flushing = self.clock.now < flushed_at
+            return replace(self.ended, phase=NodePhase.FLUSHING) if flushing else self.ended
         active = self.began if self.script.quiet else self.clock.now
         if self.script.silent:
             active = None

@@ -116,6 +116,15 @@ def test_a_preempted_gang_is_stopped_politely_and_has_not_failed() -> None:
     assert [node.stops for node in nodes] == [[("preempted", False)]] * 2
 
 
+def test_incomplete_checkpoints_are_named_after_a_success() -> None:
+    _, gang = run(Script(), Script())
+    assert gang.make_outcome().message.endswith("and their checkpoints are committed.")
+    gang.statuses[1] = replace(gang.statuses[1], uncommitted=("checkpoint-3: no config.json",))
+    outcome = gang.make_outcome()
+    assert outcome.state is JobState.COMPLETED
+    assert outcome.message.endswith("kept on the node: rank 1: checkpoint-3: no config.json.")
+
+
 def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True))
     assert gang.make_outcome().state is JobState.COMPLETED
@@ -264,6 +273,17 @@ def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:
     clock.sleep(6)
     gang.shut_down("its flow ended unexpectedly")
     assert (gang.make_outcome().failed_rank, gang.make_outcome().exit_code) == (1, 7)
+
+
+def test_a_shut_down_stops_the_nodes_and_waits_for_their_uploads() -> None:
+    clock = Clock()
+    node = SimulatedNode(0, 0, Script(seconds=None, flushes=40.0), clock, 1000.0)
+    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0)
+    assert not gang.is_over()
+    gang.shut_down("its flow ended unexpectedly")
+    assert node.stops == [("its flow ended unexpectedly", False)]
+    assert gang.is_over()
+    assert 1040 <= clock.now < 1042
 
 
 def test_sixty_four_ranks_fit_into_a_sentence() -> None:
