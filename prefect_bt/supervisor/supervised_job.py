@@ -40,7 +40,7 @@ MAX_OUTAGE_SECONDS = 900.0
 """Longest outage of Prefect's API after which a flow is started again."""
 POLL_INTERVAL = 2.0
 MAX_RESTARTS = 20
-"""Restarts in a row of a flow that was killed, or could not reach Prefect's API."""
+"""Restarts in a row of a process that was killed, or of a flow that could not reach Prefect."""
 MAX_FAILURES = 4
 """Restarts in a row of a flow that exited before its job was over, for example without a store."""
 STABLE_SECONDS = 60.0
@@ -147,10 +147,15 @@ class SupervisedJob:
         return 0 if self.ledger.get_state(self.job_id) is JobState.COMPLETED else 1
 
     def report_end(self) -> None:
-        """Report the end of the job to Prefect instead of the flow, which died before it did."""
+        """Report the end of the job to Prefect instead of the flow, which died before it did.
+
+        The process that reports is started again if it is killed.
+        """
         command = [sys.executable, "-m", "prefect_bt.supervisor.report_end"]
         command += [self.job_id, self.ledger.store.url]
-        subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+        for _ in range(MAX_RESTARTS):
+            if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode >= 0:
+                return
 
 
 class RestartPolicy:

@@ -143,6 +143,18 @@ def test_a_busy_rank_has_an_hour() -> None:
     assert 4600 < substrate.clock.now < 4660
 
 
+def test_every_change_of_a_status_is_passed_on_once() -> None:
+    clock, changes = Clock(), list[list[NodePhase]]()
+    scripts = Script(seconds=1, quiet=True), Script(seconds=2, quiet=True)
+    nodes = [SimulatedNode(rank, 0, script, clock, 1000.0) for rank, script in enumerate(scripts)]
+    Gang(0, nodes, timing=pace_of(clock), started_at=1000.0).watch(
+        stop_requested=lambda: False,
+        on_change=lambda statuses: changes.append([status.phase for status in statuses]),
+    )
+    running, done = NodePhase.RUNNING, NodePhase.DONE
+    assert changes == [[running, running], [done, running], [done, done]]
+
+
 def test_quiet_ranks_run_on_while_none_has_ended() -> None:
     substrate, _ = run(Script(seconds=200, quiet=True), Script(seconds=200, quiet=True))
     assert [node.stops for node in substrate.nodes] == [[], []]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,17 @@ def test_a_job_that_waits_for_its_next_owner_is_not_taken_back(kept: SupervisedJ
     kept.ledger.append_event(kept.job_id, JobState.CREATED)
     assert not kept.is_owned(-9)
     assert not is_owned(kept.state_dir, kept.job_id)
+
+
+def test_a_report_to_prefect_that_is_killed_is_started_again(
+    kept: SupervisedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, interpreter = tmp_path / "starts", tmp_path / "python"
+    interpreter.write_text(
+        f'#!/bin/sh\necho "$@" >> {starts}\ntest $(wc -l < {starts}) = 3 || kill -9 $$\n'
+    )
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    kept.report_end()
+    report = f"-m prefect_bt.supervisor.report_end {kept.job_id} {kept.ledger.store.url}"
+    assert starts.read_text().splitlines() == [report] * 3
