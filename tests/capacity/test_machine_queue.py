@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from prefect_bt.capacity.schedule import Schedule
 from prefect_bt.capacity.waiting_jobs import add_waiting_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
+from tests.forked import Forked
 
 _OWNER = """
 import sys
@@ -30,21 +29,15 @@ sys.stdin.read()
 
 
 @contextmanager
-def owner(state_dir: Path, job_id: str) -> Generator[subprocess.Popen[str]]:
+def owner(state_dir: Path, job_id: str) -> Generator[Forked]:
     """Own a job with another process."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, str(state_dir), job_id],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = Forked(_OWNER, [state_dir, job_id], piped=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "owned\n"
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def job(name: str, *, cpus: int = 2, priority: int = 0, at: float = 1.0) -> QueuedJob:

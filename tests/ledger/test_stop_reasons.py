@@ -26,7 +26,7 @@ def test_every_reason_has_a_fixed_text() -> None:
 
 
 @pytest.mark.parametrize("reason", StopReason)
-def test_a_status_of_any_release_says_its_reason(reason: StopReason) -> None:
+def test_a_status_of_any_release_has_its_reason(reason: StopReason) -> None:
     text = codec.dumps(NodeStatus(0, NodePhase.DONE, reason=reason))
     assert json.loads(text)["reason"] == STORED[reason]
     read = codec.loads(NodeStatus, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.settings import Settings
+from tests.checkpoints.folders import Ended
 from tests.ledger.fencing_epochs.jobs import ELSEWHERE, FAILED, job_of
 
 RUN = "11111111-1111-1111-1111-111111111111"
@@ -43,16 +43,12 @@ def upload(
     for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "state.json").write_text(f'"{name}"')
-    origin = UploadOrigin(
-        ledger.get_job(job_id).project_id, job_id, rank=0, attempt=0, group_size=1
-    )
-    ending = threading.Event()
-    ending.set()
+    origin = UploadOrigin(ledger.get_job(job_id).project_id, job_id, rank=0, attempt=0)
     options = UploadOptions(fence=fence)
     uploader = Uploader(
         ledger.store, directory=folder, origin=origin, options=options, report=lambda _: None
     )
-    return uploader.run(ending).error
+    return uploader.run(Ended()).error  # pyright: ignore[reportArgumentType]
 
 
 def committed(ledger: Ledger, job_id: str) -> list[str]:
@@ -103,7 +99,7 @@ def test_an_older_epoch_neither_begins_nor_ends_an_attempt(ledger: Ledger, here:
 
 
 @pytest.mark.parametrize("looks", range(6))
-def test_a_prune_of_an_older_epoch_leaves_whole_what_it_did_not_begin(
+def test_a_prune_of_an_older_epoch_leaves_other_checkpoints_complete(
     ledger: Ledger, here: str, tmp_path: Path, looks: int
 ) -> None:
     """Else uploaders of the machine that has the job now would finish it."""
@@ -266,7 +262,7 @@ def test_what_a_killed_prune_leaves_is_enough_for_the_caretaker(
     job_id = job_of(ledger, here)
     killed(f"""
 from prefect_bt.jobs.delete import claim_finished_job
-from prefect_bt.ledger.open_ledger import (open_ledger)
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
     die()
@@ -279,12 +275,7 @@ with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose=
 
 @pytest.mark.parametrize("look", ["caretaker", "settle", "stop"])
 def test_a_worker_that_dies_before_its_job_began_leaves_it_to_any_other(
-    ledger: Ledger,
-    state_dir: Path,
-    here: str,
-    look: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ledger: Ledger, state_dir: Path, look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
     ledger.runs.bind(RUN, job_id)
@@ -369,8 +360,7 @@ def test_a_claim_that_cannot_be_read_holds_the_job_until_a_person_ends_it(
 @pytest.mark.parametrize("name", ["README", "zzz.json", "000002.json.tmp", "000009.released"])
 def test_other_objects_among_the_claims_mean_nothing(ledger: Ledger, here: str, name: str) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
-    ledger.store.create(
-        f"{job_prefix(ledger.get_job(job_id).project_id, job_id)}/epochs/{name}", b"{}"
-    )
+    folder = job_prefix(ledger.get_job(job_id).project_id, job_id)
+    ledger.store.create(f"{folder}/epochs/{name}", b"{}")
     ledger.get_epochs(job_id).check(1)
     assert ledger.claim(job_id, here) == 1

@@ -177,18 +177,14 @@ def superseded(ledger: Ledger, state_dir: Path, here: str) -> Iterator[JobContex
     assert not lock_path(state_dir, site.job_id).exists()
 
 
-def test_a_flow_that_fails_leaves_the_job_to_the_machine_that_has_it(
-    superseded: JobContext,
+@pytest.mark.parametrize("error", [None, StoreError("it was away", url="", next_step="")])
+def test_a_flow_that_ends_or_fails_leaves_the_job_to_the_machine_that_has_it(
+    superseded: JobContext, error: StoreError | None
 ) -> None:
     with finalize_job() as job:
         job.site = superseded
-        raise StoreError("it was away", url="", next_step="")
-    assert isinstance(job.error, Superseded)
-
-
-def test_a_flow_that_ends_leaves_the_job_to_the_machine_that_has_it(superseded: JobContext) -> None:
-    with finalize_job() as job:
-        job.site = superseded
+        if error is not None:
+            raise error
     assert isinstance(job.error, Superseded)
 
 
