@@ -33,7 +33,7 @@ def test_a_place_that_fails_hides_no_other() -> None:
     assert found.notes == ("The store could not be searched: no answer",)
 
 
-def test_what_cannot_be_removed_says_why_and_the_rest_goes() -> None:
+def test_a_failed_removal_has_its_reason_and_the_rest_goes() -> None:
     found = Findings(
         (left("a", OSError("busy")), left("b"), replace(left("c"), kept_reason="needed"))
     )
