@@ -90,6 +90,11 @@ class Screen:
         self._read(0.05)
         return self.process.wait(timeout=PATIENCE)
 
+    def leave(self, key: str, code: int = 0) -> None:
+        """Press the last key: the command ends with this code and restores the terminal."""
+        self.press(key)
+        assert (self.end(), self.restored()) == (code, True)
+
     def restored(self) -> bool:
         """Whether the terminal is as it was: its modes, its screen, its cursor."""
         after = termios.tcgetattr(self._theirs)

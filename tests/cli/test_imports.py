@@ -26,13 +26,8 @@ NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning
 NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.jobs.reconcile", "prefect_bt.definitions"]
 """What they do without once the index has the jobs, and what logs never need."""
 NOT_FOR_HELP = [
-    *NOT_FOR_LISTS,
-    "cyclopts",
-    "rich",
-    "prefect_bt.cli.app",
-    "prefect_bt.settings",
-    "pydantic",
-    "sqlite3",
+    *(*NOT_FOR_LISTS, "cyclopts", "rich", "pydantic", "sqlite3"),
+    *("prefect_bt.cli.app", "prefect_bt.settings"),
 ]
 """What the overview of commands does without."""
 

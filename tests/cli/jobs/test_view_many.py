@@ -31,9 +31,8 @@ def test_the_newest_jobs_are_shown_and_the_others_counted(
     assert found.json["total_jobs"] == 52
     assert found.err == ""
     assert within("view", "--project", "tiny", "--limit", "0").code == 2
-    refused = within("view", "--project", "tiny", "--limit", "2", "--all")
-    assert (refused.code, refused.out) == (2, "")
-    assert "--all and --limit exclude each other." in refused.err
+    error = within("view", "--project", "tiny", "--limit", "2", "--all").refusal(2)
+    assert "--all and --limit exclude each other." in error
 
 
 def test_a_retried_job_is_active_again(
