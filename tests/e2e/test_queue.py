@@ -16,7 +16,7 @@ from prefect_bt.capacity.leases import Leases
 from prefect_bt.jobs.queue.queued_runs import WaitReasons, create_job_run, queued_state
 
 from .conftest import call, until
-from .queue_machine import HOLDS, Make, QueueMachine, make_machine, queue_machine, working
+from .queue_machine import HOLDS, WAITS, Make, QueueMachine, make_machine, queue_machine, working
 
 __all__ = ["make_machine", "queue_machine"]  # fixtures
 
@@ -204,8 +204,8 @@ def wait_without_process(machine: QueueMachine, job_id: str) -> None:
     until(lambda: not machine.job_processes(job_id), seconds=10, what=f"no process of {job_id}")
 
 
-SHORT = HOLDS.replace('until test -e "$SHARED/go-$NAME"; do sleep 0.1; done', "sleep 2")
-SHORT = SHORT[SHORT.index("say()") :]  # two machines have two GPUs
+# No lock: two machines have two GPUs.
+SHORT = WAITS.replace('until test -e "$SHARED/go-$NAME"; do sleep 0.1; done', "sleep 2")
 
 
 @pytest.mark.extended

@@ -113,11 +113,10 @@ def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
     until((shared / "runs-1").exists, seconds=90, what="the retry's gang")
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
-    epochs = [event.epoch for event in machine.ledger.list_events(job_id)]
+    events = machine.ledger.list_events(job_id)
+    epochs = [event.epoch for event in events]
     assert epochs == sorted(epochs)
-    assert [event.state for event in machine.ledger.list_events(job_id)].count(
-        JobState.STOPPED
-    ) == 1
+    assert [event.state for event in events].count(JobState.STOPPED) == 1
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
     assert not (shared / "two-gangs").exists()
 
@@ -346,12 +345,8 @@ class Asked:
 
 def what_of(command: str) -> str:
     known = (
-        "supervisor.process",
-        "run_flow",
-        "node_agent.upload_process",
-        "node_agent.guard",
-        "node_agent.agent",
-        "jobs.reconcile",
+        *("supervisor.process", "run_flow", "jobs.reconcile"),
+        *("node_agent.upload_process", "node_agent.guard", "node_agent.agent"),
     )
     others = {"retry --job-id": "retry", "-c from prefect_bt": "train", "run.sh": "command"}
     found = next((one for one in known if one in command), "")
