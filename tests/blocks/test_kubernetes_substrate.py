@@ -106,7 +106,7 @@ def test_its_credentials_are_read_for_the_run_and_stored_nowhere(
 
 
 @pytest.mark.parametrize("text", ["{}", "user:planted", "[planted", "clusters: []\nx: planted"])
-def test_what_is_no_kubeconfig_is_refused_without_showing_it(
+def test_an_invalid_kubeconfig_is_refused_without_showing_it(
     secrets: dict[str, str], text: str
 ) -> None:
     secrets["prod"] = text
@@ -146,7 +146,7 @@ def test_a_kubeconfigs_text_is_refused_in_the_form(text: str) -> None:
         (None, LocalSubstrate),
     ],
 )
-def test_a_stored_parameter_says_which_block_it_was(slug: str | None, kind: type) -> None:
+def test_a_stored_parameter_names_its_block(slug: str | None, kind: type) -> None:
     given = {"block_type_slug": slug} if slug else {}
     request = JobRequest.from_run_parameters({"substrate": {**given, "grace_seconds": 3}})
     assert type(request.substrate) is kind

@@ -76,9 +76,8 @@ def created(machine: Machine, notifications: Any) -> None:
     assert create(machine) == dict.fromkeys([*NOTIFYING, SERVING], "missing")
     told = machine.run("automations").stdout
     assert "--notify slack-webhook/team" in told
-    assert (
-        "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints" in told
-    )
+    command = "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints"
+    assert command in told
     with client_of(machine):
         deployment = RunnerDeployment.from_flow(
             cast("Any", deploy_checkpoints),
@@ -91,9 +90,8 @@ def created(machine: Machine, notifications: Any) -> None:
     assert create(machine) == {**missing, SERVING: "created"}
     with client_of(machine):
         data = {"subject": "{{subject}}", "body": "{{body}}"}
-        hook: Any = CustomWebhookNotificationBlock(
-            name="hook", url=notifications[0], json_data=data
-        )
+        url = notifications[0]
+        hook: Any = CustomWebhookNotificationBlock(name="hook", url=url, json_data=data)
         hook.save("hook")
         secret: Any = Secret(value="x")  # pyright: ignore[reportArgumentType]
         secret.save("no-hook")

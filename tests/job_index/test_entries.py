@@ -211,7 +211,7 @@ def test_a_document_made_while_the_job_changes_is_not_kept(
     assert look().ids == ([] if change == "delete" else [job.id])
 
 
-def test_a_job_whose_node_was_lost_is_not_stored(shop: Shop, look: Look, store: Store) -> None:
+def test_a_job_with_a_lost_node_is_not_stored(shop: Shop, look: Look, store: Store) -> None:
     """Its uploader may still commit a checkpoint."""
     job = shop.job("tiny", *ENDED[:-1])
     shop.ledger.begin_attempt(job.id)

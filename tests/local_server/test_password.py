@@ -57,11 +57,8 @@ def test_a_file_that_others_can_read_or_that_is_elsewhere_is_replaced(tmp_path: 
     write_auth(tmp_path / "elsewhere", "planted:by-another")
     auth_file(tmp_path).unlink()
     auth_file(tmp_path).symlink_to(auth_file(tmp_path / "elsewhere"))
-    assert ensure_auth(tmp_path, API, {}, configured="") not in {
-        first,
-        second,
-        "planted:by-another",
-    }
+    third = ensure_auth(tmp_path, API, {}, configured="")
+    assert third not in {first, second, "planted:by-another"}
     assert not auth_file(tmp_path).is_symlink()
     assert read_auth(tmp_path / "elsewhere") == "planted:by-another"
 
@@ -77,9 +74,8 @@ def test_a_server_that_is_started_again_keeps_its_password_though_the_file_is_go
 
 
 def test_the_users_own_password_is_used(tmp_path: Path) -> None:
-    assert (
-        ensure_auth(tmp_path, API, {}, configured="mine:own") == "mine:own" == read_auth(tmp_path)
-    )
+    assert ensure_auth(tmp_path, API, {}, configured="mine:own") == "mine:own"
+    assert read_auth(tmp_path) == "mine:own"
     with pytest.raises(ServerError, match="PREFECT_SERVER_API_AUTH_STRING"):
         ensure_auth(tmp_path, API, {}, configured="two words")
 

@@ -123,10 +123,8 @@ def runs_of(mark: str) -> set[str]:
     """Return the attacks that created a run."""
     wanted = FlowRunFilter(name=FlowRunFilterName(like_=mark))
     with get_client(sync_client=True) as client:
-        return {
-            run.name.removeprefix(f"{mark}-")
-            for run in client.read_flow_runs(flow_run_filter=wanted)
-        }
+        runs = client.read_flow_runs(flow_run_filter=wanted)
+    return {run.name.removeprefix(f"{mark}-") for run in runs}
 
 
 @pytest.fixture(scope="module")
@@ -159,15 +157,12 @@ def serving(folder: Path) -> Generator[int]:
 
 def places(target: Target, foreign: int) -> dict[str, tuple[str, str]]:
     """Return the origin of each page, and the API address that it uses."""
-    api = f"http://127.0.0.1:{target.port}/api"
+    api, rebound = f"http://127.0.0.1:{target.port}/api", f"http://rebound.test:{target.port}"
     return {
         "another port": (f"http://127.0.0.1:{foreign}/", api),
         "another site": (f"http://page.test:{foreign}/", f"http://localhost:{target.port}/api"),
         # The name of the attacker's own server, which is 127.0.0.1 since its page was loaded.
-        "a name pointed here": (
-            f"http://rebound.test:{target.port}/docs",
-            f"http://rebound.test:{target.port}/api",
-        ),
+        "a name pointed here": (f"{rebound}/docs", f"{rebound}/api"),
     }
 
 
