@@ -1,7 +1,5 @@
 """A substrate that keeps time, state and stop requests, and a gang on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

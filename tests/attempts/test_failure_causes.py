@@ -1,7 +1,5 @@
 """How a node ended → cause, class, sentence: every row of the tables."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

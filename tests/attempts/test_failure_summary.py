@@ -1,7 +1,5 @@
 """What the other ranks did, said once and short."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The gang's policy, against a substrate that behaves: it keeps time, state and stop requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The maximum run time of a job: what counts, who stops it, how it ends, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

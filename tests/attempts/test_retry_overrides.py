@@ -1,7 +1,5 @@
 """The retry policy on its way into a job's record: from blocks, parameters, options, other jobs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The retry policy as a table: budgets by class, progress refunds, no progress ends the job."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the blocks build, and that nobody renames what is stored."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The block Kubernetes Substrate: its fields become the cluster's settings of a run."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The blocks on a real Prefect server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """Jobs of a cluster in the queue: what its machines have, and leases of several machines in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Leases and queue entries on a real store: no number twice, no decision from old leases."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

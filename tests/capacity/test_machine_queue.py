@@ -1,7 +1,5 @@
 """The queue of one machine, with real locks held by real processes."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sync status of jobs and checkpoints, read from what real uploaders left in the store."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

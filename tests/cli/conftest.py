@@ -1,7 +1,5 @@
 """The real command against a store that the test prepares: here, or in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A job of the shop with real bytes committed by a real uploader."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command on a real terminal: keys go in, and what stands on the screen can be read."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

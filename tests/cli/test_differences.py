@@ -1,7 +1,5 @@
 """Check the table of missing `truss train` commands in docs/differences.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How commands end badly: one message, the right exit code, never a traceback unasked."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

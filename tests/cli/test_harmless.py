@@ -1,7 +1,5 @@
 """Output and names of a job: they steer no terminal, whichever command shows them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

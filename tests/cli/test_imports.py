@@ -4,8 +4,6 @@ A new interpreter runs a chain of commands. Modules stay loaded, so each command
 own imports and for those of the commands before it.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

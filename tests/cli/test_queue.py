@@ -1,7 +1,5 @@
 """The queue, priorities and capacity: what the commands show of a store, and what they change."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """`prefect-bt automations` on a real server: made once, and fired by the events of real jobs."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

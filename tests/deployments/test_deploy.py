@@ -1,7 +1,5 @@
 """deployments/prefect.yaml on a real Prefect server, and a run of it by a real worker."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

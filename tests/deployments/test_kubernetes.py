@@ -4,8 +4,6 @@ Manifests that every supported Kubernetes accepts, no more rights than the subst
 page that names every cause and whose patches are valid.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A machine with a queue of its own: room for one job, or as many GPUs as a test pretends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

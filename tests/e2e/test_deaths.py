@@ -1,7 +1,5 @@
 """The death of any process: nothing committed is lost, nothing goes on unowned."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -4,8 +4,6 @@ tests/serving/engines/test_transformers_real.py has the answers of a real engine
 test_serving.py a real engine after a training.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A drill shows whether a job resumes from its checkpoint."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

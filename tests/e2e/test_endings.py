@@ -1,7 +1,5 @@
 """Each way a job can end, state by state: the flow run, and the run of every task."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

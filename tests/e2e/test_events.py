@@ -1,7 +1,5 @@
 """The events of a job on a real server, and what their labels tell automations."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ machine's pace what a kill hits. In `make test`, tests/e2e/test_deaths.py kills 
 at a moment that it waits for.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The log of a real gang that floods, fails and is tried again: sealed, followed, explained."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

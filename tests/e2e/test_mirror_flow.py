@@ -1,7 +1,5 @@
 """The flow `mirror-weights`: sources are here, and in the store, before a job needs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A spot job gives up its place to a dedicated one, and goes on later where it was."""
 
-from __future__ import annotations
-
 import pytest
 
 from .conftest import until

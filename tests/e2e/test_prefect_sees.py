@@ -1,7 +1,5 @@
 """What people find in Prefect of a job: states, tasks, events, the card, a sample of the logs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A headless browser fills in the forms, of which only what has no default, and pr
 the server, the deployment and the worker are those of `prefect-bt up` (`make browser`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """From Python: `push` returns when accepted, `train` when it is over; UI actions take effect."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Jobs that wait until a machine has room for them, with the processes of users' commands."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 `python benchmarks/queue_benchmark.py pool` does the same with many long jobs, and measures it.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Another attempt by hand: same job, same Prefect run, the next BT_RETRY_COUNT, its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The same job with its store in a bucket: a real S3 server process, nothing on a shared disk."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From checkpoints of a job to a model that answers, through everything that may happen to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two trials of one parent flow, in threads, in processes and by `run_deployment`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Weights of a job: in place and read-only before its commands, fetched once for all jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

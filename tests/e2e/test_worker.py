@@ -4,8 +4,6 @@
 seconds and starts a process for each.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """The job's card, compared with a golden text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

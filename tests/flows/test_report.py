@@ -1,7 +1,5 @@
 """The labels by which automations tell events apart, and how often commits refresh the card."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

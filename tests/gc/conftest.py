@@ -1,7 +1,5 @@
 """A machine with a store, on which jobs have left things behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

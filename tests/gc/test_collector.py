@@ -1,7 +1,5 @@
 """All places are looked through, all findings removed, whatever fails; and the command says so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Neither the environment of other processes nor pipes in place of files mislead or stop `gc`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Nodes and folders of jobs that are over go; what somebody needs, or nobody can judge, stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that a job left behind are ended, and no others."""
 
-from __future__ import annotations
-
 import subprocess
 
 from prefect_bt.gc.findings import OrphanKind

@@ -1,7 +1,5 @@
 """Lists of jobs show what the records say, however and whenever the records were changed."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator

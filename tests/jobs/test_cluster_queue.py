@@ -1,7 +1,5 @@
 """Jobs of a cluster at the queue of this machine: what the API server answers decides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job that another machine runs, seen from here: left alone until a person says otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which code and which client a job was made by; `git` missing, refused, or too slow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A retry on a machine whose memory another job has: it waits in the queue, without a process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Teams: who owns a project of a name, whose cache and secrets its jobs get, and what is said."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The job's record: ids, names, lifecycle and attempts, also with many writers at once."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a node in a cluster and its watchers tell each other, in a folder and in a bucket's API."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reasons are stored by one release and read by the next: their texts never change."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

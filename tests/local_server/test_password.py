@@ -1,7 +1,5 @@
 """The password file of the server of `up`: which users can read it, and where it is sent."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

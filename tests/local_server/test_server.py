@@ -1,7 +1,5 @@
 """`up` and `down`, with real servers and workers."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Access to the server of `up`: requests without its password, and clients that find it."""
 
-from __future__ import annotations
-
 import json
 import socket
 from base64 import b64encode

@@ -3,8 +3,6 @@
 The same pages attack a server of Prefect's own first: where they fail, they prove nothing.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from base64 import b64encode

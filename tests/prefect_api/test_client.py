@@ -1,7 +1,5 @@
 """What the command line asks of a real Prefect API, and how it fails when there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ The server knows their types and schemas by itself; prefect-aws, prefect-gcp, pr
 prefect-kubernetes are not installed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether Prefect's own database is worth a temporary server: asked of real SQLite files."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The API that requests without Prefect's client go to: the one that Prefect would use."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path

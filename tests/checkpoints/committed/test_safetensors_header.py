@@ -1,7 +1,5 @@
 """The tensor table: from a file's first bytes alone, whatever store it lies in."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

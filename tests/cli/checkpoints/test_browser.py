@@ -1,7 +1,5 @@
 """The explorer without a terminal: what keys do, and what is shown."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """`checkpoints list` on a real terminal, over a store that a real uploader filled."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.request

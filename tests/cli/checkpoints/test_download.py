@@ -1,7 +1,5 @@
 """`prefect-bt checkpoints download`: the folders that the job wrote, whole."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check the output of `checkpoints list` and `get_checkpoint_urls`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`checkpoints prune`: what goes, what stays and why; and nothing is half gone after a kill."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

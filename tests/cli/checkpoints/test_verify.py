@@ -1,7 +1,5 @@
 """`checkpoints verify`: a byte changed behind its back is named, and the exit code is 1."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

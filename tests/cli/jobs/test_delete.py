@@ -1,7 +1,5 @@
 """`delete`: for good, refused while anybody needs it, and gone on with after a kill."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`prefect-bt download` and `prefect-bt init`: folders that appear on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """`prefect-bt stop`: which job is meant, who is asked, and what a second stop says."""
 
-from __future__ import annotations
-
 import os
 import pty
 from collections.abc import Callable

@@ -1,9 +1,6 @@
 """`prefect-bt view`: what is shown of a store, as text and as JSON."""
 
-
 # ruff: noqa: E501 (tables as they are printed)
-
-from __future__ import annotations
 
 import json
 import signal

@@ -1,7 +1,5 @@
 """`prefect-bt view` of many jobs: the newest ones, how many there are, and what a fault costs."""
 
-from __future__ import annotations
-
 import pytest
 
 from prefect_bt.ledger.states import JobState

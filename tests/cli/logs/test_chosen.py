@@ -1,7 +1,5 @@
 """`prefect-bt logs`: which ranks and attempts, folding, the first failure, damaged logs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

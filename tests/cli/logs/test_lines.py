@@ -1,7 +1,5 @@
 """How lines are written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The live panel of a followed job, on a real terminal."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

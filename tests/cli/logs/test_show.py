@@ -1,7 +1,5 @@
 """`prefect-bt logs`: lines, filters, following, and leaving."""
 
-from __future__ import annotations
-
 import json
 import signal
 from datetime import UTC, datetime

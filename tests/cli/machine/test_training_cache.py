@@ -1,7 +1,5 @@
 """`prefect-bt cache summarize`: real folders, in every form of output."""
 
-from __future__ import annotations
-
 import csv
 import ctypes
 import io

@@ -1,7 +1,5 @@
 """`deploy_checkpoints` up to where a server starts: what is refused, shown, written, asked."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from functools import partial

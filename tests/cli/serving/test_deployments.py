@@ -1,7 +1,5 @@
 """`deployments`: records and routes written by hand."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Defaults and choices of the questions of `deploy_checkpoints`."""
 
-from __future__ import annotations
-
 import pytest
 from cyclopts import CycloptsError
 

@@ -1,7 +1,5 @@
 """Tables on terminals of several widths: what must stay whole, what is left out, what is named."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """The sources that `weights mirror` and its dry run are given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

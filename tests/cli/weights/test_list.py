@@ -1,7 +1,5 @@
 """`weights list`: what is kept here and in the store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`weights mirror`: what is said meanwhile and afterwards, and how it ends."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -1,7 +1,5 @@
 """`weights prune`: what goes, what stays, and who is asked."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

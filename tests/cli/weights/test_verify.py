@@ -1,7 +1,5 @@
 """`weights verify`: damage is found and withdrawn, here and in the store."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

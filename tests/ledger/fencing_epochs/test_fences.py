@@ -1,7 +1,5 @@
 """An actor of an older epoch changes nothing, and a fault in the middle of a claim is put right."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

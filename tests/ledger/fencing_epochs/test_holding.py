@@ -1,7 +1,5 @@
 """The holder of a job as others see it: after a kill, a refusal, a person's word."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 `make soak` races 100 times LENGTH rounds with random kills; `make test` a few without any.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time
