@@ -50,8 +50,7 @@ def test_one_that_fails_for_ever_delays_nobody(tmp_path, ckpts, error):
     options = UploadOptions(settle=0.05, scan=60, stall_timeout=0.1)
     with Running(store, ckpts, options) as running:
         wait_for(lambda: store.tries)
-        folders.write(ckpts / "good", {"x": b"good"})
-        wait_for(lambda: running.done("good"))
+        running.commits("good", {"x": b"good"})
         assert "a-bad" not in listed(store)
         assert running.reports[-1].trouble
         shutil.rmtree(ckpts / "a-bad")
@@ -94,8 +93,7 @@ def test_what_comes_due_during_a_long_look_is_not_passed_over(store, ckpts, monk
     monkeypatch.setattr(uploader, "_MAX_WAIT", 3600.0)
     monkeypatch.setattr(watcher, "_FULL_SCAN_INTERVAL", 3600.0)
     with Running(store, ckpts, UploadOptions(settle=0.3, scan=0.02)) as running:
-        folders.write(ckpts / "one", {"x": b"1"})
-        wait_for(lambda: running.done("one"))
+        running.commits("one", {"x": b"1"})
 
 
 def _paths(checkpoint):
@@ -159,8 +157,7 @@ def test_a_damaged_manifest_costs_its_own_checkpoint_only(store, ckpts):
 
 def test_a_name_that_comes_back_with_other_bytes_of_the_same_size_and_time(store, ckpts):
     with Running(store, ckpts) as running:
-        folders.write(ckpts / "best", {"x": b"11"})
-        wait_for(lambda: running.done("best"))
+        running.commits("best", {"x": b"11"})
         seen = (ckpts / "best/x").stat()
         (ckpts / "best").rename(ckpts.parent / "away")
         time.sleep(0.5)
@@ -263,16 +260,13 @@ def test_looking_costs_a_small_share_in_the_long_run(ckpts):
 def test_a_directory_that_is_replaced(store, ckpts, how):
     options = UploadOptions(settle=0.05, scan=0.1)
     with Running(store, ckpts, options) as running:
-        folders.write(ckpts / "a", {"x": b"1"})
-        wait_for(lambda: running.done("a"))
+        running.commits("a", {"x": b"1"})
         if how == "deleted":
             shutil.rmtree(ckpts)
         else:
             ckpts.rename(ckpts.with_name("away"))
-        folders.write(ckpts / "b", {"x": b"2"})
-        wait_for(lambda: running.done("b"))
-        folders.write(ckpts / "c", {"x": b"3"})
-        wait_for(lambda: running.done("c"))
+        running.commits("b", {"x": b"2"})
+        running.commits("c", {"x": b"3"})
 
 
 # -- where bytes lie ----------------------------------------------------------------------------

@@ -2,12 +2,8 @@ import json
 
 import pytest
 
-from prefect_bt.checkpoints.committed import verify_committed
-from prefect_bt.checkpoints.committed.catalog import (
-    checkpoint_document,
-    find_newest,
-    list_checkpoints,
-)
+from prefect_bt.checkpoints.committed import catalog, verify_committed
+from prefect_bt.checkpoints.committed.catalog import find_newest, list_checkpoints
 from prefect_bt.checkpoints.manifest import (
     FORMAT,
     Manifest,
@@ -97,7 +93,7 @@ def test_logs_alone_are_still_something(store):
 def test_the_record_has_the_fields_of_the_api(store):
     commit(store, "x", lora_adapter_config={"r": 8}, type="lora", base_model="org/base")
     commit(store, "runs", type="", at=2)
-    lora, runs = [checkpoint_document(one) for one in list_checkpoints(store, PROJECT, JOB)]
+    lora, runs = [catalog.checkpoint_document(one) for one in list_checkpoints(store, PROJECT, JOB)]
     assert json.loads(json.dumps(lora)) == lora
     assert lora["created_at"] == "1970-01-01T00:00:01+00:00"
     assert (lora["checkpoint_id"], lora["checkpoint_type"]) == ("x", "lora")
@@ -118,15 +114,6 @@ def test_keys_round_trip(store):
     assert ref is not None
     assert (ref.rank, ref.name, ref.sort_key) == (12, manifest.name, (10_000, 3))
     assert load_manifest(store.get(manifest.key), key=manifest.key) == manifest
-
-
-@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", "a//b"])
-def test_a_manifest_cannot_lead_outside(store, path):
-    manifest = commit(store, "x")
-    data = json.loads(store.get(manifest.key))
-    data["entries"][0]["path"] = path
-    with pytest.raises(CheckpointError, match="outside"):
-        load_manifest(json.dumps(data).encode(), key=manifest.key)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"format": 1}', b"\xff"])

@@ -44,8 +44,10 @@ def of_entry(**values):
             "not belong to its job",
         ),
         (of_entry(key=f"training_projects/{PROJECT}/jobs/{JOB}/job.json"), "not belong to its job"),
-        (of_entry(path="../x"), "outside its checkpoint"),
-        (of_entry(path="x\0y"), "outside its checkpoint"),
+        *(
+            (of_entry(path=path), "outside its checkpoint")
+            for path in ("../x", "/etc/x", "a/../../x", "", "a//b", "x\0y")
+        ),
         (of_entry(sha256="../../../../etc/x"), "no valid SHA-256"),
         (of_entry(sha256=7), "not a checkpoint manifest"),
         (of_entry(size=-1), "an invalid size, mode or time"),

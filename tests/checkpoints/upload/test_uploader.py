@@ -310,8 +310,7 @@ def test_retention_lets_go_while_the_job_runs(store, ckpts):
     options = replace(FAST, retention=RetentionPolicy(keep_last=2, keep_every=30))
     with Running(store, ckpts, options) as running:
         for step in (10, 20, 30, 40, 50):
-            folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
-            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+            running.commits(f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
     assert set(listed(store)) == {"checkpoint-30", "checkpoint-40", "checkpoint-50"}
     assert set(running.status.pruned) == {"checkpoint-10", "checkpoint-20"}
     named = {file.key for one in listed(store).values() for file in one.files()}
@@ -326,10 +325,8 @@ def test_what_was_let_go_is_sent_again_when_it_is_needed_again(store, ckpts):
     options = replace(FAST, retention=RetentionPolicy(keep_last=1))
     with Running(store, ckpts, options) as running:
         for step in (10, 20):
-            folders.write(ckpts / f"checkpoint-{step}", {"w": b"%d" % step})
-            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
-        folders.write(ckpts / "best", {"w": b"10"})
-        wait_for(lambda: running.done("best"))
+            running.commits(f"checkpoint-{step}", {"w": b"%d" % step})
+        running.commits("best", {"w": b"10"})
     assert set(listed(store)) == {"checkpoint-20", "best"}
     assert verify_committed.verify(store, PROJECT, JOB) == []
 
@@ -337,7 +334,6 @@ def test_what_was_let_go_is_sent_again_when_it_is_needed_again(store, ckpts):
 def test_a_commit_follows_a_proven_end_in_a_moment_and_else_the_settle_time(store, ckpts):
     with Running(store, ckpts, UploadOptions()) as running:
         for step in (10, 20):
-            folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step))
-            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+            running.commits(f"checkpoint-{step}", folders.hf_full(step))
     manifests = listed(store)["checkpoint-20"].manifests
     assert manifests[0].digests == folders.contents(ckpts / "checkpoint-20")
