@@ -159,9 +159,7 @@ def ended(ledger: Ledger, record: JobRecord, *, ran: float, cause: Cause) -> Non
     ledger.end_attempt(record.id, replace(failed, cause=cause))
 
 
-def test_options_settings_and_repeated_jobs(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_settings_and_repeats(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = write_job(ledger, PROJECT, SubmitOptions(), None)
     assert plain.max_run_time is None
     assert find_run_time_limit(ledger, plain) is None
@@ -180,9 +178,7 @@ def test_options_settings_and_repeated_jobs(
         Settings()
 
 
-def test_a_retry_gives_more_or_is_refused(
-    ledger: Ledger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_retry_needs_a_higher_limit(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     record = write_job(ledger, PROJECT, SubmitOptions(max_run_time=100), None)
     ledger.append_event(record.id, JobState.DEPLOYING, attempt=0)
     ended(ledger, record, ran=60.0, cause=Cause.KILLED)

@@ -165,9 +165,7 @@ def live(ends: Ends, budget: RetryBudget, *, checkpointing: bool) -> list[Outcom
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ENDS, BUDGETS, st.booleans())
-def test_a_job_ends_exactly_by_the_rules(
-    ends: Ends, budget: RetryBudget, checkpointing: bool
-) -> None:
+def test_a_job_ends_by_the_rules(ends: Ends, budget: RetryBudget, checkpointing: bool) -> None:
     """A second account of the rules, counted forward instead of looked up in the past."""
     left = Counter({USER: budget.user, INFRA: budget.infrastructure, OOM: budget.out_of_memory})
     in_a_row = expected = 0
@@ -185,17 +183,13 @@ def test_a_job_ends_exactly_by_the_rules(
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60), BUDGETS)
 @example(250, RetryBudget(infrastructure=0, without_progress=1))
-def test_progress_keeps_a_job_alive_however_often_its_nodes_die(
-    deaths: int, budget: RetryBudget
-) -> None:
+def test_progress_allows_any_number_of_node_deaths(deaths: int, budget: RetryBudget) -> None:
     assert len(live([(INFRA, True)] * deaths, budget, checkpointing=True)) == deaths
 
 
 @settings(max_examples=100, deadline=None)
 @given(ENDS, BUDGETS, st.booleans())
-def test_attempts_are_bounded_by_budgets_and_progress(
-    ends: Ends, budget: RetryBudget, checkpointing: bool
-) -> None:
+def test_budgets_bound_the_attempts(ends: Ends, budget: RetryBudget, checkpointing: bool) -> None:
     lived = live(ends, budget, checkpointing=checkpointing)
     free = sum(failure is INFRA and progress for failure, progress in ends[: len(lived)])
     assert len(lived) <= free + budget.user + budget.infrastructure + budget.out_of_memory + 1
@@ -228,9 +222,7 @@ def test_a_factor_of_one_and_delays_of_zero() -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1), st.integers(1, 40), st.floats(0, 1))
-def test_jitter_only_shortens_and_is_the_same_every_time(
-    job_id: str, deaths: int, jitter: float
-) -> None:
+def test_jitter_shortens_and_is_reproducible(job_id: str, deaths: int, jitter: float) -> None:
     dead = history(*[(INFRA, "")] * deaths)
     policy = replace(STEADY, jitter=jitter)
     full = compute_retry_delay(dead, STEADY, job_id="")

@@ -89,7 +89,7 @@ def test_it_builds_the_substrate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", [json.dumps(KUBECONFIG), YAML], ids=["json", "yaml"])
-def test_its_credentials_are_read_for_the_run_and_stored_nowhere(
+def test_credentials_are_read_for_the_run_and_not_stored(
     secrets: dict[str, str], text: str
 ) -> None:
     secrets["prod"] = text
@@ -104,9 +104,7 @@ def test_its_credentials_are_read_for_the_run_and_stored_nowhere(
 
 
 @pytest.mark.parametrize("text", ["{}", "user:planted", "[planted", "clusters: []\nx: planted"])
-def test_an_invalid_kubeconfig_is_refused_without_showing_it(
-    secrets: dict[str, str], text: str
-) -> None:
+def test_an_invalid_kubeconfig_is_refused_unshown(secrets: dict[str, str], text: str) -> None:
     secrets["prod"] = text
     with pytest.raises(DefinitionError, match="'prod' hold no kubeconfig") as caught:
         KubernetesSubstrate(credentials="prod").cluster_settings()
@@ -151,9 +149,7 @@ def test_a_stored_parameter_names_its_block(slug: str | None, kind: type) -> Non
     assert request.settings().grace == 3
 
 
-def test_the_substrates_name_takes_the_settings_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_substrate_name_uses_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_BT_KUBERNETES_NAMESPACE", "training")
     settings = JobRequest(definition={}, substrate="kubernetes").settings()
     assert (settings.substrate, settings.kubernetes.namespace) == ("kubernetes", "training")

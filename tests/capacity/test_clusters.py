@@ -195,9 +195,7 @@ def test_two_machines_start_a_job_of_their_cluster_once(ledger: Ledger, tmp_path
     assert [*admit_all(first), *admit_all(second)] == ["x"]
 
 
-def test_a_job_stays_in_the_queue_while_its_cluster_does_not_answer(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_job_stays_queued_while_its_cluster_is_away(ledger: Ledger, tmp_path: Path) -> None:
     queue = open_queue(ledger, tmp_path / "a", None)
     add_waiting_job(ledger.store, job("x"))
     add_waiting_job(ledger.store, QueuedJob("local", Demand(cpus=1), 1.0))

@@ -58,9 +58,7 @@ def admit(queue: MachineQueue, one: QueuedJob, *, waits: bool = True) -> Lease |
         return queue.admit(one, waits=waits)
 
 
-def test_a_lease_ends_with_the_process_that_owns_the_job(
-    queue: MachineQueue, tmp_path: Path
-) -> None:
+def test_a_lease_ends_with_the_owner_of_its_job(queue: MachineQueue, tmp_path: Path) -> None:
     with owner(tmp_path / "state", "first") as process:
         assert isinstance(admit(queue, job("first")), Lease)
         refused = admit(queue, job("second"))
@@ -71,27 +69,21 @@ def test_a_lease_ends_with_the_process_that_owns_the_job(
         assert isinstance(admit(queue, job("second")), Lease)
 
 
-def test_a_job_that_does_not_wait_exceeds_what_the_machine_has(
-    queue: MachineQueue, tmp_path: Path
-) -> None:
+def test_a_job_that_does_not_wait_exceeds_the_machine(queue: MachineQueue, tmp_path: Path) -> None:
     with owner(tmp_path / "state", "first"), owner(tmp_path / "state", "server"):
         assert isinstance(admit(queue, job("first")), Lease)
         assert isinstance(admit(queue, job("server"), waits=False), Lease)
         assert isinstance(admit(queue, job("third", cpus=1)), Schedule)
 
 
-def test_a_new_job_does_not_pass_those_that_wait(
-    queue: MachineQueue, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_new_jobs_pass_no_waiting_ones(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     add_waiting_job(ledger.store, job("older", at=0.5))
     with owner(tmp_path / "state", "younger"):
         assert isinstance(admit(queue, job("younger")), Schedule)
         assert isinstance(admit(queue, job("urgent", priority=1)), Lease)
 
 
-def test_admitted_jobs_hold_resources_and_an_owned_job_is_skipped(
-    queue: MachineQueue, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_admitted_jobs_hold_resources(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     for number in range(4):
         add_waiting_job(ledger.store, job(f"job{number}", cpus=1, at=float(number)))
     with owner(tmp_path / "state", "job0"), queue.lock():
@@ -102,9 +94,7 @@ def test_admitted_jobs_hold_resources_and_an_owned_job_is_skipped(
         assert queue.find_lease("job1") is None
 
 
-def test_a_lease_of_another_machine_is_not_ended_here(
-    queue: MachineQueue, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_leases_of_other_machines_stay(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     other = MachineQueue(ledger, tmp_path / "other", cpus=2, memory=2**30)
     with owner(tmp_path / "other", "there") as process:
         assert isinstance(admit(other, job("there")), Lease)
@@ -117,9 +107,7 @@ def test_a_lease_of_another_machine_is_not_ended_here(
     assert other.find_lease("there") is None
 
 
-def test_a_type_that_no_machine_has_becomes_that_of_this_machine(
-    queue: MachineQueue, ledger: Ledger
-) -> None:
+def test_an_unknown_gpu_type_becomes_that_of_the_host(queue: MachineQueue, ledger: Ledger) -> None:
     wanted = Demand(2, "H100", 1, 1)
     assert queue.match_gpus(wanted) == wanted  # this machine has no GPUs either
     queue.machine.gpus.update({"GeForce RTX 4090": 4, "T4": 1})

@@ -83,9 +83,7 @@ def test_help_and_commands_of_ended_jobs_import_little(cli: Cli, shop: Shop, end
     )
 
 
-def test_lists_of_known_jobs_import_no_definitions(
-    cli: Cli, within: Within, shop: Shop, ended
-) -> None:
+def test_lists_of_jobs_import_no_definitions(cli: Cli, within: Within, shop: Shop, ended) -> None:
     for _ in range(2):
         shop.job("tiny", *ended)
     assert within("view", "--project", "tiny").code == 0

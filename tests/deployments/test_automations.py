@@ -123,9 +123,7 @@ def send_event(machine: Machine, name: str, message: str, **labels: str) -> None
     answer.raise_for_status()
 
 
-def test_they_are_created_once_and_fire_by_labels(
-    machine: Machine, notifications: Any, created: None
-) -> None:
+def test_automations_fire_by_labels(machine: Machine, notifications: Any, created: None) -> None:
     """The event of the infrastructure's failure comes before those that do notify."""
     common = {"kind": "training", "project": "sent", "attempt": "0"}
     lost = {**common, "failure_class": "infrastructure", "cause": "killed"}
@@ -169,9 +167,7 @@ def test_notifications_by_failure_class(
 
 
 @pytest.mark.extended
-def test_the_checkpoint_of_a_completed_training_is_deployed(
-    machine: Machine, created: None
-) -> None:
+def test_a_checkpoint_of_a_completed_job_is_deployed(machine: Machine, created: None) -> None:
     machine.process("up")  # starts the worker
     # Flows of their own processes: in this one, events go to the first server that it used.
     assert machine.push_wait(machine.folder("exit 0"))[0] == 0  # without a checkpoint

@@ -280,7 +280,7 @@ def check_stopped(machine: Machine, run_id: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["definition", pytest.param("substrate", marks=pytest.mark.extended)]
 )
-def test_a_failed_run_logs_no_traceback(
+def test_failed_runs_log_no_traceback(
     machine: Machine, served_machine: Machine, wrong: str
 ) -> None:
     """A refused form, of a run that the worker started."""

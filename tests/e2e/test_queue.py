@@ -105,9 +105,7 @@ def test_a_higher_priority_starts_first_then_the_older_job(queue_machine: QueueM
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.extended), False])
-def test_a_job_that_is_stopped_or_cancelled_in_the_queue_never_starts(
-    queue_machine: QueueMachine, at_once: bool
-) -> None:
+def test_stopped_and_cancelled_jobs_never_start(queue_machine: QueueMachine, at_once: bool) -> None:
     """At once: stop the job while a process still shows it in Prefect."""
     first = queue_machine.start("first")
     stopped = queue_machine.start("stopped", "--priority", "1")
@@ -170,9 +168,7 @@ def test_a_script_that_is_interrupted_leaves_the_queue(queue_machine: QueueMachi
 
 
 @pytest.mark.extended
-def test_a_worker_ends_the_leases_of_dead_jobs_and_may_die_itself(
-    queue_machine: QueueMachine,
-) -> None:
+def test_a_worker_ends_leases_of_dead_jobs_and_may_die(queue_machine: QueueMachine) -> None:
     # The worker can start the killed job again first; then the test kills that job twice.
     ids = [queue_machine.start(name, "--without-progress", "0") for name in ("first", "second")]
     first, second = ids

@@ -82,9 +82,7 @@ def check_stored(machine: Machine, job_id: str) -> None:
     assert document == machine.view(job_id)
 
 
-def test_a_job_without_progress_ends_and_is_retried_by_hand_once(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_job_without_progress_ends_and_is_retried_once(machine: Machine, tmp_path: Path) -> None:
     policy = RetryPolicy(user=0, first_delay_seconds=0)
     config = machine.folder(STUCK, env={"WORD": str(tmp_path)})
     job = machine.train(config, retry_policy=policy)
@@ -125,9 +123,7 @@ def test_a_job_without_progress_ends_and_is_retried_by_hand_once(
     assert len(machine.view(job_id)["attempts"]) == 4
 
 
-def test_the_pause_before_a_retry_has_a_reason_outlives_a_crash_and_heeds_a_stop(
-    machine: Machine,
-) -> None:
+def test_a_retry_delay_has_a_reason_and_outlives_a_crash(machine: Machine) -> None:
     patient = ("--retries", "1", "--retry-delay", "900", "--retry-jitter", "0")
     job_id = machine.push(machine.folder("exit 3\n"), *patient)["id"]
     until(lambda: machine.ledger.list_outcomes(job_id), seconds=60, what="the first attempt's end")

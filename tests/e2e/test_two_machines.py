@@ -75,9 +75,7 @@ def end(shared: Path, attempt: int, code: int) -> None:
 
 
 @pytest.mark.extended
-def test_of_two_retries_at_once_one_learns_that_it_lost(
-    machine: Machine, other: Machine, shared: Path
-) -> None:
+def test_one_of_two_retries_is_refused(machine: Machine, other: Machine, shared: Path) -> None:
     job_id = push(machine, shared)
     end(shared, 0, 1)
     machine.wait(job_id, "FAILED")
@@ -103,9 +101,7 @@ def test_of_two_retries_at_once_one_learns_that_it_lost(
 
 
 @pytest.mark.extended
-def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
-    machine: Machine, other: Machine, shared: Path
-) -> None:
+def test_an_abandoned_machine_stops_its_job(machine: Machine, other: Machine, shared: Path) -> None:
     job_id = push(machine, shared)
     other.run("stop", "--job-id", job_id, "--abandoned")
     until(lambda: not nodes(machine, job_id), seconds=90, what="the first machine's gang gone")

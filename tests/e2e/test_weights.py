@@ -75,9 +75,7 @@ def lines_of_rank(logs: str, rank: int) -> list[str]:
     return [line for line in found if line and "[prefect-bt]" not in line]
 
 
-def test_read_only_at_its_place_and_fetched_once(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_weights_are_read_only_and_fetched_once(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "data" / "rows").mkdir(parents=True)
     (tmp_path / "data" / "rows" / "1.txt").write_text("row")
     pushed = tmp_path / "pushed"
@@ -184,9 +182,7 @@ def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Pat
     assert "mirror-weights hf://o/seen" in [task["name"] for task in tasks]
 
 
-def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_stop_of_a_mirror_keeps_partial_files(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     size = 4 << 20  # an hour at the speed of the server
     hub.repos["o/slow"] = Repo()
     hub.repos["o/slow"].commit({"model.safetensors": os.urandom(size)})
@@ -203,9 +199,7 @@ def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
     assert "hf://o/slow" not in [tree["source"] for tree in listed["trees"]]
 
 
-def test_a_job_keeps_the_revision_that_it_began_with(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_job_keeps_its_first_revision(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     repo = hub.repos["o/moving"] = Repo()
     first = repo.commit({"config.json": b"of the first"})
     path = config(tmp_path, SOURCE.format("hf://o/moving@main", "/app/models/base", ""))

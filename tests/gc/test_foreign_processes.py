@@ -68,9 +68,7 @@ def test_a_note_of_another_store_hides_no_job_of_ours(site: Site, start: Start) 
 
 
 @pytest.mark.parametrize("ours_has_jobs", [True, False])
-def test_a_job_of_another_store_is_judged_by_the_one_that_was_noted(
-    site: Site, start: Start, ours_has_jobs: bool
-) -> None:
+def test_a_noted_store_judges_its_job(site: Site, start: Start, ours_has_jobs: bool) -> None:
     if ours_has_jobs:
         site.job(JobState.RUNNING)
     other = site.root / "other"
@@ -175,9 +173,7 @@ def test_roots_own_strays_in_another_users_state_folder_are_found(site: Site, st
 
 
 @pytest.mark.parametrize("place", ["loop", "x" * 3000, "nowhere\udce9"])
-def test_a_folder_that_cannot_be_looked_at_hides_nothing(
-    site: Site, start: Start, place: str
-) -> None:
+def test_an_unreadable_state_folder_hides_nothing(site: Site, start: Start, place: str) -> None:
     (site.root / "loop").symlink_to("loop")
     job_id = site.long_over()
     start(**flow_of(site, job_id, PREFECT_BT_STATE_DIR=str(site.root / place)))
@@ -200,9 +196,7 @@ def test_a_mark_that_is_none_hides_nothing(site: Site, start: Start, mark: str) 
 
 
 @pytest.mark.parametrize("record", ["index", "job.json", "events/000000.json", "jobs"])
-def test_a_pipe_in_a_store_that_a_process_names_is_not_opened(
-    site: Site, start: Start, record: str
-) -> None:
+def test_a_pipe_in_a_store_of_a_process_is_unread(site: Site, start: Start, record: str) -> None:
     job_id = site.job(JobState.RUNNING)
     forged = as_over(site, job_id)
     pipe_at(record_of(forged, job_id, record))

@@ -95,9 +95,7 @@ def test_a_cluster_that_cannot_be_read_decides_itself(site: Site, fault: str) ->
     assert "The cluster decides when its pods start" in note
 
 
-def test_a_job_of_kueue_does_not_enter_this_queue(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_kueue_is_not_queued_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_BT_KUBERNETES_QUEUE_NAME", "team-a")
     given = json.loads(settings_for(site.api.port).model_dump_json())
     monkeypatch.setenv("PREFECT_BT_KUBERNETES", json.dumps({**given, "queue_name": "team-a"}))

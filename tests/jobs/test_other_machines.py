@@ -26,9 +26,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(open_store(str(tmp_path / "store")))
 
 
-def test_it_is_not_taken_from_the_machine_that_runs_it_since(
-    ledger: Ledger, state_dir: Path
-) -> None:
+def test_a_job_is_left_to_the_machine_that_runs_it(ledger: Ledger, state_dir: Path) -> None:
     job_id = job_of(ledger, ELSEWHERE, FAILED[:3])
     leave_lock(ledger, state_dir, job_id)
     assert list(recover_jobs(state_dir)) == []

@@ -134,9 +134,7 @@ def test_an_ambiguous_name_lists_the_ids_of_the_projects(
     assert back.project_id not in {one.project_id, two.project_id}
 
 
-def test_a_store_of_a_release_without_teams_is_read_as_it_is(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_store_of_a_release_without_teams_is_read(ledger: Ledger, tmp_path: Path) -> None:
     old = ProjectRecord(make_id(), "llm", 1.0, "research")
     ledger.store.put(project_record_key(old.id), json.dumps(old.__dict__).encode())
     ledger.store.put(project_index_key("llm"), json.dumps({"project_id": old.id}).encode())

@@ -61,9 +61,7 @@ def test_a_file_that_others_can_read_or_that_is_elsewhere_is_replaced(tmp_path: 
     assert read_auth(tmp_path / "elsewhere") == "planted:by-another"
 
 
-def test_a_server_that_is_started_again_keeps_its_password_though_the_file_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_restarted_server_keeps_its_password_without_its_file(tmp_path: Path) -> None:
     here = {"PREFECT_API_URL": "http://localhost:4200/api/", CLIENT_VARIABLE: "told:here"}
     there = {"PREFECT_API_URL": "https://team.example/api", CLIENT_VARIABLE: "told:there"}
     assert ensure_auth(tmp_path, API, there, configured="") not in there.values()

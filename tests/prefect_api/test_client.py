@@ -113,7 +113,7 @@ def test_a_run_that_crashed_before_it_began_is_scheduled_again_a_few_times(prefe
     assert client.get_run_state(run_id) is StateType.CRASHED
 
 
-def test_a_run_of_a_dead_worker_is_scheduled_again(
+def test_a_run_of_a_dead_worker_is_retried(
     prefect_api, deployment, monkeypatch: pytest.MonkeyPatch
 ):
     """Of all runs of the pool, see this one alone: other tests use the server."""

@@ -191,9 +191,7 @@ def test_file_and_folder_changed_places(prepare, store, ckpts):
     assert folders.contents(ckpts) == committed
 
 
-def test_the_next_attempts_uploader_reads_nothing_again(
-    prepare, store, ckpts, tmp_path, monkeypatch
-):
+def test_the_next_uploader_reads_no_restored_file(prepare, store, ckpts, tmp_path, monkeypatch):
     three(ckpts)
     flush(store, ckpts)
     fresh = tmp_path / "fresh"

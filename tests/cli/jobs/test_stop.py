@@ -157,9 +157,7 @@ def test_a_job_that_ends_in_that_moment(
 
 
 @pytest.mark.parametrize("state", ENDS)
-def test_a_job_of_all_that_ended_since_it_was_listed(
-    cli: Cli, shop: Shop, running, monkeypatch, state: JobState
-):
+def test_one_of_all_jobs_ends_first(cli: Cli, shop: Shop, running, monkeypatch, state: JobState):
     first, second = shop.job("tiny", *running), shop.job("tiny", *running)
     from prefect_bt.cli.jobs import stop
 
@@ -179,7 +177,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
 
 
 @pytest.mark.parametrize("state", ENDS)
-def test_a_job_that_ended_beside_a_second_stop(
+def test_a_job_that_ends_at_a_second_stop(
     cli: Cli, shop: Shop, running, monkeypatch, state: JobState
 ):
     job = shop.job("tiny", *running)

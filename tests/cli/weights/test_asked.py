@@ -10,9 +10,7 @@ from tests.cli.sources import CONFIG, cache_of, folder
 from tests.weights.hub_server import Hub
 
 
-def test_the_sources_of_a_config_file(
-    cli: Cli, config: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_sources_of_a_config_file(cli: Cli, config: Callable[..., Path], tmp_path: Path) -> None:
     one = folder(tmp_path, "one", {"a.txt": b"a"})
     two = folder(tmp_path, "two", {"b.txt": b"b", "b.bin": b"1"})
     sources = [
@@ -72,9 +70,7 @@ def test_asked_in_a_wrong_way(
     assert "s3cr3t" not in done.err
 
 
-def test_what_push_would_refuse_is_refused_before_a_byte(
-    cli: Cli, config: Callable[..., Path], model: str
-) -> None:
+def test_invalid_sources_are_refused(cli: Cli, config: Callable[..., Path], model: str) -> None:
     sources = [
         f'WeightsSource(source="{model}", mount_location="/one")',
         f'WeightsSource(source="{model}", mount_location="/proc/w")',

@@ -110,9 +110,7 @@ def test_plain_lines_elsewhere(cli: Cli, hub: Hub) -> None:
     assert quiet.err == ""
 
 
-def test_trouble_is_reported_with_its_source(
-    cli: Cli, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trouble_names_its_source(cli: Cli, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefect_bt.weights.mirror.RETRY_DELAYS", (0.0, 0.0))
     hub.bad.status = 503
     error = cli("weights", "mirror", "--source", "hf://o/base").refusal()

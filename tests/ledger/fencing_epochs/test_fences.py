@@ -75,9 +75,7 @@ def taken_over_after(
 
 
 @pytest.mark.parametrize("looks", [0, 1])
-def test_an_uploader_of_an_older_epoch_commits_nothing(
-    ledger: Ledger, here: str, tmp_path: Path, looks: int
-) -> None:
+def test_an_old_uploader_is_fenced(ledger: Ledger, here: str, tmp_path: Path, looks: int) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
     fence = taken_over_after(ledger, job_id, 1, looks)
     error = upload(ledger, job_id, tmp_path / "out", ["checkpoint-1"], fence)
@@ -97,9 +95,7 @@ def test_an_older_epoch_neither_begins_nor_ends_an_attempt(ledger: Ledger, here:
 
 
 @pytest.mark.parametrize("looks", range(6))
-def test_a_prune_of_an_older_epoch_leaves_other_checkpoints_complete(
-    ledger: Ledger, here: str, tmp_path: Path, looks: int
-) -> None:
+def test_an_old_prune_leaves_no_half(ledger: Ledger, here: str, tmp_path: Path, looks: int) -> None:
     """Else uploaders of the machine that has the job now would finish it."""
     job_id = job_of(ledger, here)
     names = ["checkpoint-10", "checkpoint-20"]
@@ -159,7 +155,7 @@ class GivenAway:
             self._ledger.claim(self._job_id, ELSEWHERE, abandoned=True)
 
 
-def test_a_prune_deletes_no_manifest_after_a_takeover(
+def test_a_prune_ends_its_deletions_at_a_takeover(
     ledger: Ledger, here: str, tmp_path: Path
 ) -> None:
     job_id = job_of(ledger, here)
@@ -210,9 +206,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize("error", [StoreError("away", url="", next_step=""), KeyboardInterrupt()])
-def test_a_fault_in_the_middle_of_a_claim_ends_the_claim(
-    ledger: Ledger, here: str, error: BaseException
-) -> None:
+def test_a_fault_in_a_claim_ends_the_claim(ledger: Ledger, here: str, error: BaseException) -> None:
     job_id = job_of(ledger, here)
     faulty = Ledger(Faulty(ledger.store, error))  # type: ignore[arg-type]
     with pytest.raises(type(error)):
@@ -254,9 +248,7 @@ def killed(code: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_what_a_killed_prune_leaves_is_enough_for_the_caretaker(
-    ledger: Ledger, state_dir: Path, here: str
-) -> None:
+def test_the_caretaker_ends_a_killed_prune(ledger: Ledger, state_dir: Path, here: str) -> None:
     job_id = job_of(ledger, here)
     killed(f"""
 from prefect_bt.jobs.delete import claim_finished_job
@@ -305,7 +297,7 @@ die()
     site.lock.release_and_remove()
 
 
-def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
+def test_a_worker_keeps_a_job_that_has_not_begun(
     ledger: Ledger, state_dir: Path, here: str
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
@@ -341,9 +333,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
-def test_a_claim_that_cannot_be_read_holds_the_job_until_a_person_ends_it(
-    ledger: Ledger, here: str, data: bytes
-) -> None:
+def test_an_unreadable_claim_holds_the_job(ledger: Ledger, here: str, data: bytes) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
     folder = f"{job_prefix(ledger.get_job(job_id).project_id, job_id)}/epochs"
     ledger.store.create(f"{folder}/000002.json", data)
