@@ -1,7 +1,5 @@
 """A substrate that keeps time, state and stop requests, and a gang on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -168,12 +166,8 @@ def plan(size: int) -> GangPlan:
 def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang]:
     substrate = Simulated(list(scripts))
     clock = substrate.clock
-    gang = launch_gang(
-        substrate,
-        plan(len(scripts)),
-        secrets={},
-        timing=pace_of(clock, 0.5),
-    )
+    timing = pace_of(clock, 0.5)
+    gang = launch_gang(substrate, plan(len(scripts)), secrets={}, timing=timing)
 
     def stop_requested() -> bool:
         return stop_at is not None and clock.now >= 1000 + stop_at

@@ -1,7 +1,5 @@
 """How a node ended → cause, class, sentence: every row of the tables."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -76,11 +74,8 @@ def test_exit_codes(code: int, cause: Cause, failure: FailureClass) -> None:
 def test_a_signal_and_its_shell_code_are_the_same(number: int) -> None:
     died = replace(ENDED, exit_code=128 + number, signal=number)
     passed_on = replace(ENDED, exit_code=128 + number)
-    assert (
-        determine_cause(died)
-        is determine_cause(passed_on)
-        is CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)
-    )
+    cause = CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)
+    assert determine_cause(died) is determine_cause(passed_on) is cause
     assert signal.Signals(number).name in diagnose_node(died).description
 
 
@@ -91,7 +86,7 @@ def test_every_exit_code_has_a_sentence() -> None:
         assert ".." not in sentence
 
 
-def test_a_cause_that_a_substrate_tells_needs_no_exit_code() -> None:
+def test_a_cause_from_a_substrate_needs_no_exit_code() -> None:
     status = NodeStatus(0, NodePhase.DONE, command=1, started_at=1.0, cause=Cause.KILLED)
     assert diagnose_node(status).description == "start command 2 left no exit code"
 
@@ -137,13 +132,8 @@ def test_every_cause_has_a_class_and_a_cure(cause: Cause) -> None:
 
 def test_which_causes_are_of_the_job_itself_and_never_retried() -> None:
     assert {cause for cause, remedy in CAUSES.items() if remedy.failure_class is DEPLOY} == {
-        Cause.ADMISSION_DENIED,
-        Cause.FORBIDDEN,
-        Cause.REGISTRY_REFUSED,
-        Cause.IMAGE_NOT_FOUND,
-        Cause.IMAGE_UNUSABLE,
-        Cause.CONFIGURATION,
-        Cause.SECRET_MISSING,
+        *(Cause.ADMISSION_DENIED, Cause.FORBIDDEN, Cause.REGISTRY_REFUSED, Cause.SECRET_MISSING),
+        *(Cause.IMAGE_NOT_FOUND, Cause.IMAGE_UNUSABLE, Cause.CONFIGURATION),
     }
 
 
@@ -158,9 +148,7 @@ def test_which_causes_are_of_the_job_itself_and_never_retried() -> None:
         (OSError("no more processes"), Cause.LAUNCH_FAILED, INFRA),
     ],
 )
-def test_what_is_raised_before_a_node_runs(
-    error: Exception, cause: Cause, failure: FailureClass
-) -> None:
+def test_errors_before_a_node_runs(error: Exception, cause: Cause, failure: FailureClass) -> None:
     found = diagnose_error(error)
     assert (found.cause, found.failure_class) == (cause, failure)
     assert found.description == str(error).rstrip(".")
@@ -168,17 +156,16 @@ def test_what_is_raised_before_a_node_runs(
 
 def test_the_nodes_own_words_are_kept_when_it_could_not_be_set_up() -> None:
     status = NodeStatus(0, NodePhase.DONE, exit_code=125, reason="staging failed: no space left.")
-    assert diagnose_node(status).message.startswith(
-        "it could not be set up: staging failed: no space left. "
-    )
+    message = diagnose_node(status).message
+    assert message.startswith("it could not be set up: staging failed: no space left. ")
 
 
-def test_torchruns_exit_code_says_to_look_at_the_worker() -> None:
+def test_the_remedy_of_exit_code_1_mentions_torchrun() -> None:
     assert "torchrun" in diagnose_node(ENDED).remedy
     assert "torchrun" not in diagnose_node(replace(ENDED, exit_code=3)).remedy
 
 
-def test_a_real_shell_says_the_codes_of_the_table(tmp_path: Path) -> None:
+def test_a_real_shell_returns_the_codes_of_the_table(tmp_path: Path) -> None:
     """The table's numbers are those of /bin/sh here, not of a book."""
     plain = tmp_path / "plain"
     plain.write_text("echo\n")

@@ -1,7 +1,5 @@
 """What the other ranks did, said once and short."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -63,7 +61,7 @@ def test_the_others(others: list[NodeStatus], said: str) -> None:
     assert summarize_other_ranks([FIRST, *others], FIRST, requested_at={}) == said
 
 
-def test_the_first_ones_own_upload_is_told_too() -> None:
+def test_a_failed_upload_of_the_first_rank_is_described() -> None:
     first = replace(FIRST, upload_error="the bucket is gone")
     assert summarize_other_ranks([first], first, requested_at={}) == (
         "What rank 0 had written could not be uploaded: the bucket is gone."
@@ -75,9 +73,8 @@ def test_who_was_asked() -> None:
     assert ended_on_request(by_us)
     assert ended_on_request(by_us, requested_at=101.0)
     assert ended_on_request(by_us, requested_at=102.0), "the node's clock is behind"
-    assert not ended_on_request(replace(by_us, exit_code=1), requested_at=102.0), (
-        "it had ended before"
-    )
+    earlier = replace(by_us, exit_code=1)
+    assert not ended_on_request(earlier, requested_at=102.0), "it had ended before"
     assert not ended_on_request(node(1))
     assert not ended_on_request(node(1, 143, reason="stopped")), "by a signal to the node itself"
     assert ended_on_request(node(1, 143, reason="stopped"), requested_at=101.0)

@@ -1,8 +1,7 @@
 """The gang's policy, against a substrate that behaves: it keeps time, state and stop requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,6 +20,13 @@ from tests.attempts.simulated import Clock, Script, Simulated, SimulatedNode, pa
 CURE = CAUSES[Cause.CUT_SHORT].remedy
 
 
+def watched(clock: Clock, *nodes: SimulatedNode, stop: bool = False, **options: Any) -> Gang:
+    """A gang that began at 1000 s, once it was watched to its end."""
+    gang = Gang(0, list(nodes), timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=lambda: stop, on_change=lambda _: None, **options)
+    return gang
+
+
 def test_all_zero_is_completed() -> None:
     _, gang = run(Script(), Script(seconds=5))
     assert gang.make_outcome().state is JobState.COMPLETED
@@ -36,10 +42,8 @@ def test_first_failure_stops_the_others_and_is_named() -> None:
         "Rank 1 failed first, at 00:16:42 UTC, 00:02 after the start: start command 1 exited with "
         "3. Its last log lines say why. Then ranks 0 and 2 were stopped."
     )
-    assert (outcome.cause, outcome.cure) == (
-        Cause.COMMAND_FAILED,
-        "Its last log lines say why.",
-    )
+    assert outcome.cause is Cause.COMMAND_FAILED
+    assert outcome.cure == "Its last log lines say why."
     assert outcome.failed_at == 1002.0
     assert substrate.nodes[0].stops == [("rank 1 failed", False)]
     assert substrate.clock.now < 1010
@@ -67,20 +71,18 @@ def test_a_node_that_answers_no_stop_is_given_up() -> None:
     assert gang.make_outcome().state is JobState.STOPPED
 
 
-def test_a_lost_node_is_infrastructure() -> None:
-    _, gang = run(Script(seconds=1, lost=True), Script(seconds=50))
-    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
-
-
 def test_a_node_that_is_found_lost_after_its_commands_ended_is_not_done() -> None:
     _, gang = run(Script())
     gang.statuses[0] = NodeStatus(0, NodePhase.LOST, started_at=1000, ended_at=1001)
     assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
 
 
-@pytest.mark.parametrize("code", [137, 143])
-def test_killed_from_outside_is_infrastructure(code: int) -> None:
-    _, gang = run(Script(seconds=1, code=code))
+LOST, KILLED = [Script(seconds=1, lost=True), Script(seconds=50)], [Script(seconds=1, code=137)]
+
+
+@pytest.mark.parametrize("scripts", [LOST, KILLED, [Script(seconds=1, code=143)]])
+def test_lost_nodes_and_signals_from_outside_are_infrastructure(scripts: list[Script]) -> None:
+    _, gang = run(*scripts)
     assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
 
 
@@ -101,18 +103,9 @@ def test_a_rank_that_fails_after_a_stop_was_requested_is_not_a_failure() -> None
 def test_a_preempted_gang_is_stopped_politely_and_has_not_failed() -> None:
     clock = Clock(now=2000.0)
     nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in (0, 1)]
-    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
-    gang.watch(
-        stop_requested=lambda: False,
-        on_change=lambda _: None,
-        preemption_requested=lambda: clock.now >= 2003,
-    )
-    outcome = gang.make_outcome()
-    assert (outcome.state, outcome.failure, outcome.cause) == (
-        JobState.STOPPED,
-        None,
-        Cause.PREEMPTED,
-    )
+    outcome = watched(clock, *nodes, preemption_requested=lambda: clock.now >= 2003).make_outcome()
+    assert (outcome.state, outcome.failure) == (JobState.STOPPED, None)
+    assert outcome.cause is Cause.PREEMPTED
     assert [node.stops for node in nodes] == [[("preempted", False)]] * 2
 
 
@@ -171,15 +164,8 @@ def test_a_straggler_that_answers_no_stop_is_given_up() -> None:
 def over(*statuses: NodeStatus) -> Gang:
     """A gang whose nodes ended before anybody of this process looked."""
     clock = Clock(now=2000.0)
-    handles = [SimulatedNode(s.rank, 0, Script(), clock, 1000.0, ended=s) for s in statuses]
-    gang = Gang(
-        0,
-        handles,
-        timing=pace_of(clock),
-        started_at=1000.0,
-    )
-    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
-    return gang
+    nodes = [SimulatedNode(s.rank, 0, Script(), clock, 1000.0, ended=s) for s in statuses]
+    return watched(clock, *nodes)
 
 
 def ended(rank: int, code: int | None, at: float, reason: str = "") -> NodeStatus:
@@ -227,24 +213,15 @@ def test_a_stop_that_another_process_began_is_a_stop() -> None:
     clock = Clock(now=2000.0)
     done = ended(0, 143, 1001.0, "stopped")
     node = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=done)
-    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0)
-    gang.watch(stop_requested=lambda: True, on_change=lambda _: None)
-    assert gang.make_outcome().state is JobState.STOPPED
+    assert watched(clock, node, stop=True).make_outcome().state is JobState.STOPPED
 
 
-def test_a_node_whose_agent_dies_is_noticed_while_its_uploader_flushes() -> None:
+def test_the_death_of_an_agent_is_noticed_while_its_uploader_flushes() -> None:
     clock = Clock()
     dying = NodeStatus(0, NodePhase.FLUSHING, reason="gone", started_at=1000.0, ended_at=1000.0)
     first = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=dying)
     other = SimulatedNode(1, 0, Script(seconds=500), clock, 1000.0)
-    gang = Gang(
-        0,
-        [first, other],
-        timing=pace_of(clock),
-        started_at=1000.0,
-    )
-    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
-    assert gang.first_failed_rank == 0
+    assert watched(clock, first, other).first_failed_rank == 0
     assert other.stops == [("rank 0 failed", False)]
     assert clock.now < 1010
 
@@ -254,9 +231,7 @@ def test_commands_that_somebody_kills_are_infrastructure_and_the_first_failure()
     nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in range(2)]
     clock.sleep(5)
     assert nodes[1].kill_commands()
-    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
-    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
-    outcome = gang.make_outcome()
+    outcome = watched(clock, *nodes).make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (1, Cause.KILLED)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
 
@@ -268,11 +243,8 @@ def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
     assert outcome.failure is FailureClass.INFRASTRUCTURE
     assert outcome.message == f"The attempt was aborted: the process that ran it died. {CURE}"
     assert outcome.cure == CURE
-    assert (outcome.nodes, outcome.started_at, outcome.ended_at) == (
-        tuple(gang.statuses),
-        1000.0,
-        2000.0,
-    )
+    assert outcome.nodes == tuple(gang.statuses)
+    assert (outcome.started_at, outcome.ended_at) == (1000.0, 2000.0)
 
 
 def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:

@@ -1,7 +1,5 @@
 """The maximum run time of a job: what counts, who stops it, how it ends, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from prefect_bt.attempts.max_run_time import (
 )
 from prefect_bt.attempts.retry_policy import decide_retry
 from prefect_bt.cli.app import main
-from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.errors import DefinitionError, MaxRunTimeError
 from prefect_bt.jobs import resubmit
 from prefect_bt.jobs.job_json import job_document
@@ -43,6 +40,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from prefect_bt.text.durations import format_duration, parse_duration
 from tests.attempts.simulated import Script, Simulated, pace_of, plan
+from tests.jobs.records import small_project
 from tests.node_agent.rig import JOB, Rig, make_plan, wait_line, with_checkpoints
 
 
@@ -70,20 +68,15 @@ def test_a_gang_is_stopped_politely_once_all_attempts_together_are_at_the_limit(
     assert substrate.nodes[0].stops == [(StopReason.MAX_RUN_TIME, False)]
     assert substrate.nodes[1].stops == [(StopReason.MAX_RUN_TIME, force) for force in (False, True)]
     assert outcome.nodes[0].ended_at == 1100.0
-    assert (outcome.state, outcome.cause, outcome.failure, outcome.failed_rank) == (
-        JobState.FAILED,
-        Cause.MAX_RUN_TIME,
-        FailureClass.USER,
-        None,
-    )
+    assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.MAX_RUN_TIME)
+    assert (outcome.failure, outcome.failed_rank) == (FailureClass.USER, None)
     assert outcome.message == (
         "The commands have run for 1h, the job's maximum run time. They were stopped. "
         "Their checkpoints are committed. Continue from the last committed checkpoint with a "
         "higher limit: "
         "prefect-bt retry --job-id abc1234 --max-run-time 2h"
     )
-    ten = RetryBudget(user=10)
-    decision = decide_retry([outcome], ten, checkpointing=True)
+    decision = decide_retry([outcome], RetryBudget(user=10), checkpointing=True)
     assert (decision.retry, decision.reason) == (False, "its run time is used up")
 
 
@@ -102,19 +95,16 @@ def test_other_ends_stay_what_they_are() -> None:
     assert watch(gang).state is JobState.COMPLETED
 
 
-def test_a_gang_that_is_adopted_has_what_is_left() -> None:
+def test_an_adopted_gang_has_the_remaining_time() -> None:
     substrate, first = launched(FOR_EVER, limit=100.0)
     first.statuses = [handle.observe() for handle in first.handles]
     substrate.clock.sleep(60)  # nothing watches it
-    second = Gang(
-        0, first.handles, timing=first.timing, run_time_limit=RunTimeLimit("abc1234", 100.0)
-    )
+    limit = RunTimeLimit("abc1234", 100.0)
+    second = Gang(0, first.handles, timing=first.timing, run_time_limit=limit)
     watch(second)
     assert second.statuses[0].ended_at == 1100.0
     # The process that stopped it is gone, too: the nodes themselves say why they ended.
-    third = Gang(
-        0, first.handles, timing=first.timing, run_time_limit=RunTimeLimit("abc1234", 100.0)
-    )
+    third = Gang(0, first.handles, timing=first.timing, run_time_limit=limit)
     assert watch(third).cause is Cause.MAX_RUN_TIME
     unknown = Gang(0, first.handles, timing=first.timing)
     assert "have reached the maximum run time" in watch(unknown).message
@@ -142,7 +132,7 @@ def test_spans_of_time(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "h", "1y", "nan", "inf", "1h3x", "-1h"])
-def test_what_is_no_span_of_time(text: str) -> None:
+def test_an_invalid_span_of_time_is_refused(text: str) -> None:
     with pytest.raises(DefinitionError, match="Write for example 12h, 90m"):
         parse_duration(text, field="max_run_time")
 
@@ -150,14 +140,7 @@ def test_what_is_no_span_of_time(text: str) -> None:
 # -- in a job's record ------------------------------------------------------------------------
 
 
-PROJECT = TrainingProject(
-    name="limited",
-    job=TrainingJob(
-        image=Image(base_image="none"),
-        compute=Compute(memory="64Mi"),
-        runtime=Runtime(start_commands=["true"]),
-    ),
-)
+PROJECT = small_project("limited")
 
 
 @pytest.fixture
@@ -176,9 +159,7 @@ def ended(ledger: Ledger, record: JobRecord, *, ran: float, cause: Cause) -> Non
     ledger.end_attempt(record.id, replace(failed, cause=cause))
 
 
-def test_options_settings_and_repeated_jobs(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_settings_and_repeats(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = write_job(ledger, PROJECT, SubmitOptions(), None)
     assert plain.max_run_time is None
     assert find_run_time_limit(ledger, plain) is None
@@ -197,9 +178,7 @@ def test_options_settings_and_repeated_jobs(
         Settings()
 
 
-def test_a_retry_gives_more_or_is_refused(
-    ledger: Ledger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_retry_needs_a_higher_limit(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     record = write_job(ledger, PROJECT, SubmitOptions(max_run_time=100), None)
     ledger.append_event(record.id, JobState.DEPLOYING, attempt=0)
     ended(ledger, record, ran=60.0, cause=Cause.KILLED)

@@ -1,7 +1,5 @@
 """The retry policy on its way into a job's record: from blocks, parameters, options, other jobs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,14 +7,7 @@ import pytest
 from prefect_bt import codec
 from prefect_bt.attempts.retry_overrides import RetryOverrides
 from prefect_bt.blocks import LocalSubstrate, RetryPolicy, TrainingStore
-from prefect_bt.definitions import (
-    Compute,
-    Image,
-    Runtime,
-    TrainingJob,
-    TrainingProject,
-    project_document,
-)
+from prefect_bt.definitions import project_document
 from prefect_bt.errors import DefinitionError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
 from prefect_bt.flows.tasks.train_request import JobRequest
@@ -26,15 +17,9 @@ from prefect_bt.jobs.submit import write_job
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import Cause, FailureClass, JobRecord, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
+from tests.jobs.records import small_project
 
-PROJECT = TrainingProject(
-    name="policies",
-    job=TrainingJob(
-        image=Image(base_image="none"),
-        compute=Compute(memory="64Mi"),
-        runtime=Runtime(start_commands=["true"]),
-    ),
-)
+PROJECT = small_project("policies")
 SPOT = RetryBudget(1, 20, 0, 4, 5.0, 1.5, 300.0, 0.5)
 
 
@@ -104,9 +89,8 @@ def test_causes_and_the_policy_are_in_the_document_and_on_the_card() -> None:
         ended_at=1.0,
     )
     ledger.end_attempt(record.id, ended)
-    ledger.append_event(
-        record.id, JobState.CREATED, message="Attempt 1 begins in 4.0 s: x.", attempt=0
-    )
+    why = "Attempt 1 begins in 4.0 s: x."
+    ledger.append_event(record.id, JobState.CREATED, message=why, attempt=0)
     document = job_document(ledger, record)
     assert document["retries"] == codec.encode(SPOT)
     (attempt,) = document["attempts"]

@@ -1,7 +1,5 @@
 """The retry policy as a table: budgets by class, progress refunds, no progress ends the job."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -26,11 +24,10 @@ DEFAULT = RetryBudget()
 
 
 def history(*ends: tuple[FailureClass | None, str]) -> list[Outcome]:
+    states = [JobState.FAILED if kind else JobState.COMPLETED for kind, _ in ends]
     return [
-        Outcome(
-            i, JobState.FAILED if kind else JobState.COMPLETED, failure=kind, newest_checkpoint=c
-        )
-        for i, (kind, c) in enumerate(ends)
+        Outcome(i, state, failure=kind, newest_checkpoint=name)
+        for i, (state, (kind, name)) in enumerate(zip(states, ends, strict=True))
     ]
 
 
@@ -44,12 +41,7 @@ def history(*ends: tuple[FailureClass | None, str]) -> list[Outcome]:
         ([(INFRA, ""), (INFRA, "")], DEFAULT, True, False),
         ([(INFRA, ""), (INFRA, "")], DEFAULT, False, True),
         ([(INFRA, "")] * 4, DEFAULT, False, False),
-        (
-            [(INFRA, "a"), (INFRA, "b"), (INFRA, "c"), (INFRA, "d"), (INFRA, "e")],
-            DEFAULT,
-            True,
-            True,
-        ),
+        ([(INFRA, name) for name in "abcde"], DEFAULT, True, True),
         ([(INFRA, "a"), (INFRA, "a")], DEFAULT, True, True),
         ([(INFRA, "a"), (INFRA, "a"), (INFRA, "a")], DEFAULT, True, False),
         ([(OOM, "a")], DEFAULT, True, False),
@@ -96,7 +88,7 @@ def test_the_sentence_that_ends_a_stuck_job() -> None:
     assert one.reason == "attempt 1 failed without a newer committed checkpoint than c"
 
 
-def test_a_policy_that_says_no_says_how_much_it_allowed() -> None:
+def test_a_refusal_names_the_number_of_allowed_retries() -> None:
     for budget, words in [
         (DEFAULT, "no retry of user failures"),
         (RetryBudget(user=1), "one retry of user failures"),
@@ -107,7 +99,7 @@ def test_a_policy_that_says_no_says_how_much_it_allowed() -> None:
         assert why == f"the policy allows {words}"
 
 
-def test_progress_counts_for_more_than_what_is_left_of_the_budget() -> None:
+def test_progress_allows_a_retry_beyond_the_budget() -> None:
     """A person tried again after the budget was used up, and the job gets further again."""
     ends = [(INFRA, key("checkpoint-1"))] * 5
     patient = RetryBudget(without_progress=0)
@@ -173,9 +165,7 @@ def live(ends: Ends, budget: RetryBudget, *, checkpointing: bool) -> list[Outcom
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ENDS, BUDGETS, st.booleans())
-def test_a_job_ends_exactly_when_a_rule_says_so(
-    ends: Ends, budget: RetryBudget, checkpointing: bool
-) -> None:
+def test_a_job_ends_by_the_rules(ends: Ends, budget: RetryBudget, checkpointing: bool) -> None:
     """A second account of the rules, counted forward instead of looked up in the past."""
     left = Counter({USER: budget.user, INFRA: budget.infrastructure, OOM: budget.out_of_memory})
     in_a_row = expected = 0
@@ -193,17 +183,13 @@ def test_a_job_ends_exactly_when_a_rule_says_so(
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60), BUDGETS)
 @example(250, RetryBudget(infrastructure=0, without_progress=1))
-def test_progress_keeps_a_job_alive_however_often_its_nodes_die(
-    deaths: int, budget: RetryBudget
-) -> None:
+def test_progress_allows_any_number_of_node_deaths(deaths: int, budget: RetryBudget) -> None:
     assert len(live([(INFRA, True)] * deaths, budget, checkpointing=True)) == deaths
 
 
 @settings(max_examples=100, deadline=None)
 @given(ENDS, BUDGETS, st.booleans())
-def test_attempts_are_bounded_by_budgets_and_progress(
-    ends: Ends, budget: RetryBudget, checkpointing: bool
-) -> None:
+def test_budgets_bound_the_attempts(ends: Ends, budget: RetryBudget, checkpointing: bool) -> None:
     lived = live(ends, budget, checkpointing=checkpointing)
     free = sum(failure is INFRA and progress for failure, progress in ends[: len(lived)])
     assert len(lived) <= free + budget.user + budget.infrastructure + budget.out_of_memory + 1
@@ -236,17 +222,14 @@ def test_a_factor_of_one_and_delays_of_zero() -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1), st.integers(1, 40), st.floats(0, 1))
-def test_jitter_only_shortens_and_is_the_same_every_time(
-    job_id: str, deaths: int, jitter: float
-) -> None:
+def test_jitter_shortens_and_is_reproducible(job_id: str, deaths: int, jitter: float) -> None:
     dead = history(*[(INFRA, "")] * deaths)
     policy = replace(STEADY, jitter=jitter)
     full = compute_retry_delay(dead, STEADY, job_id="")
-    delay = compute_retry_delay(dead, policy, job_id=job_id.encode("utf-8", "replace").decode())
+    job_id = job_id.encode("utf-8", "replace").decode()
+    delay = compute_retry_delay(dead, policy, job_id=job_id)
     assert full * (1 - jitter) <= delay <= full
-    assert delay == compute_retry_delay(
-        dead, policy, job_id=job_id.encode("utf-8", "replace").decode()
-    )
+    assert delay == compute_retry_delay(dead, policy, job_id=job_id)
 
 
 def test_jobs_do_not_come_back_at_once() -> None:
@@ -261,7 +244,7 @@ def test_jobs_do_not_come_back_at_once() -> None:
 # -- what is asked for -------------------------------------------------------------------------
 
 
-def test_choices_go_over_what_is_there() -> None:
+def test_choices_replace_the_values_of_a_policy() -> None:
     base = RetryBudget()
     assert RetryOverrides().apply_to(base) == base
     assert RetryOverrides(user=2).apply_to(base) == RetryBudget(2, 3, 2)
@@ -306,13 +289,6 @@ def test_a_sound_policy_is_kept_as_it_is(budget: RetryBudget) -> None:
 
 
 def test_jobs_of_older_releases_have_todays_policy() -> None:
-    old = {
-        "id": "abc1234",
-        "name": "job-1",
-        "project_id": "p",
-        "project_name": "p",
-        "created_at": 1.0,
-        "definition": {},
-        "retries": {"user": 2, "infrastructure": 3, "out_of_memory": 0},
-    }
+    old = codec.encode(JobRecord("abc1234", "job-1", "p", "p", 1.0, definition={}))
+    old["retries"] = {"user": 2, "infrastructure": 3, "out_of_memory": 0}
     assert codec.decode(JobRecord, old).retries == RetryBudget(user=2)

@@ -1,7 +1,5 @@
 """What the Prefect UI shows of the blocks and the flows, read from their JSON schemas."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

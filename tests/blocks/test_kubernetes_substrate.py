@@ -1,7 +1,5 @@
 """The block Kubernetes Substrate: its fields become the cluster's settings of a run."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 
@@ -91,7 +89,7 @@ def test_it_builds_the_substrate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", [json.dumps(KUBECONFIG), YAML], ids=["json", "yaml"])
-def test_its_credentials_are_read_for_the_run_and_stored_nowhere(
+def test_credentials_are_read_for_the_run_and_not_stored(
     secrets: dict[str, str], text: str
 ) -> None:
     secrets["prod"] = text
@@ -106,9 +104,7 @@ def test_its_credentials_are_read_for_the_run_and_stored_nowhere(
 
 
 @pytest.mark.parametrize("text", ["{}", "user:planted", "[planted", "clusters: []\nx: planted"])
-def test_what_is_no_kubeconfig_is_refused_without_showing_it(
-    secrets: dict[str, str], text: str
-) -> None:
+def test_an_invalid_kubeconfig_is_refused_unshown(secrets: dict[str, str], text: str) -> None:
     secrets["prod"] = text
     with pytest.raises(DefinitionError, match="'prod' hold no kubeconfig") as caught:
         KubernetesSubstrate(credentials="prod").cluster_settings()
@@ -146,16 +142,14 @@ def test_a_kubeconfigs_text_is_refused_in_the_form(text: str) -> None:
         (None, LocalSubstrate),
     ],
 )
-def test_a_stored_parameter_says_which_block_it_was(slug: str | None, kind: type) -> None:
+def test_a_stored_parameter_names_its_block(slug: str | None, kind: type) -> None:
     given = {"block_type_slug": slug} if slug else {}
     request = JobRequest.from_run_parameters({"substrate": {**given, "grace_seconds": 3}})
     assert type(request.substrate) is kind
     assert request.settings().grace == 3
 
 
-def test_the_substrates_name_takes_the_settings_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_substrate_name_uses_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_BT_KUBERNETES_NAMESPACE", "training")
     settings = JobRequest(definition={}, substrate="kubernetes").settings()
     assert (settings.substrate, settings.kubernetes.namespace) == ("kubernetes", "training")

@@ -1,7 +1,5 @@
 """The blocks on a real Prefect server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3
@@ -92,9 +90,8 @@ def test_secrets_are_masked_and_encrypted(prefect_server, prefect_api):
 
 def test_masked_values_sent_back_by_the_form_change_nothing(prefect_server, prefect_api):
     """What the UI's edit form does: it sends what it was shown."""
-    document = TrainingSecrets.model_validate({"values": {"token": PLANTED}}).save(
-        "edited", overwrite=True
-    )
+    secrets = TrainingSecrets.model_validate({"values": {"token": PLANTED}})
+    document = secrets.save("edited", overwrite=True)
     shown = json.loads(ask(prefect_server, f"/block_documents/{document}"))
     url = f"{prefect_api}/block_documents/{document}"
     call_url(prefect_server.auth, "PATCH", url, data=shown["data"])
@@ -177,9 +174,9 @@ PREFILLED: dict[str, type[Block]] = {
 
 def test_forms_in_which_nothing_was_changed(prefect_api):
     """The first UI stores `{}` for them."""
-    assert set(PREFILLED.values()) == {
-        block for block in BLOCKS if not any(f.is_required() for f in block.model_fields.values())
-    }
+    fields = {block: block.model_fields.values() for block in BLOCKS}
+    optional = {block for block in BLOCKS if not any(f.is_required() for f in fields[block])}
+    assert set(PREFILLED.values()) == optional
     forms = {name: submit_form(block, {}) for name, block in PREFILLED.items()}
     for name, block in PREFILLED.items():
         loaded = block.load(forms[name][0])

@@ -1,7 +1,5 @@
 """Jobs of a cluster in the queue: what its machines have, and leases of several machines in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -81,7 +79,7 @@ def test_the_pods_of_a_lease_count_once():
         assert reasons(decide([job("x", 5)], [place], leases)) == ["5 H100: 4 of 8 are free"]
 
 
-def test_a_lease_whose_pods_are_on_a_closed_machine_holds_nothing_of_the_others():
+def test_a_lease_with_pods_on_a_closed_machine_holds_nothing_of_the_others():
     place = cluster(PodHost({}, {}, {"run1": 1}), host(free=6, jobs={"run2": 1}))
     leases = [lease(1, gpus=8), lease(2, gpus=2, cpus=16.0)]
     assert started(decide([job("x", 6)], [place], leases)) == {"x": "c"}
@@ -91,9 +89,7 @@ def test_a_lease_whose_pods_are_on_a_closed_machine_holds_nothing_of_the_others(
 def test_the_pods_of_others_count():
     assert reasons(decide([job("x", 8)], [cluster(host(free=3))])) == ["8 H100: 3 of 8 are free"]
     result = decide([job("x", 0, cpus=10.1)], [cluster(host(0, cpus=10.0))])
-    assert reasons(result) == [
-        "a node with 10.1 CPUs and 1 GiB: the whole cluster has room for 0",
-    ]
+    assert reasons(result) == ["a node with 10.1 CPUs and 1 GiB: the whole cluster has room for 0"]
 
 
 def test_free_resources_on_different_machines_are_not_added():
@@ -141,10 +137,8 @@ def test_limits_count_the_jobs_of_clusters():
 
 def test_an_unreachable_cluster_blocks_no_other_job():
     result = decide([job("x", cluster="d"), job("y")], [cluster(host())])
-    assert (started(result), reasons(result)) == (
-        {"y": "c"},
-        ["its cluster: no machine of the queue reaches it"],
-    )
+    reason = "its cluster: no machine of the queue reaches it"
+    assert (started(result), reasons(result)) == ({"y": "c"}, [reason])
 
 
 def test_a_job_that_waits_in_a_process_elsewhere_holds_nothing():
@@ -201,9 +195,7 @@ def test_two_machines_start_a_job_of_their_cluster_once(ledger: Ledger, tmp_path
     assert [*admit_all(first), *admit_all(second)] == ["x"]
 
 
-def test_a_job_stays_in_the_queue_while_its_cluster_does_not_answer(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_job_stays_queued_while_its_cluster_is_away(ledger: Ledger, tmp_path: Path) -> None:
     queue = open_queue(ledger, tmp_path / "a", None)
     add_waiting_job(ledger.store, job("x"))
     add_waiting_job(ledger.store, QueuedJob("local", Demand(cpus=1), 1.0))

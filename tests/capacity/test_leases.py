@@ -1,10 +1,9 @@
 """Leases and queue entries on a real store: no number twice, no decision from old leases."""
 
-from __future__ import annotations
-
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 
 import pytest
 
@@ -112,21 +111,18 @@ def test_no_number_is_used_twice_when_leases_end(store: Store) -> None:
 
 
 def test_of_racing_machines_each_gets_a_number_of_its_own(store: Store) -> None:
-    start, got = Barrier(8), list[Lease]()
+    start = Barrier(8)
 
-    def take(host: int) -> None:
+    def take(host: int) -> Lease:
         leases = Leases(store)
         start.wait()
         lease = None
         while lease is None:
             leases.read()
             lease = leases.create(job(f"job{host}"), host=str(host), at=0.0)
-        got.append(lease)
+        return lease
 
-    threads = [Thread(target=take, args=(host,)) for host in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(take, range(8)))
     assert len({lease.number for lease in got}) == 8
     assert Leases(store).read() == sorted(got, key=lambda lease: lease.number)

@@ -1,9 +1,5 @@
 """The queue of one machine, with real locks held by real processes."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +13,7 @@ from prefect_bt.capacity.schedule import Schedule
 from prefect_bt.capacity.waiting_jobs import add_waiting_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
+from tests.forked import Forked
 
 _OWNER = """
 import sys
@@ -30,21 +27,15 @@ sys.stdin.read()
 
 
 @contextmanager
-def owner(state_dir: Path, job_id: str) -> Generator[subprocess.Popen[str]]:
+def owner(state_dir: Path, job_id: str) -> Generator[Forked]:
     """Own a job with another process."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, str(state_dir), job_id],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = Forked(_OWNER, [state_dir, job_id], piped=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "owned\n"
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def job(name: str, *, cpus: int = 2, priority: int = 0, at: float = 1.0) -> QueuedJob:
@@ -67,9 +58,7 @@ def admit(queue: MachineQueue, one: QueuedJob, *, waits: bool = True) -> Lease |
         return queue.admit(one, waits=waits)
 
 
-def test_a_lease_ends_with_the_process_that_owns_the_job(
-    queue: MachineQueue, tmp_path: Path
-) -> None:
+def test_a_lease_ends_with_the_owner_of_its_job(queue: MachineQueue, tmp_path: Path) -> None:
     with owner(tmp_path / "state", "first") as process:
         assert isinstance(admit(queue, job("first")), Lease)
         refused = admit(queue, job("second"))
@@ -80,27 +69,21 @@ def test_a_lease_ends_with_the_process_that_owns_the_job(
         assert isinstance(admit(queue, job("second")), Lease)
 
 
-def test_a_job_that_does_not_wait_exceeds_what_the_machine_has(
-    queue: MachineQueue, tmp_path: Path
-) -> None:
+def test_a_job_that_does_not_wait_exceeds_the_machine(queue: MachineQueue, tmp_path: Path) -> None:
     with owner(tmp_path / "state", "first"), owner(tmp_path / "state", "server"):
         assert isinstance(admit(queue, job("first")), Lease)
         assert isinstance(admit(queue, job("server"), waits=False), Lease)
         assert isinstance(admit(queue, job("third", cpus=1)), Schedule)
 
 
-def test_a_new_job_does_not_pass_those_that_wait(
-    queue: MachineQueue, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_new_jobs_pass_no_waiting_ones(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     add_waiting_job(ledger.store, job("older", at=0.5))
     with owner(tmp_path / "state", "younger"):
         assert isinstance(admit(queue, job("younger")), Schedule)
         assert isinstance(admit(queue, job("urgent", priority=1)), Lease)
 
 
-def test_admitted_jobs_hold_resources_and_an_owned_job_is_skipped(
-    queue: MachineQueue, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_admitted_jobs_hold_resources(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     for number in range(4):
         add_waiting_job(ledger.store, job(f"job{number}", cpus=1, at=float(number)))
     with owner(tmp_path / "state", "job0"), queue.lock():
@@ -111,9 +94,7 @@ def test_admitted_jobs_hold_resources_and_an_owned_job_is_skipped(
         assert queue.find_lease("job1") is None
 
 
-def test_a_lease_of_another_machine_is_not_ended_here(
-    queue: MachineQueue, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_leases_of_other_machines_stay(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     other = MachineQueue(ledger, tmp_path / "other", cpus=2, memory=2**30)
     with owner(tmp_path / "other", "there") as process:
         assert isinstance(admit(other, job("there")), Lease)
@@ -126,9 +107,7 @@ def test_a_lease_of_another_machine_is_not_ended_here(
     assert other.find_lease("there") is None
 
 
-def test_a_type_that_no_machine_has_becomes_that_of_this_machine(
-    queue: MachineQueue, ledger: Ledger
-) -> None:
+def test_an_unknown_gpu_type_becomes_that_of_the_host(queue: MachineQueue, ledger: Ledger) -> None:
     wanted = Demand(2, "H100", 1, 1)
     assert queue.match_gpus(wanted) == wanted  # this machine has no GPUs either
     queue.machine.gpus.update({"GeForce RTX 4090": 4, "T4": 1})

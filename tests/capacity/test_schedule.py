@@ -97,7 +97,7 @@ def test_an_end_that_has_passed_is_unknown():
     assert result.waits[0].starts_at is None
 
 
-def test_without_known_ends_a_job_behind_gets_only_what_is_not_short():
+def test_without_known_ends_a_job_behind_gets_only_plentiful_resources():
     waiting = [job("big", 8, cpus=16), job("gpu", 1), job("cpu", cpus=46), job("more")]
     result = decide(waiting, leases=[lease(1, 4)])
     assert started(result) == {"cpu": "a"}
@@ -119,7 +119,7 @@ def test_a_blocked_job_reserves_only_the_machine_where_it_starts_first():
     assert result.waits[0].starts_at == NOW + 40
 
 
-def test_the_reason_names_what_is_short():
+def test_the_reason_names_the_missing_resource():
     for waiting, running, reason in (
         (job("x", memory=12), lease(1, memory=13), "12 GiB of memory: 3 GiB of 16 GiB are free"),
         (job("x", cpus=2), lease(1, cpus=64), "2 CPUs: 0 of 64 are free"),

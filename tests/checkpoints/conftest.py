@@ -1,11 +1,17 @@
 import pytest
 
 from prefect_bt.object_store.disk import DiskStore
+from tests.checkpoints.running import Counting
 
 
 @pytest.fixture
 def store(tmp_path):
     return DiskStore(tmp_path / "store")
+
+
+@pytest.fixture
+def counting(tmp_path):
+    return Counting(tmp_path / "store")
 
 
 @pytest.fixture

@@ -17,12 +17,8 @@ PROJECT, JOB = "proj001", "job0001"
 
 
 def safetensors(size: int = 64, seed: bytes = b"w") -> bytes:
-    header = json.dumps(
-        {
-            "__metadata__": {"format": "pt"},
-            "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
-        }
-    ).encode()
+    tensor = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = text({"__metadata__": {"format": "pt"}, "w": tensor})
     return struct.pack("<Q", len(header)) + header + (seed * size)[:size]
 
 
@@ -82,11 +78,8 @@ def hf_sharded(step: int = 10) -> dict[str, bytes]:
     del full["model.safetensors"]
     names = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
     index = {"metadata": {}, "weight_map": {f"w{n}": name for n, name in enumerate(names)}}
-    return (
-        full
-        | {name: safetensors() for name in names}
-        | {"model.safetensors.index.json": text(index)}
-    )
+    shards = {name: safetensors() for name in names}
+    return full | shards | {"model.safetensors.index.json": text(index)}
 
 
 def deepspeed(step: int = 10) -> dict[str, bytes]:
@@ -95,15 +88,9 @@ def deepspeed(step: int = 10) -> dict[str, bytes]:
         f"{tag}/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt": torch_zip(b"%d" % r)
         for r in (0, 1)
     }
-    return (
-        hf_full(step)
-        | shards
-        | {
-            f"{tag}/mp_rank_00_model_states.pt": torch_zip(),
-            "latest": tag.encode(),
-            "zero_to_fp32.py": b"pass",
-        }
-    )
+    model = {f"{tag}/mp_rank_00_model_states.pt": torch_zip()}
+    tracker = {"latest": tag.encode(), "zero_to_fp32.py": b"pass"}
+    return hf_full(step) | shards | model | tracker
 
 
 def distributed(folder: str = "", ranks: int = 2) -> dict[str, bytes]:
@@ -148,6 +135,16 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         target.write_bytes(data)
 
 
+def nest(folder: Path, name: str, depth: int) -> None:
+    """Nest folders of this name, also deeper than a path can be long."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=here)
+        here, above = os.open(name, os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(here)
+
+
 def tree(files: dict[str, bytes], under: str = "") -> dict[str, FileStat]:
     prefix = f"{under}/" if under else ""
     return {f"{prefix}{path}": FileStat(len(data), 1) for path, data in files.items()}
@@ -167,8 +164,9 @@ class Ended:
         return True
 
 
-def flush(store, directory: Path, *, options=FAST, reports=None, **where):
-    """One final flush; the status."""
+def flush(store, directory: Path, files=None, *, options=FAST, reports=None, **where):
+    """One final flush, after these files were written; the status."""
+    write(directory, files or {})
     kept = reports if reports is not None else []
     uploader = Uploader(
         store, directory=directory, origin=origin(**where), options=options, report=kept.append
@@ -183,10 +181,6 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def committed_contents(checkpoint) -> dict[str, str]:
-    return {file.path: file.sha256 for file in checkpoint.files()}
 
 
 def touch_back(path: Path, seconds: float) -> None:

@@ -30,7 +30,7 @@ class Running:
     """An uploader's loop in a thread."""
 
     def __init__(self, store, directory, options=FAST, **where):
-        self.reports, self.ending = [], threading.Event()
+        self.directory, self.reports, self.ending = directory, [], threading.Event()
         self.status = UploadStatus(updated_at=0)
         self._uploader = Uploader(
             store,
@@ -52,6 +52,11 @@ class Running:
         self.ending.set()
         self._thread.join(120)
         assert not self._thread.is_alive()
+
+    def commits(self, name, files):
+        """Write these files of a checkpoint, and wait for its commit."""
+        folders.write(self.directory / name, files)
+        wait_for(lambda: self.done(name))
 
     def done(self, name):
         return any(name in report.committed for report in self.reports)

@@ -3,19 +3,17 @@
 import random
 import time
 
-from prefect_bt.checkpoints.committed import catalog
 from prefect_bt.checkpoints.committed.verify_committed import verify
-from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.upload.uploader import Uploader
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import objects_prefix, tombstones_prefix
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.planning.plan import LoadedCheckpoint
+from tests.jobs.records import new_record
 
 from . import folders
-from .folders import FAST, JOB, PROJECT, Ended
+from .folders import JOB, PROJECT, flush
+from .running import listed
 
 
 def commit(store, directory, steps, *, rank=0, attempt=1, seed=b"w", group_size=1):
@@ -23,23 +21,19 @@ def commit(store, directory, steps, *, rank=0, attempt=1, seed=b"w", group_size=
     for step in steps:
         content = folders.hf_full(step, seed=seed + b"%d.%d" % (rank, step))
         folders.write(directory / f"checkpoint-{step}", content)
-    status = Uploader(
-        store,
-        directory=directory,
-        origin=UploadOrigin(PROJECT, JOB, rank=rank, attempt=attempt, group_size=group_size),
-        options=FAST,
-        report=lambda _: None,
-    ).run(Ended())
+    status = flush(store, directory, rank=rank, attempt=attempt, group_size=group_size)
     assert status.error == ""
     assert status.uncommitted == ()
 
 
+def commit_ranks(store, root, steps):
+    """The same steps of two ranks."""
+    for rank in (0, 1):
+        commit(store, root / f"rank-{rank}", steps, rank=rank, group_size=2)
+
+
 def names(*steps):
     return tuple(f"checkpoint-{step}" for step in steps)
-
-
-def listed(store):
-    return {one.checkpoint_id: one for one in catalog.list_checkpoints(store, PROJECT, JOB)}
 
 
 def loaded(store, *wanted):
@@ -70,15 +64,7 @@ def rest(store):
 
 def make_job(ledger: Ledger, *states: JobState) -> str:
     """A job in the ledger, for instance one that holds another's checkpoints; its id."""
-    project = ledger.projects.ensure("holders")
-    record = JobRecord(
-        id=ledger.reserve_job_id(project.id),
-        name="job",
-        project_id=project.id,
-        project_name=project.name,
-        created_at=ledger.now(),
-        definition={},
-    )
+    record = new_record(ledger, "holders")
     ledger.write_job(record)
     for state in states:
         ledger.append_event(record.id, state)
@@ -112,6 +98,14 @@ class Slow(DiskStore):
     def list(self, prefix):
         self._wait()
         yield from super().list(prefix)
+
+
+class Killed(BaseException):
+    """As if the process had been killed."""
+
+
+def kill():
+    raise Killed
 
 
 class Interrupted(DiskStore):

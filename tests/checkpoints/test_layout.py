@@ -133,22 +133,16 @@ def test_kinds():
     assert read_metadata("x", ["adapter_config.json"], lambda _: None).type == "lora"
     assert read_metadata("x", ["config.json", "pytorch_model.bin"], lambda _: []).type == "full"
     assert read_metadata("x", ["config.json", "training_args.bin"], lambda _: {}).type == ""
-    assert (
-        read_metadata("checkpoint-4", ["trainer_state.json"], lambda _: {"global_step": "x"}).step
-        == 4
-    )
+    state = {"global_step": "x"}
+    assert read_metadata("checkpoint-4", ["trainer_state.json"], lambda _: state).step == 4
 
 
 def test_steps_and_stems():
     assert get_series("v1/checkpoint-10") == get_series("v1/checkpoint-200") == "v1/checkpoint-#"
     assert get_series("v1/checkpoint-10") != get_series("v2/checkpoint-10")
     assert get_series("best") == "best"
-    assert [parse_step(n) for n in ("epoch_3", "best", "llama3", "epoch_1/merged")] == [
-        3,
-        None,
-        None,
-        1,
-    ]
+    found = [parse_step(n) for n in ("epoch_3", "best", "llama3", "epoch_1/merged")]
+    assert found == [3, None, None, 1]
 
 
 def test_scan_follows_links_and_survives_loops(tmp_path):

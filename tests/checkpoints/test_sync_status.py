@@ -1,7 +1,5 @@
 """The sync status of jobs and checkpoints, read from what real uploaders left in the store."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -11,14 +9,7 @@ from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
 from prefect_bt.cli.app import main
-from prefect_bt.definitions import (
-    CheckpointingConfig,
-    Compute,
-    Image,
-    Runtime,
-    TrainingJob,
-    TrainingProject,
-)
+from prefect_bt.definitions import CheckpointingConfig, Compute
 from prefect_bt.errors import StoreError
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
@@ -30,6 +21,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import uploads_prefix
 from tests.checkpoints import folders
 from tests.checkpoints.running import Counting
+from tests.jobs.records import small_project
 
 
 class Job:
@@ -37,13 +29,9 @@ class Job:
 
     def __init__(self, root: Path, ledger: Ledger, *, nodes: int = 1, checkpoints: bool = True):
         self.root, self.ledger, self.nodes = root, ledger, nodes
-        runtime = Runtime(
-            start_commands=["true"], checkpointing_config=CheckpointingConfig(enabled=checkpoints)
-        )
-        job = TrainingJob(
-            image=Image(base_image="none"), compute=Compute(node_count=nodes), runtime=runtime
-        )
-        project = TrainingProject(name="synced", job=job)
+        checkpointing = CheckpointingConfig(enabled=checkpoints)
+        compute = Compute(node_count=nodes)
+        project = small_project("synced", compute=compute, checkpointing_config=checkpointing)
         self.record: JobRecord = write_job(ledger, project, SubmitOptions(substrate="local"), None)
         self.attempt = -1
 
@@ -152,7 +140,7 @@ def test_without_checkpointing_and_without_an_attempt(tmp_path: Path, ledger: Le
     assert stopped.read() == NOTHING
 
 
-def test_an_upload_that_failed_and_one_that_is_not_whole(
+def test_a_failed_upload_and_an_incomplete_one(
     tmp_path: Path,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,13 +1,12 @@
 """The real command against a store that the test prepares: here, or in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,14 +14,7 @@ import pytest
 
 from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manifest
 from prefect_bt.cli.app import main
-from prefect_bt.definitions import (
-    Compute,
-    Image,
-    Runtime,
-    TrainingJob,
-    TrainingProject,
-    project_document,
-)
+from prefect_bt.definitions import Compute
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
@@ -30,8 +22,10 @@ from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import job_prefix, log_key, logical_path
 from prefect_bt.object_store import open_store
 from tests.in_process import command
+from tests.jobs.records import new_record, small_project
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
+from .screens import Screen
 from .sources import LARGE, folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +43,11 @@ class Run:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+    def refusal(self, code: int = 1) -> str:
+        """The message of a command that refuses: it writes nothing to standard output."""
+        assert (self.code, self.out) == (code, ""), self
+        return self.err
 
 
 @dataclass
@@ -124,37 +123,24 @@ class Shop:
         self,
         project: str = "tiny",
         *states: JobState,
-        name: str | None = None,
+        name: str = "",
         compute: Compute | None = None,
         priority: int | None = None,
         workspace: bytes = b"",
         sha256: str = "",
         resources: Resources | None = None,
     ) -> JobRecord:
-        known = self.ledger.projects.ensure(project)
-        definition = TrainingProject(
-            name=project,
-            job=TrainingJob(
-                image=Image(base_image="python:3.11"),
-                compute=compute or Compute(),
-                runtime=Runtime(start_commands=["true"]),
-                priority=priority,
-            ),
-        )
-        record = JobRecord(
-            id=self.ledger.reserve_job_id(known.id),
-            name=name or self.ledger.reserve_job_name(known.id),
-            project_id=known.id,
-            project_name=project,
-            created_at=self._tick(),
-            definition=project_document(definition),
+        record = new_record(
+            self.ledger,
+            small_project(project, compute=compute or Compute(), priority=priority),
+            name=name,
             workspace_sha256=sha256,
             workspace_size=len(workspace),
             user="ann",
             resources=resources,
         )
         if workspace:
-            key = f"{job_prefix(known.id, record.id)}/workspace.tar"
+            key = f"{job_prefix(record.project_id, record.id)}/workspace.tar"
             self.ledger.store.put(key, workspace)
         self.ledger.write_job(record)
         for state in states:
@@ -169,34 +155,52 @@ class Shop:
         self.ledger.store.put(log_key(record.project_id, record.id, attempt, rank), data)
 
     def checkpoint(self, record: JobRecord, name: str, *, size: int, at: float, **facts: Any):
+        """The manifest of a checkpoint whose objects are not there."""
         files = facts.pop("files", ["model.safetensors"])
+        found = {path: (f"{n:064d}", size // len(files)) for n, path in enumerate(files)}
+        self._commit(record, name, found, size=size, at=at, **facts)
+
+    def commit(self, record: JobRecord, name: str, files: dict[str, bytes], *, rank: int = 0):
+        """A checkpoint with all its bytes."""
+        found = {path: (sha256(data).hexdigest(), len(data)) for path, data in files.items()}
+        for path, data in files.items():
+            self.ledger.store.put(_object_key(record, found[path][0]), data)
+        size = sum(map(len, files.values()))
+        self._commit(record, name, found, size=size, at=0, rank=rank, group_size=2)
+
+    def _commit(
+        self, record: JobRecord, name: str, files: dict[str, tuple[str, int]], *, at: float, **facts
+    ):
+        """`files`: the digest and the size of each."""
         rank = facts.pop("rank", 0)
         entries = tuple(
             ManifestEntry(
                 path=path,
                 logical=logical_path(record.project_id, record.id, rank, f"{name}/{path}"),
-                key=f"{job_prefix(record.project_id, record.id)}/objects/0000/{index:064d}",
-                size=size // len(files),
-                sha256=f"{index:064d}",
+                key=_object_key(record, digest),
+                size=size,
+                sha256=digest,
                 mtime_ns=int((DAY + at) * 1e9),
             )
-            for index, path in enumerate(files)
+            for path, (digest, size) in files.items()
         )
         manifest = Manifest(
             format=1,
             project_id=record.project_id,
             job_id=record.id,
             rank=rank,
-            group_size=1,
             name=name,
             attempt=0,
             version=1,
             committed_at=DAY + at,
-            size=size,
             entries=entries,
-            **facts,
+            **{"group_size": 1, **facts},
         )
         self.ledger.store.create(manifest.key, dump_manifest(manifest))
+
+
+def _object_key(record: JobRecord, digest: str) -> str:
+    return f"{job_prefix(record.project_id, record.id)}/objects/0000/{digest}"
 
 
 ENDED = (JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED)
@@ -224,6 +228,23 @@ def within(cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         return Run(code, told.out, told.err)
 
     return run
+
+
+StartScreen = Callable[..., Screen]
+
+
+@pytest.fixture
+def on_screen(cli: Cli) -> Iterator[StartScreen]:
+    """Starts the command on a terminal of its own: `on_screen("view", TERM="dumb")`."""
+    screens: list[Screen] = []
+
+    def start(*arguments: str, **env: str) -> Screen:
+        screens.append(Screen([*COMMAND, *arguments], env={**cli.env, **env}, folder=cli.folder))
+        return screens[-1]
+
+    yield start
+    for screen in screens:
+        screen.close()
 
 
 @pytest.fixture

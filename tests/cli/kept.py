@@ -1,23 +1,15 @@
 """A job of the shop with real bytes committed by a real uploader."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
+from prefect_bt.checkpoints.upload.uploader import Uploader
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_store import open_store
+from tests.checkpoints.folders import FAST, Ended
 
 from .conftest import Shop
-
-FAST = UploadOptions(settle=0.05, scan=0.02, stall_timeout=0.5, recommit_interval=0.1)
-
-
-class _Ended:
-    def is_set(self) -> bool:
-        return True
 
 
 def commit(shop: Shop, job: JobRecord, folder: Path, steps: Sequence[int], *, rank: int = 0):
@@ -27,11 +19,16 @@ def commit(shop: Shop, job: JobRecord, folder: Path, steps: Sequence[int], *, ra
         at.mkdir(parents=True, exist_ok=True)
         (at / "weights.dat").write_bytes(b"%d.%d" % (rank, step) * 1000)
         (at / "shared.dat").write_bytes(b"shared %d" % rank * 1000)
+    upload(shop, job, folder, rank=rank)
+
+
+def upload(shop: Shop, job: JobRecord, folder: Path, *, rank: int = 0) -> None:
+    """Commit every checkpoint of the folder."""
     status = Uploader(
         open_store(shop.url),
         directory=folder,
         origin=UploadOrigin(job.project_id, job.id, rank=rank, attempt=0),
         options=FAST,
         report=lambda _: None,
-    ).run(_Ended())  # pyright: ignore[reportArgumentType]
+    ).run(Ended())  # pyright: ignore[reportArgumentType]
     assert (status.error, status.uncommitted) == ("", ())

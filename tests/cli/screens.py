@@ -1,7 +1,5 @@
 """A command on a real terminal: keys go in, and what stands on the screen can be read."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -89,6 +87,11 @@ class Screen:
             self._read(0.05)
         self._read(0.05)
         return self.process.wait(timeout=PATIENCE)
+
+    def leave(self, key: str, code: int = 0) -> None:
+        """Press the last key: the command ends with this code and restores the terminal."""
+        self.press(key)
+        assert (self.end(), self.restored()) == (code, True)
 
     def restored(self) -> bool:
         """Whether the terminal is as it was: its modes, its screen, its cursor."""

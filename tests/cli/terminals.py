@@ -1,7 +1,5 @@
 """The output of a command on a terminal, in this process."""
 
-from __future__ import annotations
-
 import os
 import pty
 from concurrent.futures import ThreadPoolExecutor

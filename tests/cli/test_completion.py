@@ -1,7 +1,5 @@
 """`prefect-bt --install-completion`, and what bash then completes."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Check the table of missing `truss train` commands in docs/differences.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,24 +7,9 @@ from prefect_bt.cli.app import make_app
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
 TRUSS_TRAIN = {
-    "cache summarize",
-    "capacity update",
-    "capacity view",
-    "checkpoints list",
-    "deploy_checkpoints",
-    "download",
-    "get_checkpoint_urls",
-    "init",
-    "isession",
-    "logs",
-    "metrics",
-    "push",
-    "recreate",
-    "stop",
-    "update",
-    "update_session",
-    "view",
-    "workstation",
+    *("cache summarize", "capacity update", "capacity view", "checkpoints list", "download"),
+    *("deploy_checkpoints", "get_checkpoint_urls", "init", "isession", "logs", "metrics", "push"),
+    *("recreate", "stop", "update", "update_session", "view", "workstation"),
 }
 """Every command of `truss train` 0.18.35."""
 

@@ -1,7 +1,5 @@
 """The process of a job is started before the words are read: only where there will be one."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

@@ -1,7 +1,5 @@
 """How commands end badly: one message, the right exit code, never a traceback unasked."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -27,17 +25,15 @@ WITH_JOB += ["get_checkpoint_urls", "logs --tail"]
 )
 def test_a_job_that_does_not_exist(cli: Cli, shop: Shop, ended, verb: str, job_id: str):
     shop.job("tiny", *ended)
-    done = cli(*verb.split(), "--job-id", job_id)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: No job {job_id!r} in this store.")
-    assert done.err.count("\n") == 1
+    error = cli(*verb.split(), "--job-id", job_id).refusal()
+    assert error.startswith(f"error: No job {job_id!r} in this store.")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["logs", "recreate", "checkpoints list", "get_checkpoint_urls"])
 def test_no_store_yet(cli: Cli, verb: str):
-    done = cli(*verb.split())
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: There is no training job in file://{cli.folder}/store yet.")
+    error = cli(*verb.split()).refusal()
+    assert error.startswith(f"error: There is no training job in file://{cli.folder}/store yet.")
 
 
 @pytest.mark.parametrize(
@@ -62,43 +58,61 @@ def test_no_store_yet(cli: Cli, verb: str):
     ],
 )
 def test_wrong_usage(cli: Cli, arguments: list[str], told: str):
-    done = cli(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: ")
-    assert told in done.err
-    assert "--help" in done.err.splitlines()[-1]
+    error = cli(*arguments).refusal(2)
+    assert error.startswith("error: ")
+    assert told in error
+    assert "--help" in error.splitlines()[-1]
 
 
+def job_with(fields: str, names: str = "a") -> str:
+    job = f"d.TrainingJob(image=d.Image(base_image='x'), {fields})"
+    head = "from truss_train import definitions as d\n"
+    return f"{head}{names} = d.TrainingProject(name='n', job={job})\n"
+
+
+RUNTIME = "runtime=d.Runtime(start_commands=['true'])"
 CONFIGS = {
-    "": "No `TrainingProject` was found",
-    "raise RuntimeError('boom')": "boom",
-    "import nothing_like_it": "nothing_like_it",
-    "x = (": "",
-    "raise SystemExit(0)": "",
-    "from truss_train import definitions as d\n"
-    "job = d.TrainingJob(image=d.Image(base_image='x'), nope=1)": "nope",
-    "from truss_train import definitions as d\n"
-    "a = b = d.TrainingProject(name='n', job=d.TrainingJob(image=d.Image(base_image='x')))": (
-        "Multiple"
-    ),
+    "pass": ["No `TrainingProject` was found"],
+    "raise RuntimeError('boom')": ["boom", "config.py:1"],
+    "import nothing_like_it": ["nothing_like_it"],
+    "x = (": ["config.py:1"],
+    "raise SystemExit(0)": [],
+    job_with("nope=1"): ["nope"],
+    job_with("", "a = b"): ["Multiple `TrainingProject`"],
+    job_with("runtime=d.Runtime(start_command=['true'])"): ["start_command", "config.py:2"],
+    job_with("compute=d.Compute(node_count='2')"): ["node_count", "'2'"],
+    job_with(f"compute=d.Compute(node_count=0), {RUNTIME}"): ["node_count is 0"],
+    job_with(f"compute=d.Compute(memory='lots'), {RUNTIME}"): ["memory", "lots"],
+    job_with("runtime=d.Runtime()"): ["start_commands is empty"],
 }
 
 
 @pytest.mark.parametrize("body", CONFIGS)
 def test_a_bad_config(cli: Cli, config, body: str):
-    done = cli("push", str(config(body=body or "pass")))
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: ")
-    assert CONFIGS[body] in done.err
-    assert "Traceback" not in done.err
+    error = cli("push", str(config(body=body))).refusal()
+    assert error.startswith("error: ")
+    assert not [words for words in CONFIGS[body] if words not in error], error
+    assert "Traceback" not in error
+    assert not (cli.folder / "store" / "index" / "jobs").exists()
+
+
+def test_folders_that_cannot_be_packed(cli: Cli, config):
+    path = config()
+    with path.with_name("big.bin").open("wb") as big:
+        big.truncate(6 * 1024**3)
+    error = cli("push", str(path)).refusal()
+    assert "big.bin" in error and "5" in error
+    path.with_name("big.bin").unlink()
+    path.with_name(".truss_ignore").write_text("*\n")
+    error = cli("push", str(path)).refusal()
+    assert "nothing to pack" in error and "correct .truss_ignore" in error
+    assert not (cli.folder / "store" / "index" / "jobs").exists()
 
 
 @pytest.mark.parametrize("name", ["missing.py", ".", "notes.txt"])
 def test_not_a_config(cli: Cli, name: str):
     (cli.folder / "notes.txt").write_text("hello")
-    done = cli("push", name)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: ")
+    assert cli("push", name).refusal().startswith("error: ")
 
 
 @pytest.mark.parametrize(
@@ -113,19 +127,17 @@ def test_not_a_config(cli: Cli, name: str):
 )
 def test_bad_settings(cli: Cli, config, verb: str, variable: str, value: str, told: str):
     path = [str(config())] if verb == "push" else []
-    done = cli(verb, *path, **{variable: value})
-    assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines()[-1].startswith("error: ")
-    assert told in done.err
-    assert "Traceback" not in done.err
+    error = cli(verb, *path, **{variable: value}).refusal()
+    assert error.splitlines()[-1].startswith("error: ")
+    assert told in error
+    assert "Traceback" not in error
 
 
 def test_debug_shows_where(cli: Cli):
     for arguments in (["--log", "debug", "push", "x.py"], ["push", "x.py", "--log=D"]):
-        done = cli(*arguments)
-        assert done.code == 1
-        assert "Traceback" in done.err
-        assert done.err.splitlines()[-1].startswith("error: `x.py` is not a file.")
+        error = cli(*arguments).refusal()
+        assert "Traceback" in error
+        assert error.splitlines()[-1].startswith("error: `x.py` is not a file.")
 
 
 def test_a_reader_that_leaves(cli: Cli, shop: Shop, ended):

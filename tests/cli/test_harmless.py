@@ -1,7 +1,5 @@
 """Output and names of a job: they steer no terminal, whichever command shows them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,8 +7,7 @@ import pytest
 from prefect_bt.ledger.records import FailureClass, Outcome
 from prefect_bt.ledger.states import JobState
 
-from .conftest import COMMAND, Cli, Shop
-from .screens import Screen
+from .conftest import Cli, Shop, StartScreen
 
 CLEAR, TITLE, PASTE = "\x1b[2J", "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07"
 LINE = f"\x1b[31mred\x1b[0m {CLEAR}{TITLE}{PASTE}\x9b2J\x7f\u202e[bold]b[/bold]\x08"
@@ -84,14 +81,9 @@ def test_a_command_steers_nothing(cli: Cli, job, words: tuple[str, ...]) -> None
 @pytest.mark.parametrize(
     "words", [("logs",), ("logs", "--tail"), ("view",), ("checkpoints", "list", "-o", "csv")]
 )
-def test_a_real_terminal_is_not_steered(cli: Cli, job, words: tuple[str, ...]) -> None:
-    screen = Screen(
-        [*COMMAND, *words, "--job-id", job.id],
-        env={**cli.env, "NO_COLOR": "1"},
-        folder=cli.folder,
-    )
+def test_a_real_terminal_is_not_steered(on_screen: StartScreen, job, words) -> None:
+    screen = on_screen(*words, "--job-id", job.id, NO_COLOR="1")
     screen.wait_for_line("␛")
     assert screen.end() in {0, 1}
-    screen.close()
     for steering in (b"\x1b[2J", b"\x1b]0;", b"\x1b]52;", b"\x07", b"\xc2\x9b", b"\xe2\x80\xae"):
         assert steering not in screen.said

@@ -4,8 +4,6 @@ A new interpreter runs a chain of commands. Modules stay loaded, so each command
 own imports and for those of the commands before it.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -26,13 +24,8 @@ NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning
 NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.jobs.reconcile", "prefect_bt.definitions"]
 """What they do without once the index has the jobs, and what logs never need."""
 NOT_FOR_HELP = [
-    *NOT_FOR_LISTS,
-    "cyclopts",
-    "rich",
-    "prefect_bt.cli.app",
-    "prefect_bt.settings",
-    "pydantic",
-    "sqlite3",
+    *(*NOT_FOR_LISTS, "cyclopts", "rich", "pydantic", "sqlite3"),
+    *("prefect_bt.cli.app", "prefect_bt.settings"),
 ]
 """What the overview of commands does without."""
 
@@ -90,9 +83,7 @@ def test_help_and_commands_of_ended_jobs_import_little(cli: Cli, shop: Shop, end
     )
 
 
-def test_lists_of_known_jobs_import_no_definitions(
-    cli: Cli, within: Within, shop: Shop, ended
-) -> None:
+def test_lists_of_jobs_import_no_definitions(cli: Cli, within: Within, shop: Shop, ended) -> None:
     for _ in range(2):
         shop.job("tiny", *ended)
     assert within("view", "--project", "tiny").code == 0

@@ -1,7 +1,5 @@
 """The queue, priorities and capacity: what the commands show of a store, and what they change."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
@@ -15,32 +13,20 @@ from prefect_bt.capacity.overview import ABOUT_TO_START, read_schedule
 from prefect_bt.capacity.queue_context import queue_context
 from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
 from prefect_bt.capacity.waiting_jobs import add_waiting_job, list_waiting_jobs, remove_waiting_job
-from prefect_bt.definitions import (
-    Accelerator,
-    AcceleratorSpec,
-    Compute,
-    Image,
-    Runtime,
-    TrainingJob,
-    TrainingProject,
-    project_document,
-)
+from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from tests.cli.conftest import Cli, Within
+from tests.jobs.records import new_record, small_project
 
 GIB = 1024**3
 EIGHT = Demand(8, "H100", 32, 256 * GIB)
 FOUR = Demand(4, "H100", 16, 128 * GIB)
 GPU_KEYS = {
-    "gpu_type",
-    "baseline",
-    "limit",
-    "usage_count",
-    "dedicated_usage_count",
-    "spot_usage_count",
+    *("gpu_type", "baseline", "limit"),
+    *("usage_count", "dedicated_usage_count", "spot_usage_count"),
 }
 
 
@@ -58,24 +44,9 @@ class Queue:
         report_machine(self.store, Machine(host, name, 64, 512 * GIB, offered, self.now - age))
 
     def record(self, *, team: str = "", state: JobState = JobState.PENDING) -> JobRecord:
-        project = self.ledger.projects.ensure("tiny", team=team or None)
         spec = AcceleratorSpec(accelerator=Accelerator.H100, count=8)
-        definition = TrainingProject(
-            name="tiny",
-            job=TrainingJob(
-                image=Image(base_image="python:3.11"),
-                compute=Compute(accelerator=spec),
-                runtime=Runtime(start_commands=["true"]),
-            ),
-        )
-        record = JobRecord(
-            id=self.ledger.reserve_job_id(project.id),
-            name=self.ledger.reserve_job_name(project.id),
-            project_id=project.id,
-            project_name="tiny",
-            created_at=self.now,
-            definition=project_document(definition),
-        )
+        project = small_project(compute=Compute(accelerator=spec), team=team or None)
+        record = new_record(self.ledger, project, created_at=self.now)
         self.ledger.write_job(record, state=state)
         return record
 
@@ -240,9 +211,8 @@ def test_an_update_moves_a_job_to_its_new_place(within: Within, waiting: Queue):
 
 def test_only_a_job_that_waits_is_updated(within: Within, waiting: Queue):
     lease = waiting.run()
-    done = within("update", "--job-id", lease.job.id, "--priority", "3")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == (
+    error = within("update", "--job-id", lease.job.id, "--priority", "3").refusal()
+    assert error == (
         f"error: Job {lease.job.id} does not wait (TRAINING_JOB_CREATED), so its priority has no"
         f" effect. See: prefect-bt view --job-id {lease.job.id}\n"
     )
@@ -353,9 +323,7 @@ def test_limits_are_set_and_removed(within: Within, waiting: Queue):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_refused_limits(within: Within, waiting: Queue, given: list[str], told: str):
-    done = within("capacity", "update", *given)
-    assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert told in within("capacity", "update", *given).refusal(2)
     assert list_limits(waiting.store) == []
 
 

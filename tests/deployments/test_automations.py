@@ -1,7 +1,5 @@
 """`prefect-bt automations` on a real server: made once, and fired by the events of real jobs."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -76,9 +74,8 @@ def created(machine: Machine, notifications: Any) -> None:
     assert create(machine) == dict.fromkeys([*NOTIFYING, SERVING], "missing")
     told = machine.run("automations").stdout
     assert "--notify slack-webhook/team" in told
-    assert (
-        "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints" in told
-    )
+    command = "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints"
+    assert command in told
     with client_of(machine):
         deployment = RunnerDeployment.from_flow(
             cast("Any", deploy_checkpoints),
@@ -91,9 +88,8 @@ def created(machine: Machine, notifications: Any) -> None:
     assert create(machine) == {**missing, SERVING: "created"}
     with client_of(machine):
         data = {"subject": "{{subject}}", "body": "{{body}}"}
-        hook: Any = CustomWebhookNotificationBlock(
-            name="hook", url=notifications[0], json_data=data
-        )
+        url = notifications[0]
+        hook: Any = CustomWebhookNotificationBlock(name="hook", url=url, json_data=data)
         hook.save("hook")
         secret: Any = Secret(value="x")  # pyright: ignore[reportArgumentType]
         secret.save("no-hook")
@@ -127,9 +123,7 @@ def send_event(machine: Machine, name: str, message: str, **labels: str) -> None
     answer.raise_for_status()
 
 
-def test_they_are_created_once_and_fire_by_labels(
-    machine: Machine, notifications: Any, created: None
-) -> None:
+def test_automations_fire_by_labels(machine: Machine, notifications: Any, created: None) -> None:
     """The event of the infrastructure's failure comes before those that do notify."""
     common = {"kind": "training", "project": "sent", "attempt": "0"}
     lost = {**common, "failure_class": "infrastructure", "cause": "killed"}
@@ -173,9 +167,7 @@ def test_notifications_by_failure_class(
 
 
 @pytest.mark.extended
-def test_the_checkpoint_of_a_completed_training_is_deployed(
-    machine: Machine, created: None
-) -> None:
+def test_a_checkpoint_of_a_completed_job_is_deployed(machine: Machine, created: None) -> None:
     machine.process("up")  # starts the worker
     # Flows of their own processes: in this one, events go to the first server that it used.
     assert machine.push_wait(machine.folder("exit 0"))[0] == 0  # without a checkpoint

@@ -1,7 +1,5 @@
 """deployments/prefect.yaml on a real Prefect server, and a run of it by a real worker."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -81,7 +79,7 @@ def run_to_the_end(name: str, parameters: dict[str, Any], flow: str = "train") -
     return run
 
 
-def test_the_file_says_what_is_deployed(deployed: Machine):
+def test_the_file_defines_the_deployments(deployed: Machine):
     for name in ("train", "nightly-tiny-lm"):
         made = deployment(name)
         assert made.entrypoint == "prefect_bt.flows.train.train"

@@ -5,8 +5,6 @@ of `served_machine`, are those of the whole run. Commands and `Machine.train` ru
 which has imported everything; `Machine.push` starts processes as the user's command does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

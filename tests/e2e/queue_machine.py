@@ -1,12 +1,9 @@
 """A machine with a queue of its own: room for one job, or as many GPUs as a test pretends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
-import textwrap
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -42,14 +39,17 @@ project = d.TrainingProject(
 """
 
 # The lock tells of two jobs at once, which is wrong where one has all the memory.
-HOLDS = """
+LOCKS = """
 exec 9>"$SHARED/memory"
 flock -n 9 || touch "$SHARED/exceeded"
+"""
+WAITS = """
 say() { echo "$NAME $1 $(date +%s.%N) $BT_RETRY_COUNT" >> "$SHARED/times"; }
 say start
 until test -e "$SHARED/go-$NAME"; do sleep 0.1; done
 say end
 """
+HOLDS = LOCKS + WAITS
 
 SMI = """#!/bin/sh
 for index in $(seq 0 {last}); do echo "$index, NVIDIA H100 80GB HBM3"; done
@@ -72,14 +72,11 @@ class QueueMachine(Machine):
 
     def config(self, name: str, script: str = HOLDS, *, gpus: int = 0) -> Path:
         """A job that asks for all the memory, or for GPUs."""
-        folder = self.root / f"work-{time.monotonic_ns()}"
-        folder.mkdir()
         memory, spec = ("64Mi", f"H100:{gpus}") if gpus else ("4Gi", None)
         given = {"name": name, "memory": memory, "gpus": spec, "shared": str(self.shared)}
-        (folder / "config.py").write_text(CONFIG)
-        (folder / "given.json").write_text(json.dumps(given))
-        (folder / "run.sh").write_text(textwrap.dedent(script))
-        return folder / "config.py"
+        config = self.folder(script, **given)
+        config.write_text(CONFIG)
+        return config
 
     def start(self, name: str, *words: str, script: str = HOLDS, gpus: int = 0) -> str:
         """Push a job and return its id."""

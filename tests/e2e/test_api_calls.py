@@ -1,7 +1,5 @@
 """Requests to Prefect's API grow with nodes and attempts, not with the time that a job takes."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The training cache, end to end: who shares it, how long it stays, and how it goes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

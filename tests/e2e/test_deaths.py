@@ -1,7 +1,5 @@
 """The death of any process: nothing committed is lost, nothing goes on unowned."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal
@@ -63,12 +61,10 @@ def check_resumed(machine: Machine, job_id: str, attempts: int = 2) -> None:
 
 def kill(machine: Machine, job_id: str, *words: str) -> None:
     for pid in machine.job_processes(job_id):
-        try:
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if all(word in " ".join(process.cmdline()) for word in words):
                 process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
 
 
 @pytest.mark.extended
@@ -90,11 +86,8 @@ def test_uploader_training_and_node_agent(machine: Machine) -> None:
     logs = machine.logs(job_id)
     assert "attempt 1 finds checkpoint-0" in logs
     assert "attempt 2 finds checkpoint-0 checkpoint-1" in logs
-    assert [one["status"] for one in machine.view(job_id)["attempts"]] == [
-        "failed",
-        "failed",
-        "completed",
-    ]
+    statuses = [one["status"] for one in machine.view(job_id)["attempts"]]
+    assert statuses == ["failed", "failed", "completed"]
     machine.nothing_left(job_id)
 
 
@@ -103,10 +96,8 @@ def check_went_on(machine: Machine, job_id: str) -> None:
     machine.wait(job_id, "COMPLETED", seconds=120)
     job = machine.view(job_id)
     assert [attempt["status"] for attempt in job["attempts"]] == ["completed"]
-    assert re.findall(r"attempt \d+ \w+", machine.logs(job_id)) == [
-        "attempt 0 begins",
-        "attempt 0 ends",
-    ]
+    lines = re.findall(r"attempt \d+ \w+", machine.logs(job_id))
+    assert lines == ["attempt 0 begins", "attempt 0 ends"]
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
     assert len(machine.ledger.runs.list(job_id)) == 1
     machine.nothing_left(job_id)
@@ -173,25 +164,19 @@ def test_every_process_at_once(machine: Machine) -> None:
 
 
 @pytest.mark.extended
-def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
-    job_id = start(machine)
-    kill(machine, job_id, "prefect_bt.supervisor.process")
-    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
-    machine.run("stop", "--job-id", job_id)
-    machine.wait(job_id, "STOPPED")
-    assert machine.checkpoints(job_id) == ["checkpoint-0"]
-    machine.nothing_left(job_id)
-
-
-@pytest.mark.extended
-def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
+@pytest.mark.parametrize("how", ["stop", "cancelled in Prefect"])
+def test_stop_of_a_job_that_nobody_runs(machine: Machine, how: str) -> None:
     job_id = start(machine)
     (run,) = machine.ledger.runs.list(job_id)
     kill(machine, job_id, "prefect_bt.supervisor.process")
     kill(machine, job_id, "prefect_bt.supervisor.run_flow")
-    set_state = f"flow_runs/{run.flow_run_id}/set_state"
-    call(machine, "POST", set_state, state={"type": "CANCELLING"})
+    if how == "stop":
+        machine.run("stop", "--job-id", job_id)
+    else:
+        set_state = f"flow_runs/{run.flow_run_id}/set_state"
+        call(machine, "POST", set_state, state={"type": "CANCELLING"})
     machine.wait(job_id, "STOPPED")
+    assert machine.checkpoints(job_id) == ["checkpoint-0"]
     assert len(machine.view(job_id)["attempts"]) == 1
     run_is(machine, run.flow_run_id, "CANCELLED")
     machine.nothing_left(job_id)

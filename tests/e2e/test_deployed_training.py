@@ -4,8 +4,6 @@ tests/serving/engines/test_transformers_real.py has the answers of a real engine
 test_serving.py a real engine after a training.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,9 +64,7 @@ def engine(tmp_path: Path) -> ServingEngine:
     )
 
 
-def test_the_last_step_of_a_training_is_a_deployment(
-    machine: Machine, engine: ServingEngine, tmp_path: Path
-) -> None:
+def test_a_training_is_deployed(machine: Machine, engine: ServingEngine, tmp_path: Path) -> None:
     for name, data in full().items():
         file = tmp_path / "merged" / name
         file.parent.mkdir(exist_ok=True)

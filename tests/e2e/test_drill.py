@@ -1,7 +1,5 @@
 """A drill shows whether a job resumes from its checkpoint."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -66,7 +64,7 @@ def test_a_job_without_checkpoints_is_not_begun(machine: Machine) -> None:
 
 
 @pytest.mark.extended
-def test_ctrl_c_asks_the_job_to_stop_and_waits_for_nothing(machine: Machine) -> None:
+def test_ctrl_c_stops_the_job_and_does_not_wait(machine: Machine) -> None:
     """The job leaves only when the command is gone."""
     stays = """
 trap 'told=yes' TERM

@@ -1,7 +1,6 @@
 """Each way a job can end, state by state: the flow run, and the run of every task."""
 
-from __future__ import annotations
-
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -30,7 +29,7 @@ WHOLE = "Every complete checkpoint is committed."
 COMMITTED = "All ranks exited with 0 and their checkpoints are committed."
 
 
-def task_states(machine: Machine, run_id: str) -> dict[str, tuple[str, str, str]]:
+def task_states(machine: Machine, run_id: str) -> dict[str, tuple[str, ...]]:
     """Return name, type and message of the state of each task run, by the task run's name.
 
     The server lists a task run for a moment before it has the task run's state.
@@ -38,15 +37,9 @@ def task_states(machine: Machine, run_id: str) -> dict[str, tuple[str, str, str]
     filters = {"flow_runs": {"id": {"any_": [run_id]}}}
     tasks = call(machine, "POST", "task_runs/filter", **filters)
     return {
-        task["name"].rpartition("-")[0]
-        if task["name"].startswith(("accept", "training"))
-        else task["name"]: (
-            task["state"]["name"],
-            task["state"]["type"],
-            task["state"]["message"] or "",
+        re.sub("^(accept-job|training)-.*", r"\1", task["name"]): tuple(
+            (task["state"] or {}).get(key) or "" for key in ("name", "type", "message")
         )
-        if task["state"]
-        else ("", "", "")
         for task in sorted(tasks, key=lambda task: task["expected_start_time"])
     }
 
@@ -74,16 +67,22 @@ def run_of(machine: Machine, job_id: str) -> str:
     return machine.ledger.runs.list(job_id)[-1].flow_run_id
 
 
-def attempt(number: int, *ranks: tuple[str, str], **others: tuple[str, str]) -> dict[str, Any]:
-    """Return the states of one attempt's tasks: its own, those of its ranks and of the others."""
-    names = {"provision": "provision", "uploads": "upload checkpoints"}
-    found = {f"attempt {number}": others.pop("itself")}
-    found |= {f"attempt {number} · {names[key]}": value for key, value in others.items()}
-    return found | {f"attempt {number} · rank {rank}": one for rank, one in enumerate(ranks)}
-
-
 ACCEPTED = {"accept-job": ("Completed", "")}
-PROVISIONED = ("Completed", "")
+UPLOADED = ("Completed", WHOLE)
+
+
+def attempt(
+    number: int,
+    *ranks: tuple[str, str],
+    itself: tuple[str, str],
+    uploads: tuple[str, str] = UPLOADED,
+) -> dict[str, Any]:
+    """Return the states of one attempt's tasks: its own, those of its ranks and of the others."""
+    found = {"": itself, " · provision": ("Completed", ""), " · upload checkpoints": uploads}
+    found |= {f" · rank {rank}": one for rank, one in enumerate(ranks)}
+    return {f"attempt {number}{name}": state for name, state in found.items()}
+
+
 # Each rank sees the files of both in the cache, and its own checkpoint alone.
 SHARES = """
 echo $BT_NODE_RANK > $BT_PROJECT_CACHE_DIR/seen-$BT_NODE_RANK
@@ -96,23 +95,13 @@ test $(ls $BT_CHECKPOINT_DIR/c | wc -l) = 1
 def test_completed(machine: Machine) -> None:
     job = machine.completed(machine.folder(SHARES, nodes=2, cache=True, project="shares"))
     exited = ("Completed", "Exited with 0.")
-    one = attempt(
-        0,
-        exited,
-        exited,
-        itself=("Completed", COMMITTED),
-        provision=PROVISIONED,
-        uploads=("Completed", WHOLE),
-    )
+    one = attempt(0, exited, exited, itself=("Completed", COMMITTED))
     wanted = {**ACCEPTED, "training": ("Completed", ""), **one}
     check_tasks(machine, job["flow_run_id"], wanted)
     run_is(machine, job["flow_run_id"], "COMPLETED")
     assert machine.checkpoints(job["id"]) == ["c"]
-    manifests = {
-        path.parent.name
-        for path in (machine.root / "store").glob(f"**/{job['id']}/**/manifests/rank-*/*")
-    }
-    assert manifests == {"rank-0", "rank-1"}
+    manifests = (machine.root / "store").glob(f"**/{job['id']}/**/manifests/rank-*/*")
+    assert {path.parent.name for path in manifests} == {"rank-0", "rank-1"}
     machine.nothing_left(job["id"])
 
 
@@ -138,14 +127,8 @@ def test_failed(machine: Machine, tmp_path: Path) -> None:
     logs = machine.logs(job["id"])
     assert "(rank-0) one" in logs
     assert "three" not in logs
-    one = attempt(
-        0,
-        ("Failed", "exited with 3"),
-        ("Cancelled", "Ended"),
-        itself=("Failed", said),
-        provision=PROVISIONED,
-        uploads=("Completed", WHOLE),
-    )
+    ranks = (("Failed", "exited with 3"), ("Cancelled", "Ended"))
+    one = attempt(0, *ranks, itself=("Failed", said))
     run_id = job["flow_run_id"]
     check_tasks(machine, run_id, {**ACCEPTED, "training": ("Failed", said), **one})
     run = run_is(machine, run_id, "FAILED")
@@ -186,20 +169,8 @@ def check_events(machine: Machine, job: dict[str, Any]) -> None:
 def test_retried_then_completed(machine: Machine) -> None:
     policy = RetryPolicy(user=1, first_delay_seconds=2, jitter=0)
     job = machine.completed(machine.folder(FAILS_ONCE), retry_policy=policy)
-    first = attempt(
-        0,
-        ("Failed", "exited with 3"),
-        itself=("Failed", "Rank 0 failed"),
-        provision=PROVISIONED,
-        uploads=("Completed", WHOLE),
-    )
-    second = attempt(
-        1,
-        ("Completed", "Exited with 0."),
-        itself=("Completed", COMMITTED),
-        provision=PROVISIONED,
-        uploads=("Completed", WHOLE),
-    )
+    first = attempt(0, ("Failed", "exited with 3"), itself=("Failed", "Rank 0 failed"))
+    second = attempt(1, ("Completed", "Exited with 0."), itself=("Completed", COMMITTED))
     run_id = run_of(machine, job["id"])
     check_tasks(machine, run_id, {**ACCEPTED, "training": ("Completed", ""), **first, **second})
     words = "will start 2.0 second(s) from now"
@@ -244,9 +215,8 @@ def test_stopped_by_command(machine: Machine) -> None:
         bystander.kill()
         bystander.wait()
     check_stopped(machine, run_of(machine, job_id))
-    newest = list_checkpoints(
-        machine.ledger.store, machine.ledger.get_job(job_id).project_id, job_id
-    )[-1]
+    project_id = machine.ledger.get_job(job_id).project_id
+    newest = list_checkpoints(machine.ledger.store, project_id, job_id)[-1]
     assert [file.path for file in newest.files()] == ["checkpoint-2/a.json", "checkpoint-2/b.json"]
     machine.nothing_left(job_id)
     second = machine.run("stop", "--job-id", job_id, check=False)
@@ -299,9 +269,7 @@ def test_cancelled_in_the_ui(machine: Machine, served_machine: Machine, where: t
 def check_stopped(machine: Machine, run_id: str) -> None:
     run_is(machine, run_id, "CANCELLED")
     stopped = ("Cancelled", "Stopped")
-    one = attempt(
-        0, ("Cancelled", ""), itself=stopped, provision=PROVISIONED, uploads=("Completed", WHOLE)
-    )
+    one = attempt(0, ("Cancelled", ""), itself=stopped)
     seen = task_states(machine, run_id)
     if "attempt 0 · upload checkpoints" not in seen:  # an interrupt ends the watch before it
         del one["attempt 0 · upload checkpoints"]
@@ -312,7 +280,7 @@ def check_stopped(machine: Machine, run_id: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["definition", pytest.param("substrate", marks=pytest.mark.extended)]
 )
-def test_a_failed_run_logs_no_traceback(
+def test_failed_runs_log_no_traceback(
     machine: Machine, served_machine: Machine, wrong: str
 ) -> None:
     """A refused form, of a run that the worker started."""
@@ -360,13 +328,8 @@ def test_upload_that_failed(machine: Machine) -> None:
     until(lambda: not machine.job_processes(job_id), seconds=30, what="no process left")
     shutil.rmtree(machine.state_dir / "jobs" / job_id)
     said = "an upload did not"
-    one = attempt(
-        0,
-        ("Completed", "Exited with 0."),
-        itself=("Failed", said),
-        provision=PROVISIONED,
-        uploads=("Failed", "Not committed: rank 0"),
-    )
+    uploads = ("Failed", "Not committed: rank 0")
+    one = attempt(0, ("Completed", "Exited with 0."), itself=("Failed", said), uploads=uploads)
     run_id = run_of(machine, job_id)
     check_tasks(machine, run_id, {**ACCEPTED, "training": ("Failed", said), **one})
     run_is(machine, run_id, "FAILED")

@@ -1,7 +1,5 @@
 """The events of a job on a real server, and what their labels tell automations."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any
@@ -59,9 +57,8 @@ def test_crashed_flow_is_recovered(machine: Machine, tmp_path: Path) -> None:
     until(shown_while_it_runs, seconds=30, what="the commit on the card")
     for flow in machine.processes(job_id, "prefect_bt.supervisor.run_flow"):
         flow.send_signal(signal.SIGKILL)
-    assert [
-        one["attempt"] for one in labels(events(machine, job_id, "job.recovered"), "job.recovered")
-    ] == ["0"]
+    (recovered,) = labels(events(machine, job_id, "job.recovered"), "job.recovered")
+    assert recovered["attempt"] == "0"
     run_id = machine.ledger.runs.list(job_id)[-1].flow_run_id
 
     def crashed() -> bool:
@@ -78,8 +75,7 @@ def test_crashed_flow_is_recovered(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "killed").touch()
     machine.wait(job_id, "COMPLETED")
     found = events(machine, job_id, "job.completed")
-    assert [
-        (one.get("retry"), one.get("failure-class")) for one in labels(found, "job.created")
-    ] == [("policy", "infrastructure")]
+    (created,) = labels(found, "job.created")
+    assert (created.get("retry"), created.get("failure-class")) == ("policy", "infrastructure")
     committed = labels(found, "checkpoint.committed")
     assert [(one["attempt"], one["step"]) for one in committed] == [("0", "0"), ("1", "1")]

@@ -1,7 +1,5 @@
 """A gang of many nodes: one fails, all stop, all begin again, and nothing is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`prefect-bt gc` on a machine where one job runs and another's folder came back from the dead."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -6,8 +6,6 @@ machine's pace what a kill hits. In `make test`, tests/e2e/test_deaths.py kills 
 at a moment that it waits for.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -23,7 +21,6 @@ import httpx
 import psutil
 import pytest
 
-from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.committed.verify_committed import verify
 from prefect_bt.local_server.discovery import read_server
 from tests.conftest import Soak
@@ -64,12 +61,6 @@ class Kill:
     committed: int
 
 
-def committed(machine: Machine, job_id: str) -> list[str]:
-    record = machine.ledger.get_job(job_id)
-    found = list_checkpoints(machine.ledger.store, record.project_id, job_id)
-    return sorted(checkpoint.checkpoint_id for checkpoint in found)
-
-
 def kill_one(machine: Machine, job_id: str, chance: random.Random) -> Iterator[Kill]:
     """Any process of the job: supervisor, flow, guard, agent, uploader, command; none if all ended.
 
@@ -84,7 +75,7 @@ def kill_one(machine: Machine, job_id: str, chance: random.Random) -> Iterator[K
         with suppress(psutil.NoSuchProcess):
             victim = psutil.Process(chance.choice(pids))
             what = " ".join(victim.cmdline())
-            safe = len(committed(machine, job_id))
+            safe = len(machine.checkpoints(job_id))
             victim.send_signal(signal.SIGKILL)
             yield Kill(what, safe)
 
@@ -129,7 +120,7 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
         # One death is always survived. Two can be of two attempts that had committed nothing new.
         assert len(kills) == 2, story
         assert "committed" in why, story
-    names = committed(machine, job_id)
+    names = machine.checkpoints(job_id)
     if state == "TRAINING_JOB_COMPLETED":
         assert names == [f"checkpoint-{i}" for i in range(1, STEPS + 1)], story
     assert len(names) >= max((kill.committed for kill in kills), default=0), story
@@ -175,7 +166,7 @@ def own_machine(tmp_path: Path) -> Iterator[Machine]:
         yield Machine(tmp_path / "machine", environment)
 
 
-def test_whatever_is_killed(own_machine: Machine, soak: Soak) -> None:
+def test_random_kills(own_machine: Machine, soak: Soak) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         seeds = [f"{soak.seed}:{number}" for number in range(JOBS * soak.length)]
         runs = [pool.submit(run_and_kill, own_machine, seed) for seed in seeds]

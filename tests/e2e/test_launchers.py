@@ -1,7 +1,5 @@
 """Real launchers over several nodes of one host: gangs at the same time do not meet."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.optional import needs

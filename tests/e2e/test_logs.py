@@ -1,7 +1,5 @@
 """The log of a real gang that floods, fails and is tried again: sealed, followed, explained."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -69,7 +67,7 @@ def sealed_as_recorded(machine: Machine, job_id: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_end_of_a_job_whose_processes_died_is_followed(machine: Machine) -> None:
+def test_a_job_with_dead_processes_is_followed_to_its_end(machine: Machine) -> None:
     job_id = machine.push(machine.folder("echo ready; exec sleep 300\n"))["id"]
     words = ("logs", "--job-id", job_id, "--tail", "--no-platform", "-o", "json")
     tail = subprocess.Popen(

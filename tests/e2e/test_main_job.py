@@ -1,7 +1,5 @@
 """The main job, end to end: the real command line, a real Prefect server, real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

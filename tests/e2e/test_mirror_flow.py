@@ -1,7 +1,5 @@
 """The flow `mirror-weights`: sources are here, and in the store, before a job needs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -94,9 +92,7 @@ def test_a_job_finds_what_was_mirrored_before(
     assert hub.bodies() == bodies
 
 
-def test_one_that_fails_keeps_no_other_from_coming(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_failed_source_does_not_stop_others(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("a")
     sources = ["hf://o/none", f"file://{tmp_path}/data"]
@@ -171,9 +167,7 @@ def test_an_interrupt_ends_it_and_keeps_what_has_come(
 
 
 @pytest.mark.extended
-def test_an_interrupt_of_a_job_that_mirrors_stops_it(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_an_interrupt_stops_a_mirroring_job(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     hub.repos["o/slow-job"] = Repo()
     hub.repos["o/slow-job"].commit({"model.safetensors": os.urandom(4 << 20)})
     hub.bad.seconds_a_chunk = 10.0

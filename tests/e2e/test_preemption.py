@@ -1,11 +1,9 @@
 """A spot job gives up its place to a dedicated one, and goes on later where it was."""
 
-from __future__ import annotations
-
 import pytest
 
 from .conftest import until
-from .queue_machine import Make, make_machine
+from .queue_machine import WAITS, Make, make_machine
 
 __all__ = ["make_machine"]  # a fixture
 
@@ -31,20 +29,13 @@ done
 say end
 """
 
-HOLDS = """
-say() { echo "$NAME $1 $(date +%s.%N) $BT_RETRY_COUNT" >> "$SHARED/times"; }
-say start
-until test -e "$SHARED/go-$NAME"; do sleep 0.1; done
-say end
-"""
-
 
 def test_a_spot_job_is_stopped_for_a_dedicated_one_and_continues(make_machine: Make) -> None:
     machine = make_machine(gpus=2)
     spot = machine.start("spot", "--spot", script=TRAIN, gpus=2)
     until(lambda: len(machine.checkpoints(spot)) > 1, seconds=30, what="two checkpoints")
     run = machine.run_in_prefect(spot)
-    dedicated = machine.start("dedicated", script=HOLDS, gpus=1)
+    dedicated = machine.start("dedicated", script=WAITS, gpus=1)
     machine.wait_for_start("dedicated")
     machine.wait(spot, "PENDING")
     waiting = machine.wait_in_prefect(spot, "AwaitingConcurrencySlot")

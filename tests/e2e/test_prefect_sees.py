@@ -1,7 +1,5 @@
 """What people find in Prefect of a job: states, tasks, events, the card, a sample of the logs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,16 @@ def pages(machine: Machine, path: str, **body: Any) -> list[Any]:
     while page := ask(machine, path, **body, limit=200, offset=len(found)):
         found += page
     return found
+
+
+def full_bar(machine: Machine, key: str) -> Any:
+    """Return the progress bar, once it shows 100 percent."""
+
+    def bar() -> Any:
+        found = ask(machine, "artifacts/latest/filter", artifacts={"key": {"any_": [key]}})
+        return found[0] if found and found[0]["data"] == 100.0 else None
+
+    return until(bar, seconds=30, what="the bar on the run")
 
 
 SCRIPT = f"""
@@ -59,13 +67,7 @@ def test_uploads_and_a_sample_of_the_log_are_shown(machine: Machine, tmp_path: P
 
 def check_run(machine: Machine, job_id: str) -> None:
     """Check the progress bar and the log lines of the Prefect run."""
-
-    def bar() -> Any:
-        wanted = {"key": {"any_": [f"uploads-{job_id}-0"]}}
-        found = ask(machine, "artifacts/latest/filter", artifacts=wanted)
-        return found[0] if found and found[0]["data"] == 100.0 else None
-
-    assert "1 committed" in until(bar, seconds=30, what="the bar on the run")["description"]
+    assert "1 committed" in full_bar(machine, f"uploads-{job_id}-0")["description"]
     of_run = {"flow_run_id": {"any_": [machine.ledger.runs.list(job_id)[-1].flow_run_id]}}
 
     def shown() -> list[str]:

@@ -4,8 +4,6 @@ A headless browser fills in the forms, of which only what has no default, and pr
 the server, the deployment and the worker are those of `prefect-bt up` (`make browser`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -152,9 +150,7 @@ def test_every_block_type_has_a_case_with_all_that_a_form_requires() -> None:
         for case in CASES
     ],
 )
-def test_a_block_is_created_and_edited_in_its_forms(
-    case: Case, forms: BlockPages, machine: Machine
-) -> None:
+def test_forms_create_and_edit_a_block(case: Case, forms: BlockPages, machine: Machine) -> None:
     name, block = f"ui-{uuid4().hex[:12]}", case.block
 
     def fill() -> None:

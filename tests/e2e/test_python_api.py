@@ -1,7 +1,5 @@
 """From Python: `push` returns when accepted, `train` when it is over; UI actions take effect."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
@@ -41,25 +39,18 @@ def output(process: subprocess.Popen[str]) -> str:
 
 def test_push_returns_what_both_readings_expect(machine: Machine) -> None:
     config = machine.folder("echo hi\n")
-    job = json.loads(
-        output(
-            python(
-                machine,
-                f"""
-                import json
-                import prefect_bt.compat
-                from prefect_bt import push
-                from truss_train import loader, public_api
-                one = push({str(config)!r}, remote="baseten", substrate="local")
-                with loader.import_training_project({str(config)!r}) as project:
-                    two = public_api.push(project, source_dir={str(config.parent)!r})
-                assert one.pop("job_object") == project.job and "job_object" not in two
-                print(json.dumps([one, two]))
-                """,
-            )
-        )
-    )
-    for document in job:
+    source = f"""
+    import json
+    import prefect_bt.compat
+    from prefect_bt import push
+    from truss_train import loader, public_api
+    one = push({str(config)!r}, remote="baseten", substrate="local")
+    with loader.import_training_project({str(config)!r}) as project:
+        two = public_api.push(project, source_dir={str(config.parent)!r})
+    assert one.pop("job_object") == project.job and "job_object" not in two
+    print(json.dumps([one, two]))
+    """
+    for document in json.loads(output(python(machine, source))):
         assert document["id"] == document["training_job"]["id"]
         assert document["training_project"]["name"] == "e2e"
         assert document["current_status"].startswith("TRAINING_JOB_")

@@ -1,7 +1,5 @@
 """Jobs that wait until a machine has room for them, with the processes of users' commands."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -16,7 +14,7 @@ from prefect_bt.capacity.leases import Leases
 from prefect_bt.jobs.queue.queued_runs import WaitReasons, create_job_run, queued_state
 
 from .conftest import call, until
-from .queue_machine import HOLDS, Make, QueueMachine, make_machine, queue_machine, working
+from .queue_machine import HOLDS, WAITS, Make, QueueMachine, make_machine, queue_machine, working
 
 __all__ = ["make_machine", "queue_machine"]  # fixtures
 
@@ -107,9 +105,7 @@ def test_a_higher_priority_starts_first_then_the_older_job(queue_machine: QueueM
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.extended), False])
-def test_a_job_that_is_stopped_or_cancelled_in_the_queue_never_starts(
-    queue_machine: QueueMachine, at_once: bool
-) -> None:
+def test_stopped_and_cancelled_jobs_never_start(queue_machine: QueueMachine, at_once: bool) -> None:
     """At once: stop the job while a process still shows it in Prefect."""
     first = queue_machine.start("first")
     stopped = queue_machine.start("stopped", "--priority", "1")
@@ -172,9 +168,7 @@ def test_a_script_that_is_interrupted_leaves_the_queue(queue_machine: QueueMachi
 
 
 @pytest.mark.extended
-def test_a_worker_ends_the_leases_of_dead_jobs_and_may_die_itself(
-    queue_machine: QueueMachine,
-) -> None:
+def test_a_worker_ends_leases_of_dead_jobs_and_may_die(queue_machine: QueueMachine) -> None:
     # The worker can start the killed job again first; then the test kills that job twice.
     ids = [queue_machine.start(name, "--without-progress", "0") for name in ("first", "second")]
     first, second = ids
@@ -204,8 +198,8 @@ def wait_without_process(machine: QueueMachine, job_id: str) -> None:
     until(lambda: not machine.job_processes(job_id), seconds=10, what=f"no process of {job_id}")
 
 
-SHORT = HOLDS.replace('until test -e "$SHARED/go-$NAME"; do sleep 0.1; done', "sleep 2")
-SHORT = SHORT[SHORT.index("say()") :]  # two machines have two GPUs
+# No lock: two machines have two GPUs.
+SHORT = WAITS.replace('until test -e "$SHARED/go-$NAME"; do sleep 0.1; done', "sleep 2")
 
 
 @pytest.mark.extended

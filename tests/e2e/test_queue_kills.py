@@ -3,8 +3,6 @@
 `python benchmarks/queue_benchmark.py pool` does the same with many long jobs, and measures it.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator
@@ -19,13 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
-    "queue_jobs",
-    "queue_machines",
-    "queue_records",
-    "queue_checks",
-    "queue_kills",
-    "queue_watch",
-    "queue_pool",
+    *("queue_jobs", "queue_machines", "queue_records", "queue_checks", "queue_kills"),
+    *("queue_watch", "queue_pool"),
 )
 JOBS, GPUS, CAP, SEED, KILLS = 10, 2, 3, 7, 3
 LIMIT = 300.0

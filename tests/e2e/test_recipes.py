@@ -1,7 +1,5 @@
 """Run the start commands of public recipes on this machine."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

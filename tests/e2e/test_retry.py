@@ -1,7 +1,5 @@
 """Another attempt by hand: same job, same Prefect run, the next BT_RETRY_COUNT, its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,21 +16,20 @@ from prefect_bt.object_keys import INDEX_ENDED
 
 from .conftest import Machine, call, until
 from .test_events import events, labels
+from .test_prefect_sees import ask
 
 pytestmark = [pytest.mark.integration]
 
 
-TOLD = """
+ENDS_ON_A_FILE = """
 while test ! -e $WORD/$BT_RETRY_COUNT; do sleep 0.1; done
 test $BT_RETRY_COUNT = 1
 """
 
 
 @pytest.mark.extended
-def test_whoever_ran_a_job_before_leaves_it_alone_once_it_is_retried(
-    machine: Machine, tmp_path: Path
-) -> None:
-    job_id = machine.push(machine.folder(TOLD, env={"WORD": str(tmp_path)}))["id"]
+def test_the_first_supervisor_leaves_a_retried_job_alone(machine: Machine, tmp_path: Path) -> None:
+    job_id = machine.push(machine.folder(ENDS_ON_A_FILE, env={"WORD": str(tmp_path)}))["id"]
     machine.wait(job_id, "RUNNING")
     (keeper,) = keepers(machine, job_id)
     os.kill(keeper, signal.SIGSTOP)
@@ -72,10 +69,6 @@ kill -9 $$
 """
 
 
-def ask(machine: Machine, path: str, **body: Any) -> Any:
-    return call(machine, "POST", path, **body)
-
-
 def stored(machine: Machine, job_id: str) -> list[dict[str, Any]]:
     """Return the documents in the index of jobs that ended (decision 014)."""
     store = machine.ledger.store
@@ -89,9 +82,7 @@ def check_stored(machine: Machine, job_id: str) -> None:
     assert document == machine.view(job_id)
 
 
-def test_a_job_without_progress_ends_and_is_retried_by_hand_once(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_job_without_progress_ends_and_is_retried_once(machine: Machine, tmp_path: Path) -> None:
     policy = RetryPolicy(user=0, first_delay_seconds=0)
     config = machine.folder(STUCK, env={"WORD": str(tmp_path)})
     job = machine.train(config, retry_policy=policy)
@@ -102,9 +93,8 @@ def test_a_job_without_progress_ends_and_is_retried_by_hand_once(
     )
     assert job["error_message"].endswith(f"No further attempt: {why}")
     assert "ended from outside by SIGKILL" in job["error_message"]
-    assert [(a["failure"], a["cause"]) for a in job["attempts"]] == [
-        ("infrastructure", "killed")
-    ] * 3
+    causes = [(a["failure"], a["cause"]) for a in job["attempts"]]
+    assert causes == [("infrastructure", "killed")] * 3
     check_stored(machine, job_id)
 
     def release() -> list[Any]:
@@ -133,9 +123,7 @@ def test_a_job_without_progress_ends_and_is_retried_by_hand_once(
     assert len(machine.view(job_id)["attempts"]) == 4
 
 
-def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
-    machine: Machine,
-) -> None:
+def test_a_retry_delay_has_a_reason_and_outlives_a_crash(machine: Machine) -> None:
     patient = ("--retries", "1", "--retry-delay", "900", "--retry-jitter", "0")
     job_id = machine.push(machine.folder("exit 3\n"), *patient)["id"]
     until(lambda: machine.ledger.list_outcomes(job_id), seconds=60, what="the first attempt's end")

@@ -1,7 +1,5 @@
 """The same job with its store in a bucket: a real S3 server process, nothing on a shared disk."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -31,9 +29,7 @@ def bucket() -> dict[str, str]:
     }
 
 
-def test_a_retried_job_restores_its_checkpoint_from_the_bucket(
-    machine: Machine, bucket: dict[str, str]
-) -> None:
+def test_a_retry_restores_from_the_bucket(machine: Machine, bucket: dict[str, str]) -> None:
     script = """
     ls $BT_CHECKPOINT_DIR; env | grep -c AWS_SECRET || echo no aws secret here
     mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT

@@ -1,7 +1,5 @@
 """A planted secret reaches the command, and nothing else, in any spelling."""
 
-from __future__ import annotations
-
 import base64
 import json
 from contextlib import suppress

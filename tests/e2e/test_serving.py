@@ -1,7 +1,5 @@
 """From checkpoints of a job to a model that answers, through everything that may happen to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -246,9 +244,7 @@ def holds(path: Path, route: Route) -> bool:
 
 
 @pytest.mark.extended
-def test_the_last_step_of_a_training_is_a_model_that_answers(
-    machine: Machine, trained: Path
-) -> None:
+def test_a_training_ends_with_a_model_that_answers(machine: Machine, trained: Path) -> None:
     """test_deployed_training.py has the same with an engine of its own."""
     config = machine.folder(writes(trained))
     source = f"""

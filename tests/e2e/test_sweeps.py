@@ -1,7 +1,5 @@
 """Two trials of one parent flow, in threads, in processes and by `run_deployment`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap
@@ -160,9 +158,7 @@ parent(*sys.argv[1:])
 
 
 @pytest.mark.extended
-def test_a_run_that_waits_for_its_job_hears_that_it_is_stopped(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_waiting_run_ends_with_the_stop_of_its_job(machine: Machine, tmp_path: Path) -> None:
     """The job is not taken up again by a second run of a parent that asked for it twice."""
     script, go_on, project = tmp_path / "parent.py", tmp_path / "go-on", f"waits-{tmp_path.name}"
     script.write_text(PARENT)

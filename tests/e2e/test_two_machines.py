@@ -75,9 +75,7 @@ def end(shared: Path, attempt: int, code: int) -> None:
 
 
 @pytest.mark.extended
-def test_of_two_retries_at_once_one_learns_that_it_lost(
-    machine: Machine, other: Machine, shared: Path
-) -> None:
+def test_one_of_two_retries_is_refused(machine: Machine, other: Machine, shared: Path) -> None:
     job_id = push(machine, shared)
     end(shared, 0, 1)
     machine.wait(job_id, "FAILED")
@@ -103,9 +101,7 @@ def test_of_two_retries_at_once_one_learns_that_it_lost(
 
 
 @pytest.mark.extended
-def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
-    machine: Machine, other: Machine, shared: Path
-) -> None:
+def test_an_abandoned_machine_stops_its_job(machine: Machine, other: Machine, shared: Path) -> None:
     job_id = push(machine, shared)
     other.run("stop", "--job-id", job_id, "--abandoned")
     until(lambda: not nodes(machine, job_id), seconds=90, what="the first machine's gang gone")
@@ -113,11 +109,10 @@ def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
     until((shared / "runs-1").exists, seconds=90, what="the retry's gang")
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
-    epochs = [event.epoch for event in machine.ledger.list_events(job_id)]
+    events = machine.ledger.list_events(job_id)
+    epochs = [event.epoch for event in events]
     assert epochs == sorted(epochs)
-    assert [event.state for event in machine.ledger.list_events(job_id)].count(
-        JobState.STOPPED
-    ) == 1
+    assert [event.state for event in events].count(JobState.STOPPED) == 1
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
     assert not (shared / "two-gangs").exists()
 
@@ -346,12 +341,8 @@ class Asked:
 
 def what_of(command: str) -> str:
     known = (
-        "supervisor.process",
-        "run_flow",
-        "node_agent.upload_process",
-        "node_agent.guard",
-        "node_agent.agent",
-        "jobs.reconcile",
+        *("supervisor.process", "run_flow", "jobs.reconcile"),
+        *("node_agent.upload_process", "node_agent.guard", "node_agent.agent"),
     )
     others = {"retry --job-id": "retry", "-c from prefect_bt": "train", "run.sh": "command"}
     found = next((one for one in known if one in command), "")

@@ -1,7 +1,5 @@
 """Weights of a job: in place and read-only before its commands, fetched once for all jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap
@@ -17,7 +15,7 @@ from tests.s3_server import shared_s3
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
 from .conftest import Machine, until
-from .test_prefect_sees import ask
+from .test_prefect_sees import ask, full_bar
 
 pytestmark = [pytest.mark.integration]
 
@@ -71,9 +69,13 @@ def config(folder: Path, *sources: str, nodes: int = 1) -> Path:
     return folder / "config.py"
 
 
-def test_read_only_at_its_place_and_fetched_once(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def lines_of_rank(logs: str, rank: int) -> list[str]:
+    """Return the output of the rank's commands."""
+    found = [line.partition(f"(rank-{rank}) ")[2] for line in logs.splitlines()]
+    return [line for line in found if line and "[prefect-bt]" not in line]
+
+
+def test_weights_are_read_only_and_fetched_once(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "data" / "rows").mkdir(parents=True)
     (tmp_path / "data" / "rows" / "1.txt").write_text("row")
     pushed = tmp_path / "pushed"
@@ -89,11 +91,7 @@ def test_read_only_at_its_place_and_fetched_once(
     job = machine.completed(path, extra=extra)
     logs = machine.logs(job["id"])
     for rank in (0, 1):
-        said = [
-            line.partition(f"(rank-{rank}) ")[2]
-            for line in logs.splitlines()
-            if f"(rank-{rank}) " in line and "[prefect-bt]" not in line
-        ]
+        said = lines_of_rank(logs, rank)
         assert said[:3] == ["./config.json", "./model.safetensors", "./sub/a.txt"]
         assert "Read-only file system" in said[4]
         assert said[5:] == ["kept", "the config", "base", "data"]
@@ -107,10 +105,8 @@ def test_read_only_at_its_place_and_fetched_once(
     machine.nothing_left(again["id"])
     trees = [tree.name for tree in (machine.state_dir / "weights" / "trees").iterdir()]
     mounted = [one["revision"] for one in again["weights"]]
-    assert [one["mount_location"] for one in again["weights"]] == [
-        "/app/models/base",
-        "/app/models/data",
-    ]
+    places = [one["mount_location"] for one in again["weights"]]
+    assert places == ["/app/models/base", "/app/models/data"]
     assert mounted[0] == hub.repos["o/base"].branches["main"]
     assert all(any(tree.endswith(f"-{revision}") for tree in trees) for revision in mounted)
     assert again["weights"] == job["weights"]
@@ -129,11 +125,7 @@ def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
     extra = {"AWS_ENDPOINT_URL": address, "PREFECT_BT_SECRET_KEYS": json.dumps(KEYS)}
     job = machine.completed(path, extra=extra)
     logs = machine.logs(job["id"])
-    said = [
-        line.partition("(rank-0) ")[2]
-        for line in logs.splitlines()
-        if "(rank-0) " in line and "[prefect-bt]" not in line
-    ]
+    said = lines_of_rank(logs, 0)
     assert said[:3] == ["./config.json", "./model.safetensors", "./sub/a.txt"]
     assert "Read-only file system" in said[4]
     assert said[5:] == ["kept", "the config", "base"]
@@ -177,12 +169,8 @@ def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Pat
     job = machine.completed(path)
     key = plan_weights_sources(["hf://o/seen"])[0].key
 
-    def bar() -> Any:
-        wanted = {"key": {"any_": [f"weights-{job['id']}-{key[:12]}"]}}
-        found = ask(machine, "artifacts/latest/filter", artifacts=wanted)
-        return found[0] if found and found[0]["data"] == 100.0 else None
-
-    assert "hf://o/seen: " in until(bar, seconds=30, what="the bar on the run")["description"]
+    bar = full_bar(machine, f"weights-{job['id']}-{key[:12]}")
+    assert "hf://o/seen: " in bar["description"]
     of_run = {"flow_run_id": {"any_": [job["flow_run_id"]]}}
 
     def line() -> str:
@@ -194,9 +182,7 @@ def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Pat
     assert "mirror-weights hf://o/seen" in [task["name"] for task in tasks]
 
 
-def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_stop_of_a_mirror_keeps_partial_files(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     size = 4 << 20  # an hour at the speed of the server
     hub.repos["o/slow"] = Repo()
     hub.repos["o/slow"].commit({"model.safetensors": os.urandom(size)})
@@ -213,9 +199,7 @@ def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
     assert "hf://o/slow" not in [tree["source"] for tree in listed["trees"]]
 
 
-def test_a_job_keeps_the_revision_that_it_began_with(
-    machine: Machine, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_job_keeps_its_first_revision(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     repo = hub.repos["o/moving"] = Repo()
     first = repo.commit({"config.json": b"of the first"})
     path = config(tmp_path, SOURCE.format("hf://o/moving@main", "/app/models/base", ""))

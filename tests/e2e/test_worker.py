@@ -4,8 +4,6 @@
 seconds and starts a process for each.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -230,14 +228,9 @@ def pending(machine: Machine) -> list[str]:
 
 def reschedule(machine: Machine, before: float) -> None:
     """As the watchdog does once it has started the server or the worker again."""
-    module = [
-        sys.executable,
-        "-m",
-        "prefect_bt.local_server.reschedule_runs",
-        machine.api_url,
-        str(before),
-    ]
-    subprocess.run(module, env=machine.environment, check=True)
+    module = [sys.executable, "-m", "prefect_bt.local_server.reschedule_runs"]
+    arguments = [machine.api_url, str(before)]
+    subprocess.run([*module, *arguments], env=machine.environment, check=True)
 
 
 def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Path) -> None:
@@ -284,11 +277,10 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
     script = 'echo "$BT_GROUP_SIZE nodes, secret of ${#TOKEN} letters"; exec sleep 600\n'
     config = machine.folder(script, env={"TOKEN": {"name": "form_token"}})
     store, state = tmp_path / "store", tmp_path / "state"
+    values = {"form_token": "planted-7c1e-form"}
     chosen = {
         "compute": blocks.TrainingCompute(node_count=2, memory="64Mi"),
-        "secrets": blocks.TrainingSecrets.model_validate(
-            {"values": {"form_token": "planted-7c1e-form"}}
-        ),
+        "secrets": blocks.TrainingSecrets.model_validate({"values": values}),
         "store": blocks.TrainingStore(url=str(store)),
         "substrate": blocks.LocalSubstrate(
             state_dir=str(state), grace_seconds=5, orphan_deadline_seconds=60
@@ -300,14 +292,8 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
             for name, block in chosen.items()
         }
     run_id = run_from_form(machine, {"config": str(config), **references})
-    there = Machine(
-        tmp_path,
-        {
-            **machine.environment,
-            "PREFECT_BT_STORE": str(store),
-            "PREFECT_BT_STATE_DIR": str(state),
-        },
-    )
+    places = {"PREFECT_BT_STORE": str(store), "PREFECT_BT_STATE_DIR": str(state)}
+    there = Machine(tmp_path, machine.environment | places)
     job_id = until(lambda: there.ledger.runs.find_job(run_id), seconds=60, what="the job")
     until(lambda: "2 nodes, secret of 17" in there.logs(job_id), seconds=30, what="its line")
     assert machine.ledger.runs.find_job(run_id) is None

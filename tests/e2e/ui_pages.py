@@ -6,8 +6,6 @@ default the newer; every other path is that of its UI. Elements are found by wha
 and the texts of buttons, tabs and menus.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

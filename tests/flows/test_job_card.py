@@ -1,7 +1,5 @@
 """The job's card, compared with a golden text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +82,10 @@ def test_a_failed_job() -> None:
 def test_card_of_pending_and_serving_jobs() -> None:
     empty = {**DOCUMENT, "error_message": None, "attempts": [], "weights": [], "checkpoints": []}
     card = render_card({**empty, "flow_run_url": None}, DEFINITION)
-    assert [line for line in card.splitlines() if line.startswith("## ")] == [
-        "## Definition",
-        "## Commands",
-    ]
-    assert "serves at <http://127.0.0.1:8000/v1>" in render_card(
-        empty, DEFINITION, address="http://127.0.0.1:8000/v1"
-    )
+    headings = [line for line in card.splitlines() if line.startswith("## ")]
+    assert headings == ["## Definition", "## Commands"]
+    serving = render_card(empty, DEFINITION, address="http://127.0.0.1:8000/v1")
+    assert "serves at <http://127.0.0.1:8000/v1>" in serving
 
 
 def test_the_newest_checkpoints_are_shown() -> None:

@@ -1,7 +1,5 @@
 """What the package's flows add to Prefect's: pickles, retries, results that may be awaited."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

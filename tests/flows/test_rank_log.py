@@ -1,7 +1,5 @@
 """What of a rank's log is shown on its Prefect run: a sample, a count, and the end."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 

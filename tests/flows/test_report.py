@@ -1,7 +1,5 @@
 """The labels by which automations tell events apart, and how often commits refresh the card."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ from prefect_bt.ledger.states import JobState as S
 
 BEGIN = [JobEvent(S.PENDING, 0), JobEvent(S.CREATED, 1)]
 ATTEMPT = [*BEGIN, JobEvent(S.DEPLOYING, 2, attempt=0), JobEvent(S.RUNNING, 3, attempt=0)]
+FAILED = [*ATTEMPT, JobEvent(S.FAILED, 4)]
 FAILURE = {"failure-class": "infrastructure", "cause": "node_lost"}
 SAVED = {"checkpoint": "checkpoint-20", "step": 20}
 LOST = Outcome(
@@ -31,11 +30,7 @@ LOST = Outcome(
     [
         (BEGIN, [], {"attempt": None, "retry": ""}),
         (ATTEMPT, [], {"attempt": 0, "retry": ""}),
-        (
-            [*ATTEMPT, JobEvent(S.FAILED, 4)],
-            [LOST],
-            {"attempt": 0, "retry": "", **SAVED, **FAILURE},
-        ),
+        (FAILED, [LOST], {"attempt": 0, "retry": "", **SAVED, **FAILURE}),
         (
             [*ATTEMPT, JobEvent(S.CREATED, 4, attempt=0)],
             [LOST],
@@ -47,20 +42,16 @@ LOST = Outcome(
             {"attempt": 1, "retry": "policy", **SAVED},
         ),
         (
-            [*ATTEMPT, JobEvent(S.FAILED, 4), JobEvent(S.CREATED, 5)],
+            [*FAILED, JobEvent(S.CREATED, 5)],
             [LOST],
             {"attempt": 0, "retry": "manual", **SAVED, **FAILURE},
         ),
         (  # it failed before another attempt began: not what the last one failed of
-            [*ATTEMPT, JobEvent(S.FAILED, 4), JobEvent(S.CREATED, 5), JobEvent(S.FAILED, 6)],
+            [*FAILED, JobEvent(S.CREATED, 5), JobEvent(S.FAILED, 6)],
             [LOST],
             {"attempt": 0, "retry": "manual", **SAVED},
         ),
-        (
-            [*ATTEMPT[:3], JobEvent(S.CREATED, 4)],
-            [],
-            {"attempt": None, "retry": "crash"},
-        ),
+        ([*ATTEMPT[:3], JobEvent(S.CREATED, 4)], [], {"attempt": None, "retry": "crash"}),
     ],
 )
 def test_labels(events: list[JobEvent], outcomes: list[Outcome], labels: dict[str, Any]) -> None:
@@ -77,8 +68,7 @@ def test_commits_refresh_the_card_less_and_less(monkeypatch: pytest.MonkeyPatch)
         upload_progress, "report_commit", lambda _, **given: reported.append(given["name"])
     )
     site: Any = SimpleNamespace(
-        record=SimpleNamespace(id="j", project_id="p"),
-        ledger=SimpleNamespace(store=None),
+        record=SimpleNamespace(id="j", project_id="p"), ledger=SimpleNamespace(store=None)
     )
     reporter = upload_progress.UploadProgressReporter(site, 0)
     names = list[str]()

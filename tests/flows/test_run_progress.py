@@ -1,7 +1,5 @@
 """The progress of a transfer in the log of a Prefect run."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

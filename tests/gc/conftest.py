@@ -1,9 +1,9 @@
 """A machine with a store, on which jobs have left things behind."""
 
-from __future__ import annotations
-
+import os
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +11,16 @@ import pytest
 
 from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Findings, OrphanKind, remove_all
+from prefect_bt.host.job_lock import JobLock
 from prefect_bt.host.nodes.handle import HostHandle
+from prefect_bt.host.processes import FLOW_VARIABLE
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
-from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
-from tests.node_agent.rig import make_plan
+from tests.jobs.records import new_record
+from tests.node_agent.rig import make_plan, wait_until
 
 DAY = 86400.0
 
@@ -37,17 +39,7 @@ class Site:
 
     def job(self, state: JobState, *, ledger: Ledger | None = None) -> str:
         ledger = ledger or self.ledger
-        project = ledger.projects.ensure("p")
-        job_id = ledger.reserve_job_id(project.id)
-        record = JobRecord(
-            id=job_id,
-            name="job",
-            project_id=project.id,
-            project_name="p",
-            created_at=time.time(),
-            definition={},
-            substrate="local",
-        )
+        record = new_record(ledger, created_at=time.time(), substrate="local")
         ledger.write_job(record)
         path = {
             JobState.CREATED: (),
@@ -56,8 +48,20 @@ class Site:
             JobState.FAILED: (JobState.FAILED,),
         }[state]
         for one in path:
-            ledger.append_event(job_id, one)
-        return job_id
+            ledger.append_event(record.id, one)
+        return record.id
+
+    def long_over(self, root: Path | None = None) -> str:
+        """A job that ended ten minutes ago, in our store or in one at `root`."""
+        store = open_ledger(str(root)).store if root else self.ledger.store
+        return self.job(JobState.COMPLETED, ledger=Ledger(store, clock=lambda: time.time() - 600))
+
+    def note_store(self, job_id: str, url: str) -> None:
+        """As a process that ran the job, and was killed, leaves it."""
+        claim = JobLock(self.state)
+        claim.acquire(job_id)
+        claim.write_store_url(url)
+        claim.release()
 
     def node(self, job_id: str, command: str = "true", **changes: object) -> HostHandle:
         plan = make_plan(self.state, (command,), job_id=job_id, **changes)
@@ -83,6 +87,35 @@ def site(tmp_path: Path) -> Iterator[Site]:
     for folder in (site.state / "jobs").glob("*"):
         for handle in LocalProcessSubstrate(site.state).list_nodes(folder.name):
             handle.remove()
+
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(site: Site) -> Iterator[Start]:
+    """Starts a process with these variables and waits until its environment has them."""
+    site.state.mkdir()
+    found: list[subprocess.Popen[bytes]] = []
+
+    def begin(*command: str, user: int | None = None, **variables: str) -> subprocess.Popen[bytes]:
+        command = command or ("sleep", "300")
+        process = subprocess.Popen(command, env={**os.environ, **variables}, user=user)
+        found.append(process)
+        value = next(iter(variables.values())).encode()
+        wait_until(lambda: value in environ_of(process.pid))
+        return process
+
+    yield begin
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def flow_of(site: Site, job_id: str, **variables: str) -> dict[str, str]:
+    """Return the variables of a process that runs the job."""
+    here = {"PREFECT_BT_STATE_DIR": str(site.state), "PREFECT_BT_STORE": site.settings.store}
+    return {FLOW_VARIABLE: job_id, **here, **variables}
 
 
 def environ_of(pid: int) -> bytes:

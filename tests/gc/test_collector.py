@@ -1,7 +1,5 @@
 """All places are looked through, all findings removed, whatever fails; and the command says so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,7 +31,7 @@ def test_a_place_that_fails_hides_no_other() -> None:
     assert found.notes == ("The store could not be searched: no answer",)
 
 
-def test_what_cannot_be_removed_says_why_and_the_rest_goes() -> None:
+def test_a_failed_removal_has_its_reason_and_the_rest_goes() -> None:
     found = Findings(
         (left("a", OSError("busy")), left("b"), replace(left("c"), kept_reason="needed"))
     )

@@ -1,57 +1,28 @@
 """Neither the environment of other processes nor pipes in place of files mislead or stop `gc`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from prefect_bt.gc.findings import Findings, OrphanKind, remove_all
-from prefect_bt.host.job_lock import JobLock, lock_job
+from prefect_bt.host.job_lock import lock_job
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE
 from prefect_bt.host.state_folder import JobFolder, make_mark
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
-from tests.gc.conftest import Site, environ_of
+from tests.gc.conftest import Site, Start, environ_of, flow_of
 from tests.node_agent.rig import is_alive, wait_over, wait_until
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of others")
-
-Start = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a process with these variables and waits until its environment has them."""
-    found: list[subprocess.Popen[bytes]] = []
-
-    def begin(*command: str, user: int | None = None, **variables: str) -> subprocess.Popen[bytes]:
-        command = command or ("sleep", "300")
-        process = subprocess.Popen(command, env={**os.environ, **variables}, user=user)
-        found.append(process)
-        value = next(iter(variables.values())).encode()
-        wait_until(lambda: value in environ_of(process.pid))
-        return process
-
-    yield begin
-    for process in found:
-        process.kill()
-        process.wait()
-
-
-def long_over(site: Site, root: Path | None = None) -> str:
-    """A job that ended ten minutes ago, in our store or in one at `root`."""
-    store = open_ledger(str(root)).store if root else site.ledger.store
-    return site.job(JobState.COMPLETED, ledger=Ledger(store, clock=lambda: time.time() - 600))
 
 
 def as_over(site: Site, job_id: str) -> Path:
@@ -61,13 +32,6 @@ def as_over(site: Site, job_id: str) -> Path:
     clock: Callable[[], float] = lambda: time.time() - 600  # noqa: E731
     Ledger(open_ledger(str(forged)).store, clock=clock).append_event(job_id, JobState.COMPLETED)
     return forged
-
-
-def note_store(site: Site, job_id: str, url: str) -> None:
-    claim = JobLock(site.state)
-    claim.acquire(job_id)
-    claim.write_store_url(url)
-    claim.release()
 
 
 def finish(look: Callable[[], Findings]) -> Findings:
@@ -86,13 +50,7 @@ def pipe_at(path: Path) -> None:
     os.mkfifo(path)
 
 
-def flow_of(site: Site, job_id: str, **variables: str) -> dict[str, str]:
-    here = {"PREFECT_BT_STATE_DIR": str(site.state), "PREFECT_BT_STORE": site.settings.store}
-    return {FLOW_VARIABLE: job_id, **here, **variables}
-
-
 def test_a_process_cannot_name_the_store_that_judges_its_job(site: Site, start: Start) -> None:
-    site.state.mkdir()
     job_id = site.job(JobState.RUNNING)
     forged = as_over(site, job_id)
     start(**flow_of(site, job_id, PREFECT_BT_STORE=str(forged)))
@@ -104,20 +62,18 @@ def test_a_process_cannot_name_the_store_that_judges_its_job(site: Site, start: 
 
 def test_a_note_of_another_store_hides_no_job_of_ours(site: Site, start: Start) -> None:
     job_id = site.job(JobState.RUNNING)
-    note_store(site, job_id, str(as_over(site, job_id)))
+    site.note_store(job_id, str(as_over(site, job_id)))
     start(**flow_of(site, job_id))
     assert site.look() == Findings(())
 
 
 @pytest.mark.parametrize("ours_has_jobs", [True, False])
-def test_a_job_of_another_store_is_judged_by_the_one_that_was_noted(
-    site: Site, start: Start, ours_has_jobs: bool
-) -> None:
+def test_a_noted_store_judges_its_job(site: Site, start: Start, ours_has_jobs: bool) -> None:
     if ours_has_jobs:
         site.job(JobState.RUNNING)
     other = site.root / "other"
-    job_id = long_over(site, other)
-    note_store(site, job_id, str(other))
+    job_id = site.long_over(other)
+    site.note_store(job_id, str(other))
     left = start(**flow_of(site, job_id, PREFECT_BT_STORE=str(other)))
     assert site.kinds() == [OrphanKind.FOLDER, OrphanKind.PROCESS]
     assert site.clear() == []
@@ -125,10 +81,9 @@ def test_a_job_of_another_store_is_judged_by_the_one_that_was_noted(
 
 
 def test_processes_of_a_job_unknown_to_our_stores_are_kept(site: Site, start: Start) -> None:
-    site.state.mkdir()
     site.job(JobState.RUNNING)
     other = site.root / "other"
-    job_id = long_over(site, other)
+    job_id = site.long_over(other)
     start(**flow_of(site, job_id, PREFECT_BT_STORE=str(other)))
     assert site.kinds() == []
 
@@ -136,8 +91,7 @@ def test_processes_of_a_job_unknown_to_our_stores_are_kept(site: Site, start: St
 @needs_root
 @pytest.mark.parametrize("variable", [FLOW_VARIABLE, MARK_VARIABLE])
 def test_another_users_process_is_never_ours(site: Site, start: Start, variable: str) -> None:
-    site.state.mkdir()
-    job_id = long_over(site)
+    job_id = site.long_over()
     mark = make_mark(site.state, job_id=job_id, attempt=0, rank=0)
     value = job_id if variable == FLOW_VARIABLE else mark
     variables = {**flow_of(site, job_id), variable: value}
@@ -152,12 +106,11 @@ def test_another_users_process_is_never_ours(site: Site, start: Start, variable:
 @needs_root
 def test_a_process_of_a_container_is_never_ours(site: Site, start: Start) -> None:
     """Another pid namespace is what a container has."""
-    site.state.mkdir()
     unshare = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no pid namespace can be made here")
     variables = {
-        **flow_of(site, long_over(site)),
+        **flow_of(site, site.long_over()),
         MARK_VARIABLE: make_mark(site.state, job_id="gone", attempt=0, rank=0),
     }
     told = [f"{name}={value}" for name, value in variables.items()]
@@ -170,15 +123,10 @@ def test_a_process_of_a_container_is_never_ours(site: Site, start: Start) -> Non
 
 def test_a_process_that_names_several_jobs_is_kept(site: Site, start: Start) -> None:
     """Such as the supervisor of a running job that a shell of an ended one started."""
-    site.state.mkdir()
-    over, running = long_over(site), site.job(JobState.RUNNING)
-    process = start(
-        sys.executable,
-        "-m",
-        "prefect_bt.supervisor.process",
-        running,
-        **flow_of(site, over, PYTHONPATH=str(fake_keeper(site.root)), PYTHONSAFEPATH="1"),
-    )
+    over, running = site.long_over(), site.job(JobState.RUNNING)
+    command = (sys.executable, "-m", "prefect_bt.supervisor.process", running)
+    path = str(fake_keeper(site.root))
+    process = start(*command, **flow_of(site, over, PYTHONPATH=path, PYTHONSAFEPATH="1"))
     assert site.kinds() == []
     assert process.poll() is None
 
@@ -194,7 +142,6 @@ def fake_keeper(root: Path) -> Path:
 
 
 def test_processes_of_an_owned_job_are_kept(site: Site, start: Start) -> None:
-    site.state.mkdir()
     job_id = site.job(JobState.RUNNING)
     start(**{MARK_VARIABLE: make_mark(site.state, job_id=job_id, attempt=0, rank=0)})
     with lock_job(site.state, job_id):
@@ -207,7 +154,6 @@ def test_processes_of_an_owned_job_are_kept(site: Site, start: Start) -> None:
 
 
 def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: Start) -> None:
-    site.state.mkdir()
     past = Ledger(site.ledger.store, clock=lambda: time.time() - 600)
     job_id = site.job(JobState.FAILED, ledger=past)
     flow = start(**flow_of(site, job_id))
@@ -221,31 +167,25 @@ def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: 
 
 @needs_root
 def test_roots_own_strays_in_another_users_state_folder_are_found(site: Site, start: Start) -> None:
-    site.state.mkdir()
     os.chown(site.state, NOBODY, NOBODY)
-    start(**flow_of(site, long_over(site)))
+    start(**flow_of(site, site.long_over()))
     assert site.kinds() == [OrphanKind.PROCESS]
 
 
 @pytest.mark.parametrize("place", ["loop", "x" * 3000, "nowhere\udce9"])
-def test_a_folder_that_cannot_be_looked_at_hides_nothing(
-    site: Site, start: Start, place: str
-) -> None:
-    site.state.mkdir()
+def test_an_unreadable_state_folder_hides_nothing(site: Site, start: Start, place: str) -> None:
     (site.root / "loop").symlink_to("loop")
-    job_id = long_over(site)
+    job_id = site.long_over()
     start(**flow_of(site, job_id, PREFECT_BT_STATE_DIR=str(site.root / place)))
     mine = start(**flow_of(site, job_id))
     found = site.look()
-    assert [(one.kind, one.location) for one in found.orphans] == [
-        (OrphanKind.PROCESS, f"pid {mine.pid}")
-    ]
+    (orphan,) = found.orphans
+    assert (orphan.kind, orphan.location) == (OrphanKind.PROCESS, f"pid {mine.pid}")
     assert found.notes == ()
 
 
 @pytest.mark.parametrize("mark", ["{long}.0.0.{place}", "a.².0.{place}", "a.{many}.0.{place}"])
 def test_a_mark_that_is_none_hides_nothing(site: Site, start: Start, mark: str) -> None:
-    site.state.mkdir()
     mine = make_mark(site.state, job_id="abc1234", attempt=0, rank=3)
     place = mine.rpartition(".")[2]
     start(**{MARK_VARIABLE: mark.format(long="a" * 300, many="1" * 5000, place=place)})
@@ -256,10 +196,7 @@ def test_a_mark_that_is_none_hides_nothing(site: Site, start: Start, mark: str) 
 
 
 @pytest.mark.parametrize("record", ["index", "job.json", "events/000000.json", "jobs"])
-def test_a_pipe_in_a_store_that_a_process_names_is_not_opened(
-    site: Site, start: Start, record: str
-) -> None:
-    site.state.mkdir()
+def test_a_pipe_in_a_store_of_a_process_is_unread(site: Site, start: Start, record: str) -> None:
     job_id = site.job(JobState.RUNNING)
     forged = as_over(site, job_id)
     pipe_at(record_of(forged, job_id, record))
@@ -288,23 +225,14 @@ def record_of(root: Path, job_id: str, record: str) -> Path:
     return next(root.glob(f"training_projects/*/jobs/{job_id}")) / record
 
 
+NODE_FILES = ("plan.json", "node.json", "status.json", "upload.json", "stop.json", "lock")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "store",
-        "owner.lock",
-        *(
-            f"attempt-0/rank-0/{name}"
-            for name in (
-                "plan.json",
-                "node.json",
-                "status.json",
-                "upload.json",
-                "stop.json",
-                "lock",
-                "agent.log",
-            )
-        ),
+        *("store", "owner.lock"),
+        *(f"attempt-0/rank-0/{name}" for name in (*NODE_FILES, "agent.log")),
     ],
 )
 def test_a_pipe_in_a_jobs_folder_stops_nothing(site: Site, name: str) -> None:

@@ -1,7 +1,5 @@
 """Nodes and folders of jobs that are over go; what somebody needs, or nobody can judge, stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.gc.findings import Findings, OrphanKind, remove_all
-from prefect_bt.host.job_lock import JobLock, has_lock_file, lock_job
+from prefect_bt.host.job_lock import has_lock_file, lock_job
 from prefect_bt.host.nodes.files import write_text_atomic
 from prefect_bt.host.processes import list_processes
 from prefect_bt.host.state_folder import JobFolder
@@ -85,10 +83,7 @@ def test_a_job_of_another_store_is_judged_by_that_store(site: Site) -> None:
     site.job(JobState.COMPLETED)
     other = open_ledger(str(site.root / "other"))
     job_id = site.job(JobState.RUNNING, ledger=other)
-    claim = JobLock(site.state)
-    claim.acquire(job_id)
-    claim.write_store_url(other.store.url)
-    claim.release()
+    site.note_store(job_id, other.store.url)
     assert site.kinds() == []
     other.append_event(job_id, JobState.COMPLETED)
     assert site.kinds() == [OrphanKind.FOLDER]
@@ -151,7 +146,7 @@ def unsaved(site: Site, job_id: str) -> Path:
     return file
 
 
-def test_checkpoints_that_were_never_uploaded_are_told_and_stay(site: Site) -> None:
+def test_checkpoints_that_were_never_uploaded_are_listed_and_stay(site: Site) -> None:
     job_id = site.job(JobState.FAILED)
     file = unsaved(site, job_id)
     (found,) = site.look().orphans

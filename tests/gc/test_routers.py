@@ -1,7 +1,5 @@
 """The router of a deployment goes when nothing can ever answer behind it, and not before."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

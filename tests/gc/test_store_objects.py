@@ -1,7 +1,5 @@
 """What was left in the store: holds, claims and unfinished uploads."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

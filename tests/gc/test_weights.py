@@ -1,7 +1,5 @@
 """Weights that nobody works on, and leases that keep nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The fields of a job's document and the format of the documents that are stored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from prefect_bt.job_index import entries

@@ -1,7 +1,5 @@
 """Lists of jobs show what the records say, however and whenever the records were changed."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -126,9 +124,7 @@ def test_jobs_come_oldest_first_and_by_project(shop: Shop, look: Look) -> None:
         assert look(project_id="none").ids == []
 
 
-def test_a_list_reads_the_documents_of_displayed_jobs_and_nothing_else(
-    shop: Shop, look: Look, store: Any
-) -> None:
+def test_a_list_reads_only_displayed_documents(shop: Shop, look: Look, store: Any) -> None:
     jobs = [ended(shop) for _ in range(20)]
     shop.checkpoint(jobs[0], "checkpoint-1", size=10, at=1)
     look()
@@ -170,9 +166,7 @@ def test_a_retried_job(shop: Shop, look: Look) -> None:
     assert look().going == [jobs[1].id]
 
 
-def test_a_kill_between_the_claim_of_a_retry_and_its_event(
-    shop: Shop, look: Look, store: Store
-) -> None:
+def test_a_kill_between_claim_and_event_of_a_retry(shop: Shop, look: Look, store: Store) -> None:
     """The job is still ended, but its document is not stored before that claim has ended."""
     job = ended(shop, end=JobState.STOPPED)
     epoch = shop.ledger.claim(job.id, "a:id-a")
@@ -211,7 +205,7 @@ def test_a_document_made_while_the_job_changes_is_not_kept(
     assert look().ids == ([] if change == "delete" else [job.id])
 
 
-def test_a_job_whose_node_was_lost_is_not_stored(shop: Shop, look: Look, store: Store) -> None:
+def test_a_job_with_a_lost_node_is_not_stored(shop: Shop, look: Look, store: Store) -> None:
     """Its uploader may still commit a checkpoint."""
     job = shop.job("tiny", *ENDED[:-1])
     shop.ledger.begin_attempt(job.id)
@@ -236,9 +230,7 @@ def test_a_deleted_job(shop: Shop, look: Look, store: Store, tmp_path: Path) -> 
     assert stored(store, retried.id) == []
 
 
-def test_a_prune_and_a_late_run_are_in_the_next_document(
-    shop: Shop, look: Look, store: Store, tmp_path: Path
-) -> None:
+def test_a_prune_renews_the_document(shop: Shop, look: Look, store: Store, tmp_path: Path) -> None:
     job = ended(shop)
     for step in (1, 2):
         shop.checkpoint(job, f"checkpoint-{step}", size=10, at=step)
@@ -251,9 +243,7 @@ def test_a_prune_and_a_late_run_are_in_the_next_document(
     assert look().documents[job.id]["flow_run_url"] == "https://one"
 
 
-def test_a_prune_of_a_running_job_that_ends_meanwhile(
-    shop: Shop, look: Look, store: Store, tmp_path: Path
-) -> None:
+def test_a_job_that_ends_in_a_prune(shop: Shop, look: Look, store: Store, tmp_path: Path) -> None:
     job, ledger = shop.job("tiny", *ENDED[:-1]), Ledger(store)
     for step in (1, 2):
         shop.checkpoint(job, f"checkpoint-{step}", size=10, at=step)
@@ -309,9 +299,7 @@ DAMAGED = [b"", b"garbage", b"[]", b'{"format": 2}', b'{"format": 1, "document":
 
 
 @pytest.mark.parametrize("data", [*DAMAGED, b"[" * 100_000])
-def test_a_damaged_document_is_made_again(
-    shop: Shop, look: Look, store: Store, data: bytes
-) -> None:
+def test_a_damaged_document_is_replaced(shop: Shop, look: Look, store: Store, data: bytes) -> None:
     job, other = ended(shop), ended(shop)
     look()
     [key], [foreign] = stored(store, job.id), stored(store, other.id)

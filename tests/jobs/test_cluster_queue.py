@@ -1,7 +1,5 @@
 """Jobs of a cluster at the queue of this machine: what the API server answers decides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,26 +9,16 @@ import pytest
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
-from prefect_bt.definitions import (
-    Compute,
-    Image,
-    Runtime,
-    TrainingJob,
-    TrainingProject,
-    project_document,
-)
+from prefect_bt.definitions import Compute
 from prefect_bt.host.job_lock import JobLock
-from prefect_bt.jobs.queue.admission import (
-    admit_new_job,
-    list_cluster_notes,
-    start_waiting_jobs,
-)
+from prefect_bt.jobs.queue.admission import admit_new_job, list_cluster_notes, start_waiting_jobs
 from prefect_bt.jobs.queue.cluster_reader import RETRY_INTERVAL, find_cluster
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
+from tests.jobs.records import new_record, small_project
 from tests.substrates.kubernetes.api_stub import ApiStub, answer, drop, settings_for
 from tests.substrates.kubernetes.test_pod_hosts import node, pod, serve
 
@@ -45,21 +33,9 @@ class Site:
         self.ledger = Ledger(open_store(str(folder / "store")))
 
     def record(self, cpus: int = 8, nodes: int = 1) -> JobRecord:
-        compute = Compute(cpu_count=cpus, node_count=nodes)
-        job = TrainingJob(
-            image=Image(base_image="x"), compute=compute, runtime=Runtime(start_commands=["true"])
-        )
-        project = self.ledger.projects.ensure("tiny")
-        return JobRecord(
-            id=self.ledger.reserve_job_id(project.id),
-            name="one",
-            project_id=project.id,
-            project_name="tiny",
-            created_at=self.ledger.now(),
-            definition=project_document(TrainingProject(name="tiny", job=job)),
-            substrate="kubernetes",
-            resources=Resources(cpus=cpus),
-        )
+        project = small_project(compute=Compute(cpu_count=cpus, node_count=nodes))
+        resources = Resources(cpus=cpus)
+        return new_record(self.ledger, project, substrate="kubernetes", resources=resources)
 
     def admit(self, record: JobRecord) -> str:
         """Ask for room as a push does, which owns the job; return what it waits for."""
@@ -99,7 +75,7 @@ def test_a_job_waits_for_the_resources_of_its_cluster(site: Site) -> None:
     assert lists == ["/api/v1/nodes", "/api/v1/pods"] * 2, "one look for each job"
 
 
-def test_a_job_whose_pods_run_does_not_wait_for_its_own_pods(site: Site) -> None:
+def test_a_job_with_running_pods_does_not_wait_for_them(site: Site) -> None:
     """The process that watched it died, and its lease with it."""
     record = site.record()
     serve(site.api, [node("a")], [pod("a", "8100m", job=record.id), pod("a", "7")])
@@ -119,9 +95,7 @@ def test_a_cluster_that_cannot_be_read_decides_itself(site: Site, fault: str) ->
     assert "The cluster decides when its pods start" in note
 
 
-def test_a_job_of_kueue_does_not_enter_this_queue(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_kueue_is_not_queued_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_BT_KUBERNETES_QUEUE_NAME", "team-a")
     given = json.loads(settings_for(site.api.port).model_dump_json())
     monkeypatch.setenv("PREFECT_BT_KUBERNETES", json.dumps({**given, "queue_name": "team-a"}))

@@ -1,23 +1,18 @@
 """A job that another machine runs, seen from here: left alone until a person says otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from prefect_bt.errors import StateError
-from prefect_bt.host.job_lock import JobLock, host_id, is_this_host, lock_path
+from prefect_bt.host.job_lock import host_id, is_this_host, lock_job, lock_path
 from prefect_bt.jobs.reconcile import reconcile_job, recover_job, recover_jobs
 from prefect_bt.jobs.stop import stop_job
 from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
-
-DEFINITION = {"name": "p", "job": {"image": {"base_image": "any"}}}
-ELSEWHERE = "box-7:/var/state"
+from tests.ledger.fencing_epochs.jobs import ELSEWHERE, FAILED, job_of, leave_lock
 
 
 @pytest.fixture
@@ -31,31 +26,8 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(open_store(str(tmp_path / "store")))
 
 
-def running(ledger: Ledger, host: str) -> str:
-    """A job whose attempt that host has begun."""
-    project = ledger.projects.ensure("p")
-    job_id = ledger.reserve_job_id(project.id)
-    ledger.write_job(JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION))
-    ledger.claim(job_id, host)
-    ledger.begin_attempt(job_id, flow_run_id="run-1", host=host)
-    for state in (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING):
-        ledger.append_event(job_id, state)
-    return job_id
-
-
-def leave_lock(ledger: Ledger, state_dir: Path, job_id: str) -> Path:
-    """As a process of this machine that ran the job before, and was killed, leaves it."""
-    claim = JobLock(state_dir)
-    claim.acquire(job_id)
-    claim.write_store_url(ledger.store.url)
-    claim.release()
-    return lock_path(state_dir, job_id)
-
-
-def test_it_is_not_taken_from_the_machine_that_runs_it_since(
-    ledger: Ledger, state_dir: Path
-) -> None:
-    job_id = running(ledger, ELSEWHERE)
+def test_a_job_is_left_to_the_machine_that_runs_it(ledger: Ledger, state_dir: Path) -> None:
+    job_id = job_of(ledger, ELSEWHERE, FAILED[:3])
     leave_lock(ledger, state_dir, job_id)
     assert list(recover_jobs(state_dir)) == []
     reconcile_job(ledger, job_id)
@@ -63,15 +35,15 @@ def test_it_is_not_taken_from_the_machine_that_runs_it_since(
     assert len(ledger.list_attempts(job_id)) == 1
 
 
-def test_what_is_left_here_of_it_goes(ledger: Ledger, state_dir: Path) -> None:
-    job_id = running(ledger, ELSEWHERE)
-    lock = leave_lock(ledger, state_dir, job_id)
+def test_a_lock_left_on_this_machine_is_removed(ledger: Ledger, state_dir: Path) -> None:
+    job_id = job_of(ledger, ELSEWHERE, FAILED[:3])
+    leave_lock(ledger, state_dir, job_id)
     assert not recover_job(ledger, job_id, state_dir=state_dir)
-    assert not lock.exists()
+    assert not lock_path(state_dir, job_id).exists()
 
 
-def test_a_stop_says_whose_it_is_and_the_way_out(ledger: Ledger, state_dir: Path) -> None:
-    job_id = running(ledger, ELSEWHERE)
+def test_a_stop_names_the_machine_and_the_way_out(ledger: Ledger, state_dir: Path) -> None:
+    job_id = job_of(ledger, ELSEWHERE, FAILED[:3])
     leave_lock(ledger, state_dir, job_id)
     stop = f"prefect-bt stop --job-id {job_id} --abandoned"
     way_out = f"It runs on box-7. If that machine is gone for good: {stop}"
@@ -87,13 +59,10 @@ def test_a_stop_says_whose_it_is_and_the_way_out(ledger: Ledger, state_dir: Path
 
 
 def test_what_somebody_here_runs_is_not_abandoned(ledger: Ledger, state_dir: Path) -> None:
-    job_id = running(ledger, host_id(state_dir))
-    claim = JobLock(state_dir)
-    claim.acquire(job_id)
-    with pytest.raises(StateError, match="run by another process"):
+    job_id = job_of(ledger, host_id(state_dir), FAILED[:3])
+    with lock_job(state_dir, job_id), pytest.raises(StateError, match="run by another process"):
         stop_job(ledger, job_id, by="me", abandoned=True)
     assert ledger.controls.find_stop_request(job_id) is None
-    claim.release()
 
 
 def test_a_machine_is_known_by_its_folder_not_by_its_name(state_dir: Path) -> None:

@@ -1,14 +1,11 @@
 """Which code and which client a job was made by; `git` missing, refused, or too slow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from prefect_bt.definitions import Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.flows.tasks.reporting.job_card import render_card
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.jobs.job_json import job_document
@@ -18,11 +15,9 @@ from prefect_bt.jobs.submit import create_job, write_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import GitState
 from prefect_bt.object_store import open_store
+from tests.jobs.records import small_project
 
-PROJECT = TrainingProject(
-    name="p",
-    job=TrainingJob(image=Image(base_image="i"), runtime=Runtime(start_commands=["true"])),
-)
+PROJECT = small_project()
 PASSWORD = "hunter2-hunter2"
 
 

@@ -1,7 +1,5 @@
 """A Prefect server that is wrong, or none at all, keeps no job from its place in the queue."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

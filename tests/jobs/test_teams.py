@@ -1,7 +1,5 @@
 """Teams: who owns a project of a name, whose cache and secrets its jobs get, and what is said."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,15 +11,7 @@ from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import plan_attempt, resolve_job_secrets
 from prefect_bt.cli.app import main
 from prefect_bt.credentials.secrets import EnvironmentSecrets, InMemorySecrets, resolve_secrets
-from prefect_bt.definitions import (
-    CacheConfig,
-    Compute,
-    Image,
-    Runtime,
-    SecretReference,
-    TrainingJob,
-    TrainingProject,
-)
+from prefect_bt.definitions import CacheConfig, SecretReference, TrainingProject
 from prefect_bt.errors import AmbiguousError, PlanError, WeightsError
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.jobs import submit
@@ -39,6 +29,7 @@ from prefect_bt.settings import Settings
 from prefect_bt.training_cache.usage import summarize_cache
 from prefect_bt.weights.sources.checkpoint import CheckpointSource
 from prefect_bt.weights.sources.protocol import SourceRequest
+from tests.jobs.records import small_project
 
 
 @pytest.fixture
@@ -50,15 +41,9 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 
 def defined(name: str = "llm", team: str | None = None, secret: str = "") -> TrainingProject:
-    runtime = Runtime(
-        start_commands=["true"],
-        cache_config=CacheConfig(enabled=True),
-        environment_variables={"TOKEN": SecretReference(name=secret)} if secret else {},
-    )
-    job = TrainingJob(
-        image=Image(base_image="none"), compute=Compute(memory="64Mi"), runtime=runtime
-    )
-    return TrainingProject(name=name, job=job, team_name=team)
+    variables = {"TOKEN": SecretReference(name=secret)} if secret else {}
+    cache = CacheConfig(enabled=True)
+    return small_project(name, team=team, cache_config=cache, environment_variables=variables)
 
 
 OPTIONS = SubmitOptions(substrate="local", secret_sources=(EnvironmentSecrets(),))
@@ -106,7 +91,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_lookups_by_name_say_which_projects_there_are(
+def test_an_ambiguous_name_lists_the_ids_of_the_projects(
     ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, _ = pushed(ledger, tmp_path, defined(team="research"))
@@ -149,9 +134,7 @@ def test_lookups_by_name_say_which_projects_there_are(
     assert back.project_id not in {one.project_id, two.project_id}
 
 
-def test_a_store_of_a_release_without_teams_is_read_as_it_is(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_store_of_a_release_without_teams_is_read(ledger: Ledger, tmp_path: Path) -> None:
     old = ProjectRecord(make_id(), "llm", 1.0, "research")
     ledger.store.put(project_record_key(old.id), json.dumps(old.__dict__).encode())
     ledger.store.put(project_index_key("llm"), json.dumps({"project_id": old.id}).encode())
@@ -169,9 +152,8 @@ def test_many_pushes_of_many_teams_make_one_project_each(ledger: Ledger) -> None
         made = list(pool.map(lambda team: ledger.projects.ensure("llm", team=team), teams))
     assert {project.team_name for project in made} == set(teams)
     assert len({project.id for project in made}) == 4
-    assert sorted(ledger.projects.list(), key=lambda p: p.id) == sorted(
-        set(made), key=lambda p: p.id
-    )
+    assert len(ledger.projects.list()) == 4
+    assert set(ledger.projects.list()) == set(made)
     stored = {info.key for info in ledger.store.list("training_projects")}
     assert stored == {project_record_key(project.id) for project in made}
 

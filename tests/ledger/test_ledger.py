@@ -1,7 +1,5 @@
 """The job's record: ids, names, lifecycle and attempts, also with many writers at once."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_index_key
 from prefect_bt.object_store import open_store
+from tests.jobs.records import new_record
 
 
 @pytest.fixture
@@ -22,15 +21,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def make_job(ledger: Ledger, project: str = "my / project") -> JobRecord:
-    owner = ledger.projects.ensure(project)
-    record = JobRecord(
-        id=ledger.reserve_job_id(owner.id),
-        name=ledger.reserve_job_name(owner.id),
-        project_id=owner.id,
-        project_name=owner.name,
-        created_at=ledger.now(),
-        definition={},
-    )
+    record = new_record(ledger, project)
     ledger.write_job(record)
     return record
 
@@ -74,14 +65,10 @@ def test_many_pushes_share_no_project_id_and_no_name(ledger: Ledger) -> None:
 
 def test_lifecycle(ledger: Ledger) -> None:
     job = make_job(ledger)
-    for state in (JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED):
+    states = [JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED]
+    for state in states:
         ledger.append_event(job.id, state)
-    assert [event.state for event in ledger.list_events(job.id)] == [
-        JobState.CREATED,
-        JobState.DEPLOYING,
-        JobState.RUNNING,
-        JobState.COMPLETED,
-    ]
+    assert [event.state for event in ledger.list_events(job.id)] == [JobState.CREATED, *states]
     with pytest.raises(StateError, match="recreate"):
         ledger.append_event(job.id, JobState.RUNNING)
 
@@ -114,7 +101,7 @@ def test_attempts_count_up_and_never_back(ledger: Ledger) -> None:
     assert [outcome.message for outcome in ledger.list_outcomes(job.id)] == ["first"]
 
 
-def test_what_is_written_once_is_read_once(ledger: Ledger, tmp_path: Path) -> None:
+def test_events_and_attempts_are_read_once(ledger: Ledger, tmp_path: Path) -> None:
     """Who follows a job looks every second, over weeks."""
     job = make_job(ledger)
     ledger.append_event(job.id, JobState.CREATED)
@@ -144,9 +131,8 @@ def test_a_run_is_bound_to_one_job(ledger: Ledger) -> None:
     assert ledger.runs.bind("run-1", one.id, url="http://ui/1") == one.id
     assert ledger.runs.bind("run-1", two.id) == one.id
     assert ledger.runs.find_job("run-1") == one.id
-    assert [(run.flow_run_id, run.url) for run in ledger.runs.list(one.id)] == [
-        ("run-1", "http://ui/1")
-    ]
+    (run,) = ledger.runs.list(one.id)
+    assert (run.flow_run_id, run.url) == ("run-1", "http://ui/1")
 
 
 def test_an_id_reserved_without_a_job_is_no_job(ledger: Ledger) -> None:

@@ -1,7 +1,5 @@
 """What a node in a cluster and its watchers tell each other, in a folder and in a bucket's API."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,9 +75,7 @@ def keys(store: Breakable, prefix: str = "jobs") -> list[str]:
 # -- statuses -------------------------------------------------------------------------------
 
 
-def test_the_newest_status_is_seen_and_only_it_stays(
-    gang: GangObjects, store: Breakable, clock: Clock
-) -> None:
+def test_only_the_newest_status_stays(gang: GangObjects, store: Breakable, clock: Clock) -> None:
     assert gang.read_status(0) is None
     for number, phase in enumerate(NodePhase):
         gang.rank(0).write_status(NodeStatus(0, phase), number)
@@ -88,9 +84,7 @@ def test_the_newest_status_is_seen_and_only_it_stays(
     assert keys(store) == ["jobs/abc1234/nodes/0001/rank-0/status-000000005.json"]
 
 
-def test_one_listing_serves_every_rank_for_a_while(
-    gang: GangObjects, store: Breakable, clock: Clock
-) -> None:
+def test_one_listing_serves_every_rank(gang: GangObjects, store: Breakable, clock: Clock) -> None:
     for rank in range(3):
         gang.rank(rank).write_status(NodeStatus(rank), 0)
     assert [gang.read_status(rank).rank for rank in range(3)] == [0, 1, 2]
@@ -136,9 +130,7 @@ def test_ranks_and_attempts_are_not_taken_for_each_other(store: Breakable) -> No
     assert tenth.read_status(1) == DONE
 
 
-def test_while_the_store_is_away_what_was_known_stays(
-    gang: GangObjects, store: Breakable, clock: Clock
-) -> None:
+def test_an_outage_keeps_known_statuses(gang: GangObjects, store: Breakable, clock: Clock) -> None:
     gang.rank(0).write_status(NodeStatus(0, NodePhase.RUNNING), 0)
     gang.rank(0).write_log(b"line\n", offset=0)
     assert gang.read_status(0).phase is NodePhase.RUNNING
@@ -188,9 +180,7 @@ def test_a_gang_knows_how_many_of_it_are_ready_and_what_it_waits_for(gang: GangO
     assert gang.read_status(0) is None, "none of it is a status"
 
 
-def test_deletion_leaves_nothing_and_takes_the_record_last(
-    gang: GangObjects, store: Breakable
-) -> None:
+def test_deletion_takes_all_and_the_record_last(gang: GangObjects, store: Breakable) -> None:
     gang.create_record(RECORD)
     gang.rank(0).write_status(DONE, 0)
     gang.rank(0).write_log(b"a\n", offset=0)

@@ -1,7 +1,5 @@
 """Reasons are stored by one release and read by the next: their texts never change."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -26,7 +24,7 @@ def test_every_reason_has_a_fixed_text() -> None:
 
 
 @pytest.mark.parametrize("reason", StopReason)
-def test_a_status_of_any_release_says_its_reason(reason: StopReason) -> None:
+def test_a_status_of_any_release_has_its_reason(reason: StopReason) -> None:
     text = codec.dumps(NodeStatus(0, NodePhase.DONE, reason=reason))
     assert json.loads(text)["reason"] == STORED[reason]
     read = codec.loads(NodeStatus, text)

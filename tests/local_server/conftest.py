@@ -1,7 +1,5 @@
 """A home for a server of a test's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

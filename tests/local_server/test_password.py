@@ -1,7 +1,5 @@
 """The password file of the server of `up`: which users can read it, and where it is sent."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator
@@ -57,18 +55,13 @@ def test_a_file_that_others_can_read_or_that_is_elsewhere_is_replaced(tmp_path: 
     write_auth(tmp_path / "elsewhere", "planted:by-another")
     auth_file(tmp_path).unlink()
     auth_file(tmp_path).symlink_to(auth_file(tmp_path / "elsewhere"))
-    assert ensure_auth(tmp_path, API, {}, configured="") not in {
-        first,
-        second,
-        "planted:by-another",
-    }
+    third = ensure_auth(tmp_path, API, {}, configured="")
+    assert third not in {first, second, "planted:by-another"}
     assert not auth_file(tmp_path).is_symlink()
     assert read_auth(tmp_path / "elsewhere") == "planted:by-another"
 
 
-def test_a_server_that_is_started_again_keeps_its_password_though_the_file_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_restarted_server_keeps_its_password_without_its_file(tmp_path: Path) -> None:
     here = {"PREFECT_API_URL": "http://localhost:4200/api/", CLIENT_VARIABLE: "told:here"}
     there = {"PREFECT_API_URL": "https://team.example/api", CLIENT_VARIABLE: "told:there"}
     assert ensure_auth(tmp_path, API, there, configured="") not in there.values()
@@ -77,9 +70,8 @@ def test_a_server_that_is_started_again_keeps_its_password_though_the_file_is_go
 
 
 def test_the_users_own_password_is_used(tmp_path: Path) -> None:
-    assert (
-        ensure_auth(tmp_path, API, {}, configured="mine:own") == "mine:own" == read_auth(tmp_path)
-    )
+    assert ensure_auth(tmp_path, API, {}, configured="mine:own") == "mine:own"
+    assert read_auth(tmp_path) == "mine:own"
     with pytest.raises(ServerError, match="PREFECT_SERVER_API_AUTH_STRING"):
         ensure_auth(tmp_path, API, {}, configured="two words")
 

@@ -1,7 +1,5 @@
 """`up` and `down`, with real servers and workers."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -174,11 +172,8 @@ def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
     while time.monotonic() < deadline:
         assert not can_take(port or 0)
         now = read_server(state_dir) or {}
-        gone = {now.get(f"{role}_pid") for role in ("worker", "server")} & {
-            before["worker_pid"],
-            before["server_pid"],
-        }
-        if not gone and get_process(now, "worker").is_alive and local_server_url(state_dir):
+        replaced = all(now.get(key) != before[key] for key in ("worker_pid", "server_pid"))
+        if replaced and get_process(now, "worker").is_alive and local_server_url(state_dir):
             assert now["api_url"] == before["api_url"]
             url = f"{now['api_url']}/deployments/name/train/train"
             assert answer(url, read_auth(state_dir))
@@ -229,21 +224,25 @@ def test_a_dead_server_is_forgotten_and_a_pid_of_another_process_left_alone(stat
         other.wait()
 
 
-def test_what_runs_beside_a_server_that_is_gone_is_stopped_and_told(state_dir: Path):
-    caretaker, process = start_process(
-        ["sleep", "60"], log=state_dir / "log", environment=dict(os.environ)
-    )
-    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.began}
+def start_caretaker(folder: Path) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
+    """Start a process in place of a caretaker; return what is recorded of it."""
+    log = folder / "log"
+    caretaker, process = start_process(["sleep", "60"], log=log, environment=dict(os.environ))
+    return {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.began}, process
+
+
+def test_the_caretaker_of_a_missing_server_is_stopped_and_reported(state_dir: Path):
+    roles, process = start_caretaker(state_dir)
     write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **roles})
     told: list[str] = []
-    assert server.down(echo=told.append)["caretaker_pid"] == caretaker.pid
+    assert server.down(echo=told.append)["caretaker_pid"] == process.pid
     assert told == ["The Prefect server had already ended; stopped its caretaker."]
     assert process.wait(200) == -signal.SIGTERM
     assert not server_file(state_dir).exists()
 
 
 @pytest.mark.parametrize("act", ["up", "down", "mend"])
-def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
+def test_a_command_that_waits_for_another_reports_it(state_dir: Path, act: str):
     told: list[str] = []
     taken = socket.socket()  # what `up` would ask for: it ends there, once its turn has come
     taken.bind(("127.0.0.1", 0))
@@ -271,9 +270,8 @@ def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
 
 
 def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatch):
-    monkeypatch.setattr(
-        server, "start_process", lambda _, **given: start_process(["false"], **given)
-    )
+    fails = lambda _, **given: start_process(["false"], **given)  # noqa: E731
+    monkeypatch.setattr(server, "start_process", fails)
     with pytest.raises(ServerError, match=r"did not start.*server\.log"):
         server.up(port=free_port(), echo=lambda _: None)
     assert not server_file(state_dir).exists()
@@ -281,10 +279,9 @@ def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatc
 
 def test_a_daemon_is_stopped_politely_then_by_force(tmp_path: Path):
     stubborn = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
-    daemon, process = start_process(
-        ["sh", "-c", stubborn], log=tmp_path / "log", environment=dict(os.environ)
-    )
-    while "ready" not in (tmp_path / "log").read_text():
+    log, environment = tmp_path / "log", dict(os.environ)
+    daemon, process = start_process(["sh", "-c", stubborn], log=log, environment=environment)
+    while "ready" not in log.read_text():
         time.sleep(0.02)
     assert daemon.is_alive
     assert daemon.stop(timeout=0.2)
@@ -304,10 +301,7 @@ def test_a_zombie_and_no_process_are_not_alive():
 
 def test_a_server_that_its_caretaker_starts_again_is_waited_for(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/api"
-    caretaker, process = start_process(
-        ["sleep", "60"], log=tmp_path / "log", environment=os.environ
-    )
-    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.began}
+    roles, process = start_caretaker(tmp_path)
     server = {"server_pid": os.getpid(), "server_started": read_start_time(os.getpid())}
     write_server(tmp_path, {"api_url": url, **roles, **server})
     with socket.socket() as listening, ThreadPoolExecutor() as pool:

@@ -1,7 +1,5 @@
 """What the command line asks of a real Prefect API, and how it fails when there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from datetime import UTC, datetime, timedelta
@@ -69,14 +67,12 @@ def test_an_unknown_deployment_names_those_that_exist(prefect_api, deployment):
 
 
 def test_a_deployment_that_takes_no_job_is_a_clear_error(prefect_api):
+    schema = {"type": "object", "properties": {"store": {"type": "integer"}}}
     with get_client(sync_client=True) as direct:
         direct.create_deployment(
             flow_id=direct.create_flow_from_name("other"),
             name="strict",
-            parameter_openapi_schema={
-                "type": "object",
-                "properties": {"store": {"type": "integer"}},
-            },
+            parameter_openapi_schema=schema,
             enforce_parameter_schema=True,
         )
     with pytest.raises(ServerError, match=r"409 Conflict.*'store'"):
@@ -90,12 +86,8 @@ def test_cancel_run(prefect_api):
         runs = [str(direct.create_flow_run(empty, state=state).id) for state in states]
         assert [client.cancel_run(run) for run in runs] == [True, True, True, False]
         after = [direct.read_flow_run(UUID(run)).state for run in runs]
-    assert [state.type.value for state in after if state] == [
-        "CANCELLED",
-        "CANCELLING",
-        "CANCELLING",
-        "COMPLETED",
-    ]
+    found = [state.type.value for state in after if state]
+    assert found == ["CANCELLED", "CANCELLING", "CANCELLING", "COMPLETED"]
     assert not client.cancel_run(str(uuid4()))
 
 
@@ -121,7 +113,7 @@ def test_a_run_that_crashed_before_it_began_is_scheduled_again_a_few_times(prefe
     assert client.get_run_state(run_id) is StateType.CRASHED
 
 
-def test_a_run_whose_worker_died_is_scheduled_again(
+def test_a_run_of_a_dead_worker_is_retried(
     prefect_api, deployment, monkeypatch: pytest.MonkeyPatch
 ):
     """Of all runs of the pool, see this one alone: other tests use the server."""

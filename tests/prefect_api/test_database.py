@@ -1,7 +1,5 @@
 """Whether Prefect's own database is worth a temporary server: asked of real SQLite files."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 
@@ -30,7 +28,7 @@ def using(url: str):
     return temporary_settings(updates=updates)
 
 
-def test_what_the_database_says(tmp_path: Path) -> None:
+def test_blocks_are_looked_up_in_the_database(tmp_path: Path) -> None:
     file = tmp_path / "prefect.db"
     with using(f"sqlite+aiosqlite:///{file}"):
         assert not may_have_block(["aws-credentials", "secret"], ["hf-token"])
@@ -59,12 +57,9 @@ def test_a_fresh_home_starts_no_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_temporary_server_is_quiet_unless_the_user_says_otherwise() -> None:
+def test_a_temporary_server_is_quiet_unless_configured() -> None:
     quiet = client._temporary_server_settings()
     assert quiet.get(PREFECT_SERVER_LOGGING_LEVEL, "CRITICAL") == "CRITICAL"
-    chosen = {
-        PREFECT_SERVER_LOGGING_LEVEL: "DEBUG",
-        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 7,
-    }
-    with temporary_settings(updates=chosen):
+    timeout = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS
+    with temporary_settings(updates={PREFECT_SERVER_LOGGING_LEVEL: "DEBUG", timeout: 7}):
         assert client._temporary_server_settings() == {}

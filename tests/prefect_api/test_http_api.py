@@ -1,7 +1,5 @@
 """The API that requests without Prefect's client go to: the one that Prefect would use."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,9 +46,7 @@ def test_the_active_profile_names_the_api(profiles: Path) -> None:
     assert find() == ("http://prefect.example/api", ("me", "secret"), None, page)
 
 
-def test_variables_choose_the_profile_and_the_api(
-    profiles: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_choose_profile_and_api(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles.write_text(PROFILES)
     monkeypatch.setenv("PREFECT_PROFILE", "cloud")
     cloud = "https://api.prefect.cloud/api/accounts/a/workspaces/w"
@@ -60,9 +56,7 @@ def test_variables_choose_the_profile_and_the_api(
     assert find() == ("http://other.example/api", None, "Bearer key", page)
 
 
-def test_the_settings_of_prefects_client_count(
-    profiles: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_the_client_are_used(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles.write_text(PROFILES)
     monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", '{"X-Proxy": "word"}')
     monkeypatch.setenv("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "true")

@@ -3,11 +3,7 @@ import json
 import pytest
 
 from prefect_bt.checkpoints.committed import catalog, verify_committed
-from prefect_bt.checkpoints.committed.catalog import (
-    checkpoint_document,
-    find_newest,
-    list_checkpoints,
-)
+from prefect_bt.checkpoints.committed.catalog import find_newest, list_checkpoints
 from prefect_bt.checkpoints.manifest import (
     FORMAT,
     Manifest,
@@ -97,14 +93,11 @@ def test_logs_alone_are_still_something(store):
 def test_the_record_has_the_fields_of_the_api(store):
     commit(store, "x", lora_adapter_config={"r": 8}, type="lora", base_model="org/base")
     commit(store, "runs", type="", at=2)
-    lora, runs = [checkpoint_document(one) for one in list_checkpoints(store, PROJECT, JOB)]
+    lora, runs = [catalog.checkpoint_document(one) for one in list_checkpoints(store, PROJECT, JOB)]
     assert json.loads(json.dumps(lora)) == lora
     assert lora["created_at"] == "1970-01-01T00:00:01+00:00"
-    assert {key: lora[key] for key in ("checkpoint_id", "checkpoint_type", "sync_status")} == {
-        "checkpoint_id": "x",
-        "checkpoint_type": "lora",
-        "sync_status": "COMPLETE",
-    }
+    assert (lora["checkpoint_id"], lora["checkpoint_type"]) == ("x", "lora")
+    assert lora["sync_status"] == "COMPLETE"
     assert runs["checkpoint_type"] is None and runs["base_model"] is None
 
 
@@ -123,22 +116,13 @@ def test_keys_round_trip(store):
     assert load_manifest(store.get(manifest.key), key=manifest.key) == manifest
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", "a//b"])
-def test_a_manifest_cannot_lead_outside(store, path):
-    manifest = commit(store, "x")
-    data = json.loads(store.get(manifest.key))
-    data["entries"][0]["path"] = path
-    with pytest.raises(CheckpointError, match="outside"):
-        load_manifest(json.dumps(data).encode(), key=manifest.key)
-
-
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"format": 1}', b"\xff"])
-def test_what_is_no_manifest(data):
+def test_an_invalid_manifest_is_refused(data):
     with pytest.raises(CheckpointError):
         load_manifest(data, key="k")
 
 
-def test_a_newer_format_says_so(store):
+def test_a_newer_format_is_refused(store):
     manifest = commit(store, "x")
     data = json.loads(store.get(manifest.key)) | {"format": 99}
     with pytest.raises(CheckpointError, match="Upgrade"):
@@ -148,16 +132,13 @@ def test_a_newer_format_says_so(store):
 def test_verify_finds_every_kind_of_damage(store, tmp_path):
     folders.write(tmp_path / "c/a", {"x": b"111", "y": b"222", "z": b"333"})
     folders.flush(store, tmp_path / "c")
-    keys = {
-        file.path: file.key for file in catalog.list_checkpoints(store, PROJECT, JOB)[0].files()
-    }
+    keys = {file.path: file.key for file in list_checkpoints(store, PROJECT, JOB)[0].files()}
     assert verify_committed.verify(store, PROJECT, JOB) == []
     store.put(keys["a/x"], b"1x1")
     store.delete(keys["a/y"])
     store.put(keys["a/z"], b"33")
-    assert {
-        (fault.path, fault.problem) for fault in verify_committed.verify(store, PROJECT, JOB)
-    } == {
+    faults = verify_committed.verify(store, PROJECT, JOB)
+    assert {(fault.path, fault.problem) for fault in faults} == {
         ("x", "has different content than expected"),
         ("y", "is missing"),
         ("z", "has 2 bytes, not 3"),

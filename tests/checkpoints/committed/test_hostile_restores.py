@@ -18,22 +18,14 @@ from tests.checkpoints.folders import JOB, PROJECT, flush
 @pytest.fixture
 def prepare(store, ckpts, tmp_path):
     """Restore the committed files `a/x` and `a/deep/y`."""
-    folders.write(ckpts, {"a/x": b"one", "a/deep/y": b"two"})
-    flush(store, ckpts)
+    flush(store, ckpts, {"a/x": b"one", "a/deep/y": b"two"})
     before = folders.contents(ckpts)
 
     def run():
-        restore_directory(
-            store,
-            project_id=PROJECT,
-            job_id=JOB,
-            rank=0,
-            directory=ckpts,
-            aside_dir=tmp_path / "aside",
-        )
-        assert {str(p.relative_to(ckpts)) for p in ckpts.rglob("*")} == {
-            *("a", "a/x", "a/deep", "a/deep/y")
-        }
+        place = {"directory": ckpts, "aside_dir": tmp_path / "aside"}
+        restore_directory(store, project_id=PROJECT, job_id=JOB, rank=0, **place)
+        found = {str(p.relative_to(ckpts)) for p in ckpts.rglob("*")}
+        assert found == {"a", "a/x", "a/deep", "a/deep/y"}
         assert folders.contents(ckpts) == before
         assert not any(path.is_symlink() for path in ckpts.rglob("*"))
 
@@ -50,50 +42,30 @@ def facts(folder):
     return {path: path.lstat()[:9] for path in (folder, *folder.rglob("*"))}
 
 
-def as_link(place, host):
-    place.symlink_to(host)
-
-
-def as_loop(place, host):
-    place.symlink_to(place.name)
-
-
-def as_pipe(place, host):
-    os.mkfifo(place)
-
-
-def as_file(place, host):
-    place.write_bytes(b"in the way")
-
-
-def as_folder(place, host):
-    folders.write(place, {"0": b"1", "lost+found/x": b"2"})
-
-
-def as_empty_folders(place, host):
-    (place / "lost+found/lost+found").mkdir(parents=True)
-
-
-def as_endless_folder(place, host):
+def nest(place):
     place.mkdir()
-    here = os.open(place, os.O_RDONLY)
-    for _ in range(2500):
-        os.mkdir("d", dir_fd=here)
-        here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
-        os.close(above)
-    os.close(here)
+    folders.nest(place, "d", 2500)
 
 
-WAYS = [as_link, as_loop, as_pipe, as_file, as_folder, as_empty_folders, as_endless_folder]
+FILES = {"0": b"1", "lost+found/x": b"2"}
+WAYS = {
+    "a link": lambda place, host: place.symlink_to(host),
+    "a loop": lambda place, host: place.symlink_to(place.name),
+    "a pipe": lambda place, host: os.mkfifo(place),
+    "a file": lambda place, host: place.write_bytes(b"in the way"),
+    "a folder": lambda place, host: folders.write(place, FILES),
+    "empty folders": lambda place, host: (place / "lost+found/lost+found").mkdir(parents=True),
+    "an endless folder": lambda place, host: nest(place),
+}
 
 
-@pytest.mark.parametrize("put", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("where", [STAGING, "a", "a/x", "a/deep", "other"])
-def test_whatever_is_in_the_way(prepare, ckpts, host, tmp_path, put, where):
+def test_objects_in_the_way_are_moved_aside(prepare, ckpts, host, tmp_path, way, where):
     before = facts(host)
     with confined.folder_fd(ckpts, os.path.dirname(where)) as within:  # noqa: PTH120
         trees.remove_entry(os.path.basename(where), within=within)  # noqa: PTH119
-    put(ckpts / where, host)
+    WAYS[way](ckpts / where, host)
     try:
         prepare()
         prepare()

@@ -20,24 +20,17 @@ from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.checkpoints.upload import transfer
 from prefect_bt.errors import CheckpointError
 from prefect_bt.object_store import open_store
-from prefect_bt.planning.plan import LoadedCheckpoint
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush
+from tests.checkpoints.shelf import listed, loaded
 from tests.forked import Forked
 
 
 @pytest.fixture
 def prepare(store, tmp_path):
     def run(directory, rank=0, targets=()):
-        return restore_directory(
-            store,
-            project_id=PROJECT,
-            job_id=JOB,
-            rank=rank,
-            directory=directory,
-            aside_dir=tmp_path / "aside",
-            mounts=targets,
-        )
+        places = {"directory": directory, "aside_dir": tmp_path / "aside", "mounts": targets}
+        return restore_directory(store, project_id=PROJECT, job_id=JOB, rank=rank, **places)
 
     return run
 
@@ -74,7 +67,7 @@ def test_a_fresh_node_gets_everything_back(prepare, store, ckpts, tmp_path):
     assert not list(fresh.glob(".prefect*"))
 
 
-def test_the_same_node_keeps_what_is_right(prepare, store, ckpts):
+def test_the_same_node_keeps_correct_files(prepare, store, ckpts):
     three(ckpts)
     flush(store, ckpts)
     inodes = {path: path.stat().st_ino for path in ckpts.rglob("*") if path.is_file()}
@@ -152,8 +145,7 @@ def test_a_step_that_another_rank_did_not_commit_is_left_out(prepare, store, ckp
     for rank, folder in enumerate((ckpts, other)):
         folders.write(folder / "checkpoint-10", {f"shard-{rank}.dat": b"10"})
         flush(store, folder, rank=rank, group_size=2)
-    folders.write(ckpts / "checkpoint-20", {"shard-0.dat": b"20"})
-    flush(store, ckpts, rank=0, group_size=2)
+    flush(store, ckpts, {"checkpoint-20/shard-0.dat": b"20"}, rank=0, group_size=2)
     assert prepare(ckpts) == RestoreResult(("checkpoint-10",), (), ("checkpoint-20",))
     assert prepare(other, rank=1).unchanged == ("checkpoint-10",)
 
@@ -191,8 +183,7 @@ def test_a_link_out_of_the_directory_is_never_written_through(prepare, store, ck
 
 
 def test_file_and_folder_changed_places(prepare, store, ckpts):
-    folders.write(ckpts, {"a/b": b"1", "c": b"2"})
-    flush(store, ckpts)
+    flush(store, ckpts, {"a/b": b"1", "c": b"2"})
     committed = folders.contents(ckpts)
     shutil.rmtree(ckpts)
     folders.write(ckpts, {"a": b"file", "c/d": b"folder"})
@@ -200,9 +191,7 @@ def test_file_and_folder_changed_places(prepare, store, ckpts):
     assert folders.contents(ckpts) == committed
 
 
-def test_the_next_attempts_uploader_reads_nothing_again(
-    prepare, store, ckpts, tmp_path, monkeypatch
-):
+def test_the_next_uploader_reads_no_restored_file(prepare, store, ckpts, tmp_path, monkeypatch):
     three(ckpts)
     flush(store, ckpts)
     fresh = tmp_path / "fresh"
@@ -215,8 +204,7 @@ def test_the_next_attempts_uploader_reads_nothing_again(
 
 
 def test_a_corrupt_object_is_refused(prepare, store, ckpts, tmp_path):
-    folders.write(ckpts / "a", {"x": b"111"})
-    flush(store, ckpts)
+    flush(store, ckpts, {"a/x": b"111"})
     store.put(next(list_checkpoints(store, PROJECT, JOB)[0].files()).key, b"1x1")
     with pytest.raises(CheckpointError, match="not hold the bytes") as caught:
         prepare(tmp_path / "fresh")
@@ -249,20 +237,11 @@ def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         for path in node.glob("checkpoint-*/*"):
-            assert (
-                folders.contents(path.parent)[path.name]
-                == committed[f"{path.parent.name}/{path.name}"]
-            )
+            found = folders.contents(path.parent)[path.name]
+            assert found == committed[f"{path.parent.name}/{path.name}"]
     assert Forked(code, arguments).wait(200) == 0
     assert folders.contents(node) == committed
     assert len(folders.contents(tmp_path / "aside")) == 6
-
-
-def loaded(store, job=JOB):
-    return [
-        LoadedCheckpoint(PROJECT, job, one.checkpoint_id, tuple(one.manifest_keys.values()))
-        for one in list_checkpoints(store, PROJECT, job)
-    ]
 
 
 def test_loading_gives_both_documented_places(store, ckpts, tmp_path):
@@ -270,7 +249,7 @@ def test_loading_gives_both_documented_places(store, ckpts, tmp_path):
     flush(store, ckpts)
     target = tmp_path / "loaded"
     for _ in range(2):
-        load_checkpoints(store, loaded(store), directory=target, group_size=1)
+        load_checkpoints(store, loaded(store, *listed(store)), directory=target, group_size=1)
         assert folders.contents(target / "rank-0") == folders.contents(ckpts)
         assert (target / "checkpoint-10/config.json").exists()
         assert (target / "v0/checkpoint-20/adapter_config.json").exists()
@@ -283,20 +262,19 @@ def test_loading_on_many_nodes_has_ranks_only(store, tmp_path):
         folders.write(tmp_path / f"r{rank}/checkpoint-10", {f"shard-{rank}": b"%d" % rank})
         flush(store, tmp_path / f"r{rank}", rank=rank, group_size=2)
     target = tmp_path / "loaded"
-    load_checkpoints(store, loaded(store), directory=target, group_size=2)
+    load_checkpoints(store, loaded(store, *listed(store)), directory=target, group_size=2)
     assert set(folders.contents(target)) == {
         f"rank-{rank}/checkpoint-10/shard-{rank}" for rank in (0, 1)
     }
 
 
 def test_loading_refuses_two_of_one_name(store, ckpts, tmp_path):
-    folders.write(ckpts / "checkpoint-10", {"x": b"1"})
-    flush(store, ckpts)
-    first = loaded(store)
-    folders.write(ckpts / "checkpoint-10", {"x": b"2"})
-    flush(store, ckpts)
+    flush(store, ckpts, {"checkpoint-10/x": b"1"})
+    first = loaded(store, *listed(store))
+    flush(store, ckpts, {"checkpoint-10/x": b"2"})
+    both = [*first, *loaded(store, *listed(store))]
     with pytest.raises(CheckpointError, match="Two checkpoints"):
-        load_checkpoints(store, [*first, *loaded(store)], directory=tmp_path / "l", group_size=1)
+        load_checkpoints(store, both, directory=tmp_path / "l", group_size=1)
     load_checkpoints(store, [*first, *first], directory=tmp_path / "l", group_size=1)
 
 
@@ -325,19 +303,15 @@ def bucket(tmp_path):
     for name, size in SIZES.items():
         data = random.Random(size).randbytes(size)
         bucket.put(f"objects/{name}", data)
+        digest = hashlib.sha256(data).hexdigest()
         wanted[name] = ManifestEntry(
-            path=name,
-            logical=name,
-            key=f"objects/{name}",
-            size=size,
-            sha256=hashlib.sha256(data).hexdigest(),
-            mtime_ns=10**18,
+            name, name, f"objects/{name}", size=size, sha256=digest, mtime_ns=10**18
         )
     return bucket, wanted
 
 
 @pytest.mark.slow
-def test_a_large_object_arrives_in_ranges_and_every_byte_is_told(bucket, tmp_path):
+def test_a_large_object_arrives_in_ranges_and_every_byte_is_counted(bucket, tmp_path):
     store, wanted = bucket
     told: list[int] = []
     download_files(store, wanted, root=tmp_path / "here", on_bytes=told.append)
@@ -361,7 +335,7 @@ def test_a_large_object_that_is_not_what_was_committed_never_appears(bucket, tmp
     assert not list(tmp_path.glob(".*"))
 
 
-def test_ctrl_c_ends_what_is_on_its_way(bucket, tmp_path):
+def test_ctrl_c_ends_downloads(bucket, tmp_path):
     store, wanted = bucket
     told: list[int] = []
 

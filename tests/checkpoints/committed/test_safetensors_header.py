@@ -1,7 +1,5 @@
 """The tensor table: from a file's first bytes alone, whatever store it lies in."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -115,7 +113,7 @@ FITS = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (packed({"a": {**FITS, "data_offsets": [-4, 0]}}), "not a valid safetensors header"),
     ],
 )
-def test_what_is_no_table(table, content: bytes, said: str):
+def test_an_invalid_table_is_refused(table, content: bytes, said: str):
     with pytest.raises(CheckpointError, match=r"m\.safetensors") as caught:
         table(content)
     assert said in str(caught.value)

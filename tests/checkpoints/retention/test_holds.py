@@ -6,15 +6,7 @@ from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import plan_attempt, release_holds
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.checkpoints.retention.prune import prune_job
-from prefect_bt.definitions import (
-    BasetenCheckpoint,
-    Image,
-    LoadCheckpointConfig,
-    Runtime,
-    TrainingJob,
-    TrainingProject,
-    project_document,
-)
+from prefect_bt.definitions import BasetenCheckpoint, LoadCheckpointConfig
 from prefect_bt.errors import CheckpointError, PlanError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
@@ -24,6 +16,7 @@ from prefect_bt.settings import Settings
 from tests.checkpoints import shelf
 from tests.checkpoints.folders import JOB, PROJECT
 from tests.checkpoints.shelf import commit, loaded, make_job, names
+from tests.jobs.records import new_record, small_project
 
 RUNNING = (JobState.DEPLOYING, JobState.RUNNING)
 
@@ -75,7 +68,7 @@ def test_attempts_of_one_job_hold_by_themselves(ledger, two):
     assert held(ledger) == [f"job {holder}"] * 2
 
 
-def test_what_is_gone_is_told_and_nothing_is_held(ledger, two):
+def test_missing_checkpoints_are_returned_and_nothing_is_held(ledger, two):
     wanted = loaded(two, "checkpoint-10", "checkpoint-20")
     prune_job(two, PROJECT, JOB, names(10), is_running=False)
     keys, gone = holds.acquire_holds(ledger, wanted, holder=make_job(ledger, *RUNNING))
@@ -86,9 +79,8 @@ def test_what_is_gone_is_told_and_nothing_is_held(ledger, two):
 def test_a_job_that_is_being_deleted_promises_nothing(ledger, two):
     wanted = loaded(two, "checkpoint-10")
     two.put(deleting_key(PROJECT, JOB), b"{}")
-    assert holds.acquire_holds(ledger, wanted, holder=make_job(ledger, *RUNNING))[1] == tuple(
-        wanted
-    )
+    _, gone = holds.acquire_holds(ledger, wanted, holder=make_job(ledger, *RUNNING))
+    assert gone == tuple(wanted)
 
 
 # -- an attempt takes them -------------------------------------------------------------------
@@ -100,24 +92,9 @@ def site(ledger, two, tmp_path) -> JobContext:
     record = JobRecord(JOB, "job", PROJECT, "p", ledger.now(), definition={})
     two.put(job_index_key(JOB), b'{"project_id": "%s"}' % PROJECT.encode())
     ledger.write_job(record)
-    project = ledger.projects.ensure("loads")
     asks = BasetenCheckpoint.from_named_checkpoint(checkpoint_name="checkpoint-20", job_id=JOB)
     config = LoadCheckpointConfig(enabled=True, checkpoints=[asks])
-    definition = TrainingProject(
-        name="loads",
-        job=TrainingJob(
-            image=Image(base_image="python:3.11"),
-            runtime=Runtime(start_commands=["true"], load_checkpoint_config=config),
-        ),
-    )
-    record = JobRecord(
-        id=ledger.reserve_job_id(project.id),
-        name="job",
-        project_id=project.id,
-        project_name="loads",
-        created_at=ledger.now(),
-        definition=project_document(definition),
-    )
+    record = new_record(ledger, small_project("loads", load_checkpoint_config=config))
     ledger.write_job(record)
     ledger.append_event(record.id, JobState.DEPLOYING)
     settings = Settings(state_dir=tmp_path / "state", store=two.url)
@@ -148,20 +125,9 @@ def test_a_checkpoint_that_is_gone_is_refused_with_what_there_is(site, two):
 
 
 def test_a_checkpoint_that_a_killed_prune_was_deleting_is_refused(site, two, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def kill():
-        raise Killed
-
-    with pytest.raises(Killed):
-        prune_job(
-            shelf.Interrupted(two._root, "/withdrawn/", kill),
-            PROJECT,
-            JOB,
-            names(20),
-            is_running=False,
-        )
+    with pytest.raises(shelf.Killed):
+        store = shelf.Interrupted(two._root, "/withdrawn/", shelf.kill)
+        prune_job(store, PROJECT, JOB, names(20), is_running=False)
     monkeypatch.setattr("prefect_bt.attempts.lifecycle.HOLD_RETRY_DELAYS", (0.0, 0.01))
     with pytest.raises((CheckpointError, PlanError)):
         plan_attempt(site, 0)

@@ -23,9 +23,12 @@ from prefect_bt.object_store.disk import DiskStore
 from tests.checkpoints.folders import JOB, PROJECT, flush, origin
 from tests.checkpoints.shelf import (
     Interrupted,
+    Killed,
     Slow,
     check_whole,
     commit,
+    commit_ranks,
+    kill,
     listed,
     loaded,
     make_job,
@@ -48,9 +51,8 @@ def test_what_only_they_name_goes_with_them(five):
     assert done.pruned == names(10, 20)
     assert set(listed(five)) == {*names(30, 40, 50)}
     assert set(done.deleted_keys) <= set(shared)
-    assert (
-        len(done.deleted_keys) == 2 * 5
-    )  # model, optimizer, scheduler, rng, trainer state of each
+    # Model, optimizer, scheduler, rng and trainer state of each.
+    assert len(done.deleted_keys) == 2 * 5
     assert done.freed_bytes == sum(shared[key] for key in done.deleted_keys)
     check_whole(five)
     assert rest(five) == set()
@@ -82,8 +84,7 @@ def test_all_versions_and_attempts_go(store, ckpts):
 
 
 def test_every_rank_goes(store, tmp_path):
-    for rank in (0, 1):
-        commit(store, tmp_path / str(rank), (10, 20), rank=rank, group_size=2)
+    commit_ranks(store, tmp_path, (10, 20))
     done = prune_job(store, PROJECT, JOB, names(10), is_running=False)
     assert done.pruned == names(10)
     assert set(listed(store)) == {*names(20)}
@@ -112,8 +113,7 @@ def test_of_a_running_job_no_object_goes_and_the_newest_stays(five):
 
 
 def test_a_rank_leaves_the_others_alone(store, tmp_path):
-    for rank in (0, 1):
-        commit(store, tmp_path / str(rank), (10, 20), rank=rank, group_size=2)
+    commit_ranks(store, tmp_path, (10, 20))
     done = prune_rank(store, origin(rank=0, group_size=2), names(10))
     assert done.deleted_keys
     assert all("/rank-0/" in key for key in done.deleted_keys)
@@ -133,8 +133,7 @@ def test_an_object_that_another_rank_names_stays(store, tmp_path):
     manifests = Inventory(store, PROJECT, JOB).manifests
     ref, manifest = next((r, m) for r, m in manifests.items() if r.name == "checkpoint-10")
     store.put(
-        ref.key.replace("rank-0", "rank-1"),
-        store.get(ref.key).replace(b'"rank": 0', b'"rank": 1'),
+        ref.key.replace("rank-0", "rank-1"), store.get(ref.key).replace(b'"rank": 0', b'"rank": 1')
     )
     assert manifest is not None
     prune_rank(store, origin(rank=0, group_size=2), names(10))
@@ -205,7 +204,7 @@ def test_a_store_that_fails_half_way_is_gone_on_with(five):
     assert rest(five) == set()
 
 
-class Killed(DiskStore):
+class KilledAt(DiskStore):
     """Kills its process at its `last` change of the store, before or after it is made."""
 
     def __init__(self, root, last, *, after):
@@ -233,18 +232,18 @@ class Killed(DiskStore):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [1, 2, 4, 9])
-def test_killed_at_a_change_of_the_store_what_is_listed_is_whole(five, tmp_path, last):
+def test_a_kill_at_a_change_of_the_store_keeps_listed_checkpoints_complete(five, tmp_path, last):
     """The announcement, a manifest, an object: before and after."""
     for after in (False, True):
         store = _copy(five, tmp_path / str(after))
-        child = _prune_in_a_process(Killed(store._root, last, after=after))
+        child = _prune_in_a_process(KilledAt(store._root, last, after=after))
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         _check_after_a_kill(store)
 
 
 @pytest.mark.soak
-def test_killed_at_any_moment_what_is_listed_is_whole(five, tmp_path, soak):
+def test_a_kill_at_any_moment_keeps_listed_checkpoints_complete(five, tmp_path, soak):
     """SIGKILL at random points of a prune of three, each on a fresh copy of the store."""
 
     def prune(store):
@@ -343,16 +342,9 @@ def test_a_prune_killed_before_it_looked_takes_nothing_that_is_held(five):
     ledger = Ledger(five)
     holds.acquire_holds(ledger, loaded(five, "checkpoint-20"), holder=make_job(ledger, *RUNNING))
 
-    class Killed(BaseException):
-        pass
-
-    def kill():
-        raise Killed
-
     with pytest.raises(Killed):
-        prune_job(
-            Interrupted(five._root, "/withdrawn/", kill), PROJECT, JOB, names(20), is_running=False
-        )
+        store = Interrupted(five._root, "/withdrawn/", kill)
+        prune_job(store, PROJECT, JOB, names(20), is_running=False)
     done = prune_job(five, PROJECT, JOB, names(10), is_running=False)
     assert set(done.held) == {"checkpoint-20"}
     for key in loaded(five, "checkpoint-20")[0].manifests:
@@ -361,7 +353,7 @@ def test_a_prune_killed_before_it_looked_takes_nothing_that_is_held(five):
 
 
 @pytest.mark.soak
-def test_whoever_wins_a_race_has_all_of_it(store, ckpts, tmp_path, soak):
+def test_the_winner_of_a_race_has_complete_checkpoints(store, ckpts, tmp_path, soak):
     """Races of a prune, a second prune and a holder, with pauses at every word.
 
     The tests above place the word of one between two words of the other.

@@ -15,7 +15,15 @@ from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.object_keys import attempt_prefix, job_prefix, tombstones_prefix
 from prefect_bt.object_store.disk import DiskStore
 from tests.checkpoints.folders import FAST, JOB, PROJECT, flush, hf_full, origin, write
-from tests.checkpoints.shelf import Interrupted, check_whole, commit, listed, names, rest
+from tests.checkpoints.shelf import (
+    Interrupted,
+    check_whole,
+    commit,
+    commit_ranks,
+    listed,
+    names,
+    rest,
+)
 
 
 @pytest.fixture
@@ -122,8 +130,7 @@ def test_a_retry_that_begins_after_the_look_for_outdated_ones_counts(two, monkey
 
 def test_what_begins_to_be_deleted_while_it_is_dropped_stays_withdrawn(store, ckpts):
     """The prune had looked before the attempt began, and is killed after its first deletion."""
-    for rank in (0, 1):
-        commit(store, ckpts.with_name(f"rank-{rank}"), (10, 20), rank=rank, group_size=2)
+    commit_ranks(store, ckpts, (10, 20))
     first = next(iter(listed(store)["checkpoint-10"].manifest_keys.values()))
     killed_prune(store, 10)
     begin(store, 2)
@@ -152,8 +159,7 @@ def test_what_a_killed_prune_began_to_delete_is_finished_by_the_next_attempt(sto
     """Half of a checkpoint is no use to the job, and must not look like a whole one."""
     begin(store, 0)
     begin(store, 1)
-    for rank in (0, 1):
-        commit(store, ckpts.with_name(f"rank-{rank}"), (10, 20), rank=rank, group_size=2)
+    commit_ranks(store, ckpts, (10, 20))
     killed_prune(store, 10, "/manifests/")
     begin(store, 2)
     assert set(listed(store)) == {*names(20)}
@@ -174,8 +180,7 @@ def test_a_prune_sees_that_an_attempt_began_while_it_looked(two):
 
 def test_a_checkpoint_that_is_half_deleted_stays_withdrawn(store, ckpts):
     """The next attempt drops the withdrawal between the prune's last look and a deletion."""
-    for rank in (0, 1):
-        commit(store, ckpts.with_name(f"rank-{rank}"), (10, 20), rank=rank, group_size=2)
+    commit_ranks(store, ckpts, (10, 20))
 
     def drop_and_look():
         for key in withdrawals(store):

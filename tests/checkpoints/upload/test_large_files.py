@@ -15,11 +15,6 @@ from tests.checkpoints.running import Counting, listed
 SIZE = transfer._SMALL + 1000
 
 
-@pytest.fixture
-def counting(tmp_path):
-    return Counting(tmp_path / "store")
-
-
 def large(counting):
     """How often a large file was sent."""
     return len([name for name in counting.sent if name.endswith(".bytes")])
@@ -27,10 +22,8 @@ def large(counting):
 
 def test_the_same_bytes_are_sent_once_whatever_they_are_called(counting, ckpts):
     data = os.urandom(SIZE)
-    folders.write(ckpts / "a", {"x": data})
-    flush(counting, ckpts)
-    folders.write(ckpts / "b", {"y": data})
-    flush(counting, ckpts)
+    flush(counting, ckpts, {"a/x": data})
+    flush(counting, ckpts, {"b/y": data})
     flush(counting, ckpts, attempt=2)
     flush(counting, ckpts, attempt=2, rank=1, group_size=2)
     assert large(counting) == 1
@@ -45,8 +38,7 @@ def test_alike_in_every_sample_but_not_the_same(counting, ckpts):
     folders.write(ckpts / "a", {"x": bytes(data)})
     gap = SIZE // transfer._SAMPLES
     data[gap // 2 + transfer._SAMPLE] ^= 1
-    folders.write(ckpts / "b", {"x": bytes(data), "y": bytes(data)})
-    flush(counting, ckpts)
+    flush(counting, ckpts, {"b/x": bytes(data), "b/y": bytes(data)})
     assert large(counting) in {2, 3}  # x and y may set out at the same moment
     assert verify_committed.verify(counting, PROJECT, JOB) == []
     stored = listed(counting)
@@ -73,8 +65,7 @@ def _refuse(key, data):
 
 def test_an_object_without_its_receipt_is_never_written_over(counting, ckpts):
     """Killed right after the last part: nobody knows what lies there."""
-    folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
-    flush(counting, ckpts)
+    flush(counting, ckpts, {"a/x": os.urandom(SIZE)})
     key = next(listed(counting)["a"].files()).key
     for info in list(counting.list("")):
         if ("/objects/" in info.key and info.key != key) or "/manifests/" in info.key:
@@ -86,20 +77,28 @@ def test_an_object_without_its_receipt_is_never_written_over(counting, ckpts):
 
 
 def test_a_file_that_changes_on_its_way(counting, ckpts):
+    """It is sent again, and nothing is left of what was sent before."""
     folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
     upload, rounds = counting.upload_verified, []
 
     def changing(key, source, **more):
         sent = upload(key, source, **more)
-        if len(rounds) < 2:
-            rounds.append(1)
+        if not rounds:
+            with source.open("r+b") as stream:  # in no sample
+                stream.seek(SIZE // transfer._SAMPLES // 2 + transfer._SAMPLE)
+                stream.write(os.urandom(8))
+        elif len(rounds) == 1:
             source.write_bytes(os.urandom(SIZE))
+        rounds.append(key)
         return sent
 
     counting.upload_verified = changing
     status = flush(counting, ckpts)
     assert not status.error and not status.uncommitted
     assert listed(counting)["a"].manifests[0].digests == folders.contents(ckpts / "a")
+    objects = [info.key for info in counting.list("") if info.key.endswith(".bytes")]
+    assert objects == [next(listed(counting)["a"].files()).key]
+    assert (rounds[2:], rounds[0] in objects) == (objects, False)
     assert verify_committed.verify(counting, PROJECT, JOB) == []
 
 

@@ -17,8 +17,7 @@ def test_the_wall_clock_jumps(store, ckpts, monkeypatch, jump):
     """Between two checkpoints, and while one settles: only the monotonic clock decides."""
     true_time = time.time
     with Running(store, ckpts) as running:
-        folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
-        wait_for(lambda: running.done("checkpoint-10"))
+        running.commits("checkpoint-10", folders.hf_full(10))
         folders.write(ckpts / "checkpoint-20", folders.hf_full(20))
         monkeypatch.setattr(time, "time", lambda: true_time() + jump)
         wait_for(lambda: running.done("checkpoint-20"))

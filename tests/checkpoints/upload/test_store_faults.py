@@ -107,14 +107,15 @@ def node(tmp_path, server):
     return Node(tmp_path, server)
 
 
-BURSTS = [
-    Answer(500, "InternalError"),
-    Answer(503, "SlowDown"),
-    Drop(),
-    LoseAnswer(),
-    FlipUpload(strip=False),
-    FlipUpload(strip=True),
-]
+def bursts(*kinds):
+    """Every kind of fault; `make test` has the kinds with these numbers."""
+    faults = [
+        *(Answer(500, "InternalError"), Answer(503, "SlowDown"), Drop(), LoseAnswer()),
+        *(FlipUpload(strip=False), FlipUpload(strip=True)),
+    ]
+    marks = {False: pytest.mark.soak, True: ()}
+    params = [pytest.param(one, marks=marks[n in kinds]) for n, one in enumerate(faults)]
+    return pytest.mark.parametrize("fault", params, ids=named)
 
 
 def named(fault):
@@ -125,19 +126,8 @@ def named(fault):
 
 
 @s3
-@pytest.mark.parametrize("fault", [LoseAnswer(), FlipUpload(strip=True)], ids=named)
+@bursts(3, 5)
 def test_a_burst_while_a_large_file_travels(node, fault):
-    burst_of_parts(node, fault)
-
-
-@s3
-@pytest.mark.soak
-@pytest.mark.parametrize("fault", BURSTS, ids=named)
-def test_every_burst_while_a_large_file_travels(node, fault):
-    burst_of_parts(node, fault)
-
-
-def burst_of_parts(node, fault):
     """Every part once, the beginning and the end of the upload too."""
     rules = [node.server.on(fault, method="PUT", query=r"partNumber=\d", times=5)]
     if not isinstance(fault, FlipUpload):
@@ -148,19 +138,8 @@ def burst_of_parts(node, fault):
 
 
 @s3
-@pytest.mark.parametrize("fault", [Answer(503, "SlowDown"), Drop()], ids=named)
+@bursts(1, 2)
 def test_a_burst_while_small_files_travel(node, fault):
-    burst_of_objects(node, fault)
-
-
-@s3
-@pytest.mark.soak
-@pytest.mark.parametrize("fault", BURSTS, ids=named)
-def test_every_burst_while_small_files_travel(node, fault):
-    burst_of_objects(node, fault)
-
-
-def burst_of_objects(node, fault):
     rule = node.server.on(fault, method="PUT", path="/objects/", times=4)
     files = node.write(10, size=20_000)
     node.end_well(node.start(patience=120), _10=files)
@@ -169,7 +148,7 @@ def burst_of_objects(node, fault):
 
 @s3
 @pytest.mark.parametrize("code", [pytest.param("SlowDown", marks=pytest.mark.soak), "AccessDenied"])
-def test_trouble_is_told_while_it_lasts(node, code):
+def test_trouble_is_in_the_status_while_it_lasts(node, code):
     node.server.on(Answer(503 if code == "SlowDown" else 403, code), method="PUT", times=None)
     files = node.write(10, size=20_000)
     process = node.start(patience=120)
@@ -275,9 +254,8 @@ def test_rotation_while_the_bytes_travel(node):
     assert not node.status.error and not node.status.trouble
     assert node.listed()["checkpoint-20"].manifests[0].digests == files
     assert set(node.listed()) <= {"checkpoint-10", "checkpoint-20"}
-    assert (
-        verify_committed.verify(node.store, PROJECT, JOB) == [] and node.bucket.unfinished() == []
-    )
+    assert verify_committed.verify(node.store, PROJECT, JOB) == []
+    assert node.bucket.unfinished() == []
 
 
 @s3
@@ -354,7 +332,7 @@ def fill(folder):
     os.close(ballast)
 
 
-def test_a_full_disk_is_told_while_the_training_runs_and_space_heals_it(tmp_path, tiny_disk):
+def test_a_full_disk_is_in_the_status_until_there_is_space(tmp_path, tiny_disk):
     site = Site(tmp_path, store=tiny_disk / "store")
     (tiny_disk / "ballast").write_bytes(b"x" * 1_500_000)
     process = site.start(patience=120)

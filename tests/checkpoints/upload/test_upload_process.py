@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,8 @@ from prefect_bt.checkpoints.committed import verify_committed
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.ledger.records import UploadStatus
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.planning.plan import CheckpointPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
+from prefect_bt.planning.plan import CheckpointPlan
+from tests.attempts.simulated import plan
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT
 from tests.checkpoints.running import wait_for
@@ -44,24 +46,11 @@ class Site:
         )
 
     def arguments(self, attempt, patience, settle=0.05):
-        plan = NodePlan(
-            job_id=JOB,
-            project_id=PROJECT,
-            attempt=attempt,
-            rank=0,
-            group_size=1,
-            store=self.store.url,
-            image=ImagePlan(reference="none"),
-            commands=(),
-            environment={},
-            secret_environment={},
-            volumes=(),
-            resources=Resources(),
-            workspace=WorkspacePlan(directory="/b10/workspace"),
-            checkpoints=CheckpointPlan(directory="/mnt/ckpts", settle=settle, scan=0.02),
-        )
+        checkpoints = CheckpointPlan(directory="/mnt/ckpts", settle=settle, scan=0.02)
+        facts = {"attempt": attempt, "store": self.store.url, "checkpoints": checkpoints}
+        node = replace(plan(1).nodes[0], job_id=JOB, project_id=PROJECT, **facts)
         file = self.root / "plan.json"
-        file.write_text(codec.dumps(plan))
+        file.write_text(codec.dumps(node))
         return [
             *("--plan", str(file), "--directory", str(self.ckpts)),
             *("--status", str(self.status_file), "--patience", str(patience)),
@@ -138,10 +127,10 @@ def test_it_starts_light():
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("plan", ["", "{}", '{"job_id": 1}'])
-def test_a_bad_plan_is_told(site, plan):
+@pytest.mark.parametrize("text", ["", "{}", '{"job_id": 1}'])
+def test_a_bad_plan_is_an_error(site, text):
     file = site.root / "plan.json"
-    file.write_text(plan)
+    file.write_text(text)
     command = [sys.executable, "-m", "prefect_bt.node_agent.upload_process", "--plan", str(file)]
     command += ["--directory", str(site.ckpts), "--status", str(site.status_file)]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
@@ -273,7 +262,7 @@ def test_memory_stays_bounded(site):
     assert 0 < peak < 120_000, f"{peak} kB"
 
 
-def test_the_status_file_is_always_whole_json(site):
+def test_the_status_file_is_always_complete_json(site):
     process = site.start()
     folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10, size=2_000_000))
     seen = 0

@@ -127,23 +127,13 @@ def test_in_words(upload, words):
 
 
 def test_sizes_and_times():
-    assert [format_size(n) for n in (0, 999, 1000, 25_100_000, 4e9, 5e12)] == [
-        "0 B",
-        "999 B",
-        "1.0 KB",
-        "25.1 MB",
-        "4.0 GB",
-        "5.0 TB",
-    ]
-    assert [format_elapsed(n) for n in (0.4, 59, 200, 7500)] == [
-        "0 s",
-        "59 s",
-        "3 min 20 s",
-        "2 h 5 min",
-    ]
+    sizes = [format_size(n) for n in (0, 999, 1000, 25_100_000, 4e9, 5e12)]
+    assert sizes == ["0 B", "999 B", "1.0 KB", "25.1 MB", "4.0 GB", "5.0 TB"]
+    times = [format_elapsed(n) for n in (0.4, 59, 200, 7500)]
+    assert times == ["0 s", "59 s", "3 min 20 s", "2 h 5 min"]
 
 
-def test_reasons_are_found_by_name_in_what_is_stored():
+def test_reasons_are_found_by_name():
     stored = format_uncommitted({"b": "x: y", "a": "it is still being written"})
     assert stored == ("a: it is still being written", "b: x: y")
     assert find_uncommitted_reason(stored, "b") == "x: y"

@@ -18,10 +18,10 @@ from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.object_store.disk import DiskStore
 from tests.checkpoints import folders
 from tests.checkpoints.folders import FAST, JOB, PROJECT, flush
-from tests.checkpoints.running import Counting, Running, listed, wait_for
+from tests.checkpoints.running import Running, listed, wait_for
 
 
-def test_a_flush_commits_everything_whole(store, ckpts):
+def test_a_flush_commits_all_complete_checkpoints(store, ckpts):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     folders.write(ckpts / "v0/checkpoint-5", folders.hf_lora(5))
     folders.write(ckpts, {"train.log": b"x"})
@@ -34,15 +34,11 @@ def test_a_flush_commits_everything_whole(store, ckpts):
     assert reports[-1] == status and status.lag is not None and status.rate > 0
     full, lora = listed(store)["checkpoint-10"], listed(store)["v0/checkpoint-5"]
     assert (full.type, full.base_model, full.step) == ("full", "org/base", 10)
-    assert lora.type == "lora" and lora.lora_adapter_config == {
-        "peft_type": "LORA",
-        "r": 16,
-        "base_model_name_or_path": "org/base",
-    }
-    assert folders.committed_contents(full) == {
-        f"checkpoint-10/{path}": digest
-        for path, digest in folders.contents(ckpts / "checkpoint-10").items()
-    }
+    config = {"peft_type": "LORA", "r": 16, "base_model_name_or_path": "org/base"}
+    assert (lora.type, lora.lora_adapter_config) == ("lora", config)
+    written = folders.contents(ckpts / "checkpoint-10").items()
+    committed = {file.path: file.sha256 for file in full.files()}
+    assert committed == {f"checkpoint-10/{path}": digest for path, digest in written}
     file = next(lora.files())
     assert file.logical_path == f"training_projects/{PROJECT}/jobs/{JOB}/rank-0/{file.path}"
     assert full.manifests[0].group_size == 2
@@ -54,7 +50,7 @@ def test_nothing_at_all(store, tmp_path):
     assert listed(store) == {}
 
 
-def test_not_whole_is_left_and_named(store, ckpts):
+def test_incomplete_checkpoints_are_named(store, ckpts):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     for path in (ckpts / "checkpoint-10").iterdir():
         folders.touch_back(path, 60)  # the oldest, also where a file system's clock is coarse
@@ -68,9 +64,8 @@ def test_not_whole_is_left_and_named(store, ckpts):
     status = flush(store, ckpts)
     assert set(listed(store)) == {"checkpoint-10"}
     assert not status.error
-    assert [line.split(":")[0] for line in status.uncommitted] == [
-        *("checkpoint-20", "checkpoint-30", "tmp-checkpoint-40"),
-    ]
+    found = [line.split(":")[0] for line in status.uncommitted]
+    assert found == ["checkpoint-20", "checkpoint-30", "tmp-checkpoint-40"]
     assert "optimizer.pt is missing, which checkpoint-10 has" in status.uncommitted[1]
 
 
@@ -97,31 +92,27 @@ def test_the_loop_waits_until_settled(store, ckpts):
     assert listed(store)["best"].size == (target / "weights.dat").stat().st_size
 
 
-def test_unchanged_content_is_sent_once_in_a_job(tmp_path, ckpts):
-    store = Counting(tmp_path / "store")
+def test_unchanged_content_is_sent_once_in_a_job(counting, ckpts):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     folders.write(ckpts / "checkpoint-20", folders.hf_full(20))
-    flush(store, ckpts)
+    flush(counting, ckpts)
     # Only the step differs between the two.
-    assert len(store.sent) == len(set(folders.contents(ckpts).values())) == 9
+    assert len(counting.sent) == len(set(folders.contents(ckpts).values())) == 9
     folders.write(ckpts / "merged", folders.hf_full(20))
     for attempt, rank in ((1, 0), (2, 0), (2, 1)):
-        flush(store, ckpts, attempt=attempt, rank=rank, group_size=2)
-    assert len(store.sent) == 9
+        flush(counting, ckpts, attempt=attempt, rank=rank, group_size=2)
+    assert len(counting.sent) == 9
     # Nothing new to say in attempt 2: the first attempt's manifests stand.
-    assert {m.attempt for m in listed(store)["checkpoint-10"].manifests if m.rank == 0} == {1}
+    assert {m.attempt for m in listed(counting)["checkpoint-10"].manifests if m.rank == 0} == {1}
 
 
-def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
-    store = Counting(tmp_path / "store")
-    folders.write(ckpts / "a", {"x": b"12345"})
-    flush(store, ckpts)
-    key = next(listed(store)["a"].files()).key
-    DiskStore.put(store, key, b"12")
-    folders.write(ckpts / "b", {"x": b"12345"})
-    flush(store, ckpts, attempt=2)
-    assert store.sent == [sha256(b"12345").hexdigest()] * 2
-    assert [fault.problem for fault in verify_committed.verify(store, PROJECT, JOB)] == [
+def test_an_object_that_lost_bytes_is_sent_again(counting, ckpts):
+    flush(counting, ckpts, {"a/x": b"12345"})
+    key = next(listed(counting)["a"].files()).key
+    DiskStore.put(counting, key, b"12")
+    flush(counting, ckpts, {"b/x": b"12345"}, attempt=2)
+    assert counting.sent == [sha256(b"12345").hexdigest()] * 2
+    assert [fault.problem for fault in verify_committed.verify(counting, PROJECT, JOB)] == [
         "has 2 bytes, not 5"
     ]
 
@@ -170,14 +161,13 @@ def test_same_size_and_time_but_other_bytes_is_seen_by_a_running_uploader(store,
 
 
 def test_a_touched_file_is_no_new_version(store, ckpts):
-    folders.write(ckpts / "best", {"a": b"1"})
-    flush(store, ckpts)
+    flush(store, ckpts, {"best/a": b"1"})
     os.utime(ckpts / "best/a", (1, 1))
     flush(store, ckpts)
     assert listed(store)["best"].manifests[0].version == 1
 
 
-def test_rotation_keeps_the_commit_whole(store, ckpts):
+def test_rotation_keeps_the_commit_complete(store, ckpts):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     whole = folders.contents(ckpts / "checkpoint-10")
     with Running(store, ckpts) as running:
@@ -277,24 +267,22 @@ def test_a_fault_in_the_words_of_a_change_is_no_change(store, ckpts, monkeypatch
     assert looks == ["best"], "the flush decides by the result, not by its text"
 
 
-def test_a_store_that_fails_for_a_while(tmp_path, ckpts):
-    store = Counting(tmp_path / "store")
-    store.broken = StoreError("The bucket answers 503", url="s3://b")
+def test_a_store_that_fails_for_a_while(counting, ckpts):
+    counting.broken = StoreError("The bucket answers 503", url="s3://b")
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
-    with Running(store, ckpts) as running:
+    with Running(counting, ckpts) as running:
         time.sleep(0.3)
         assert not running.done("checkpoint-10")
-        store.broken = None
+        counting.broken = None
         wait_for(lambda: running.done("checkpoint-10"))
     assert not running.status.error
 
 
-def test_a_store_that_stays_broken_is_an_error_that_names_all(tmp_path, ckpts):
-    store = Counting(tmp_path / "store")
-    store.broken = StoreError("The bucket answers 503", url="s3://b", next_step="Wait.")
+def test_a_store_that_stays_broken_is_an_error_that_names_all(counting, ckpts):
+    counting.broken = StoreError("The bucket answers 503", url="s3://b", next_step="Wait.")
     folders.write(ckpts / "checkpoint-10", {"model.bin": b"x"})
     began = time.monotonic()
-    status = flush(store, ckpts, rank=3)
+    status = flush(counting, ckpts, rank=3)
     assert time.monotonic() - began > 0.4
     for part in ("Rank 3", "checkpoint-10", "model.bin", "The bucket answers 503", "Wait."):
         assert part in status.error
@@ -322,8 +310,7 @@ def test_retention_lets_go_while_the_job_runs(store, ckpts):
     options = replace(FAST, retention=RetentionPolicy(keep_last=2, keep_every=30))
     with Running(store, ckpts, options) as running:
         for step in (10, 20, 30, 40, 50):
-            folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
-            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+            running.commits(f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
     assert set(listed(store)) == {"checkpoint-30", "checkpoint-40", "checkpoint-50"}
     assert set(running.status.pruned) == {"checkpoint-10", "checkpoint-20"}
     named = {file.key for one in listed(store).values() for file in one.files()}
@@ -338,10 +325,8 @@ def test_what_was_let_go_is_sent_again_when_it_is_needed_again(store, ckpts):
     options = replace(FAST, retention=RetentionPolicy(keep_last=1))
     with Running(store, ckpts, options) as running:
         for step in (10, 20):
-            folders.write(ckpts / f"checkpoint-{step}", {"w": b"%d" % step})
-            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
-        folders.write(ckpts / "best", {"w": b"10"})
-        wait_for(lambda: running.done("best"))
+            running.commits(f"checkpoint-{step}", {"w": b"%d" % step})
+        running.commits("best", {"w": b"10"})
     assert set(listed(store)) == {"checkpoint-20", "best"}
     assert verify_committed.verify(store, PROJECT, JOB) == []
 
@@ -349,7 +334,6 @@ def test_what_was_let_go_is_sent_again_when_it_is_needed_again(store, ckpts):
 def test_a_commit_follows_a_proven_end_in_a_moment_and_else_the_settle_time(store, ckpts):
     with Running(store, ckpts, UploadOptions()) as running:
         for step in (10, 20):
-            folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step))
-            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+            running.commits(f"checkpoint-{step}", folders.hf_full(step))
     manifests = listed(store)["checkpoint-20"].manifests
     assert manifests[0].digests == folders.contents(ckpts / "checkpoint-20")

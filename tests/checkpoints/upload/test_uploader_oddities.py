@@ -7,7 +7,7 @@ from prefect_bt.checkpoints.upload import transfer
 from prefect_bt.checkpoints.upload.uploader import UploadOptions
 from tests.checkpoints import folders
 from tests.checkpoints.folders import flush
-from tests.checkpoints.running import Counting, Running, listed, wait_for
+from tests.checkpoints.running import Running, listed, wait_for
 
 
 def test_names_that_are_hard(store, ckpts):
@@ -33,15 +33,14 @@ def test_pipes_and_sockets_are_left_alone(store, ckpts):
     assert [file.path for file in listed(store)["a"].files()] == ["a/x"]
 
 
-def test_a_link_to_a_checkpoint_is_one_of_its_own(tmp_path, ckpts):
-    store = Counting(tmp_path / "store")
+def test_a_link_to_a_checkpoint_is_one_of_its_own(counting, ckpts):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     (ckpts / "last").symlink_to("checkpoint-10")
-    flush(store, ckpts)
-    stored = listed(store)
+    flush(counting, ckpts)
+    stored = listed(counting)
     assert stored["last"].manifests[0].digests == stored["checkpoint-10"].manifests[0].digests
     assert stored["last"].type == "full"
-    assert len(store.sent) == 8
+    assert len(counting.sent) == 8
 
 
 def test_logs_do_not_make_a_version_a_second(store, ckpts):
@@ -57,7 +56,7 @@ def test_logs_do_not_make_a_version_a_second(store, ckpts):
     assert next(listed(store)["."].files()).size == 9
 
 
-def test_the_status_is_told_while_a_file_is_read(store, ckpts, monkeypatch):
+def test_the_status_is_reported_while_a_file_is_read(store, ckpts, monkeypatch):
     folders.write(ckpts / "a", {"x": b"1"})
     original, reports = transfer.read_unchanged, []
 

@@ -64,7 +64,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_whole(case):
+def test_complete(case):
     assert fault_of(WHOLE[case]) == ""
 
 
@@ -165,7 +165,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_not_whole(case):
+def test_incomplete(case):
     files, what = BROKEN[case]
     assert what in fault_of(files)
 

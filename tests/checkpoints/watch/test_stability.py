@@ -39,13 +39,8 @@ def test_quiet_after_the_time_and_only_then():
 
 
 def test_any_change_starts_over():
-    changes = [
-        one(size=2),
-        one(size=2, mtime=0),
-        one(temporary_files={"f.tmp": FileStat(1, 1)}),
-        {},
-    ]
-    for change in changes:
+    temporary = one(temporary_files={"f.tmp": FileStat(1, 1)})
+    for change in (one(size=2), one(size=2, mtime=0), temporary, {}):
         settling = Clocked(5)
         settling.at(0, one())
         assert settling.at(2, change) == []
@@ -115,9 +110,8 @@ def test_a_folder_written_anew_after_a_while_teaches_nothing():
 def test_a_log_that_never_rests_holds_nothing_back():
     settling = Clocked(2)
     for now in range(100):
-        found = {
-            ".": LocalCheckpoint(".", {"ckpt.pt": FileStat(9, 1), "train.log": FileStat(now, now)})
-        }
+        files = {"ckpt.pt": FileStat(9, 1), "train.log": FileStat(now, now)}
+        found = {".": LocalCheckpoint(".", files)}
         settling.observe(found, now=now)
         taken = settling.find_stable(".", now=now, probe=Told())
         if now < 6:
@@ -131,9 +125,8 @@ def test_a_log_that_never_rests_holds_nothing_back():
 def test_only_a_log_waits_until_it_rests():
     settling = Clocked(2)
     for now in range(50):
-        assert (
-            settling.at(now, {"logs": LocalCheckpoint("logs", {"a.log": FileStat(now, now)})}) == []
-        )
+        found = {"logs": LocalCheckpoint("logs", {"a.log": FileStat(now, now)})}
+        assert settling.at(now, found) == []
 
 
 def test_when_to_look_again():

@@ -33,11 +33,6 @@ def watched(request, tmp_path):
     directory.close()
 
 
-def at_once(directory):
-    """Look without waiting for the next time that everything is looked at."""
-    return directory.refresh()
-
-
 def change_something(rng, root):
     folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
     folder = rng.choice(folders)
@@ -67,7 +62,7 @@ def test_the_same_as_a_look_at_everything(watched, seed):
     for _ in range(60):
         for _ in range(rng.randrange(1, 12)):
             change_something(rng, root)
-        assert at_once(directory) == group_by_checkpoint(scan(Volumes(root)))
+        assert directory.refresh() == group_by_checkpoint(scan(Volumes(root)))
         assert directory.files == scan(Volumes(root))
 
 
@@ -84,7 +79,7 @@ def test_what_did_not_change_stays_the_same_object(watched):
     assert before["checkpoint-2"].files["w"].size == 1
 
 
-def test_a_change_that_the_kernel_does_not_tell_is_found_by_confirming(watched):
+def test_a_change_without_an_event_of_the_kernel_is_found(watched):
     root, directory = watched
     (root / "target").write_bytes(b"1")
     outside = root.parent / "outside/file"
@@ -144,7 +139,7 @@ def test_waiting_ends_when_something_happens(tmp_path):
     directory.close()
 
 
-def test_lost_files_are_told_once(watched):
+def test_lost_files_are_reported_once(watched):
     root, directory = watched
     (root / "a").write_bytes(b"1")
     directory.refresh()

@@ -1,7 +1,5 @@
 """The explorer without a terminal: what keys do, and what is shown."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest
@@ -34,6 +32,10 @@ def named(found: list[CommittedCheckpoint], name: str) -> CommittedCheckpoint:
 
 def shown(explorer: Explorer) -> list[str]:
     return [line.rstrip() for line in explorer.lines]
+
+
+def first_words(explorer: Explorer) -> list[str]:
+    return [line.split()[0] for line in explorer.lines]
 
 
 def chosen(explorer: Explorer) -> str:
@@ -70,15 +72,11 @@ def test_the_tree(found):
     assert "[" not in shown(explorer)[0], "v0-1 is no checkpoint"
     press(explorer, "enter")
     assert explorer.folder == "v0-1/"
-    assert [line.split()[0] for line in shown(explorer)] == ["checkpoint-10/", "checkpoint-20/"]
+    assert first_words(explorer) == ["checkpoint-10/", "checkpoint-20/"]
     press(explorer, "enter")
-    assert [line.split()[0] for line in shown(explorer)] == [
-        "optim/",
-        "config.json",
-        "model.safetensors",
-    ]
+    assert first_words(explorer) == ["optim/", "config.json", "model.safetensors"]
     press(explorer, "enter")
-    assert [line.split()[0] for line in shown(explorer)] == ["rng.pt", "state.pt"]
+    assert first_words(explorer) == ["rng.pt", "state.pt"]
 
 
 def test_a_gangs_files_lie_under_their_ranks(tmp_path):
@@ -90,21 +88,17 @@ def test_a_gangs_files_lie_under_their_ranks(tmp_path):
     press(explorer, "enter", "left")
     assert shown(explorer)[0].split() == ["checkpoint-10/", "8", "bytes", "2", "files"]
     press(explorer, "enter")
-    assert [line.split()[0] for line in shown(explorer)] == ["rank-0/", "rank-1/"]
+    assert first_words(explorer) == ["rank-0/", "rank-1/"]
     asked = press(explorer, "down", "enter", "enter")
     assert asked is not None and (asked.file.path, asked.file.rank) == ("checkpoint-10/a.pt", 1)
 
 
 def test_picking_by_typing(found):
     explorer = Explorer("j", found)
-    assert [line.split()[0] for line in shown(explorer)] == [
-        "v0-1/checkpoint-10",
-        "v0-1/checkpoint-20",
-        "adapter",
-        ".",
-    ]
+    tens = ["v0-1/checkpoint-10", "v0-1/checkpoint-20"]
+    assert first_words(explorer) == [*tens, "adapter", "."]
     press(explorer, "c", "k", "2", "0")
-    assert [line.split()[0] for line in shown(explorer)] == ["v0-1/checkpoint-20"]
+    assert first_words(explorer) == ["v0-1/checkpoint-20"]
     assert "ck20" in explorer.title
     press(explorer, "backspace", "backspace", "backspace", "backspace", "backspace")
     assert len(shown(explorer)) == 4
@@ -131,7 +125,7 @@ def test_walking(found):
     assert explorer.folder == "v0-1/"
     assert shown(explorer)[0].endswith("4 files  [full]")
     press(explorer, "left")
-    assert [line.split()[0] for line in shown(explorer)] == ["v0-1/", "adapter/", "notes.txt"]
+    assert first_words(explorer) == ["v0-1/", "adapter/", "notes.txt"]
     assert shown(explorer)[1].endswith("1 file   [lora · org/base]")
     press(explorer, "left")
     assert explorer.folder is None and chosen(explorer) == "v0-1/checkpoint-10"
@@ -145,15 +139,14 @@ def test_the_root_checkpoint_is_the_root(found):
     assert "job j" in explorer.title
 
 
-def test_what_is_asked_for(found):
+def test_actions_of_keys(found):
     explorer = Explorer("j", found, start=named(found, "v0-1/checkpoint-10"))
     files = {file.path: file for file in named(found, "v0-1/checkpoint-10").files()}
     config = files["v0-1/checkpoint-10/config.json"]
     assert press(explorer, "down", "right") == Action("url", config)
     assert press(explorer, "enter") == Action("open", config)
-    assert press(explorer, "end", "enter") == Action(
-        "open", files["v0-1/checkpoint-10/model.safetensors"]
-    )
+    model = files["v0-1/checkpoint-10/model.safetensors"]
+    assert press(explorer, "end", "enter") == Action("open", model)
     assert press(explorer, "x") is None
     assert press(explorer, "q") == Action("leave")
     assert press(explorer, "escape") == Action("leave")

@@ -1,38 +1,30 @@
 """`checkpoints list` on a real terminal, over a store that a real uploader filled."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.cli.checkpoints.browser_terminal import find_pager
 from prefect_bt.file_server import process
 from prefect_bt.ledger.records import JobRecord
-from prefect_bt.object_store import open_store
-from tests.cli.conftest import COMMAND, Cli, Shop
-from tests.cli.screens import Screen
+from tests.checkpoints.folders import write
+from tests.cli.conftest import Cli, Shop, StartScreen
+from tests.cli.kept import upload
 from tests.cli.terminals import run_on_terminal
 
 pytestmark = [pytest.mark.slow]
 
-FAST = UploadOptions(settle=0.05, scan=0.02, stall_timeout=0.5, recommit_interval=0.1)
 HEADER = {
     "__metadata__": {"format": "pt"},
     "layer.weight": {"dtype": "BF16", "shape": [64, 16], "data_offsets": [0, 2048]},
     "layer.bias": {"dtype": "F32", "shape": [64], "data_offsets": [2048, 2304]},
 }
-
-
-class _Ended:
-    def is_set(self) -> bool:
-        return True
 
 
 def packed(header: object, data: int) -> bytes:
@@ -52,40 +44,19 @@ def job(shop: Shop, ended, tmp_path: Path) -> JobRecord:
         "runs/events": b"\0\1\2",
         "runs/odd.txt": b"clean\x1b]0;stolen\x07 up",
     }
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    status = Uploader(
-        open_store(shop.url),
-        directory=folder,
-        origin=UploadOrigin(record.project_id, record.id, rank=0, attempt=0),
-        options=FAST,
-        report=lambda _: None,
-    ).run(_Ended())  # pyright: ignore[reportArgumentType]
-    assert (status.error, status.uncommitted) == ("", ())
+    write(folder, files)
+    upload(shop, record, folder)
     return record
 
 
-Start = Callable[..., Screen]
-
-
 @pytest.fixture
-def start(cli: Cli) -> Iterator[Start]:
-    screens: list[Screen] = []
-
-    def begin(*arguments: str, **env: str) -> Screen:
-        command = [*COMMAND, *arguments]
-        screens.append(Screen(command, env={**cli.env, **env}, folder=cli.folder))
-        return screens[-1]
-
-    yield begin
-    for screen in screens:
-        screen.close()
+def start(cli: Cli, on_screen: StartScreen) -> Iterator[StartScreen]:
+    yield partial(on_screen, "checkpoints", "list")
     process.stop_all_servers(cli.folder / "state")
 
 
-def test_pick_walk_and_leave(start: Start, job: JobRecord):
-    screen = start("checkpoints", "list")
+def test_pick_walk_and_leave(start: StartScreen, job: JobRecord):
+    screen = start()
     screen.wait_for("Checkpoints of job", "(3/3)", "checkpoint-10", "checkpoint-20", "runs")
     screen.press("c", "20")
     drawn = screen.wait_for("(1/3)", "> c20", "checkpoint-20")
@@ -94,25 +65,21 @@ def test_pick_walk_and_leave(start: Start, job: JobRecord):
     screen.wait_for(f"job {job.id}/checkpoint-20", "config.json", "model.safetensors", "[full")
     screen.press("left")
     screen.wait_for("checkpoint-10/", "3 files", "checkpoint-20/", "runs/")
-    screen.press("q")
-    assert screen.end() == 0
-    assert screen.restored()
+    screen.leave("q")
 
 
-def test_escape_and_ctrl_c(start: Start, job: JobRecord):
-    screen = start("checkpoints", "list")
+def test_escape_and_ctrl_c(start: StartScreen, job: JobRecord):
+    screen = start()
     screen.wait_for("(3/3)")
-    screen.press("escape")
-    assert (screen.end(), screen.restored()) == (0, True)
-    screen = start("checkpoints", "list", "--checkpoint-name", "checkpoint-10")
+    screen.leave("escape")
+    screen = start("--checkpoint-name", "checkpoint-10")
     screen.wait_for("config.json")
-    screen.press("ctrl-c")
-    assert (screen.end(), screen.restored()) == (130, True)
+    screen.leave("ctrl-c", 130)
     assert b"Traceback" not in screen.said
 
 
-def test_the_address_answers(start: Start, job: JobRecord):
-    screen = start("checkpoints", "list", "--checkpoint-name", "checkpoint-10")
+def test_the_address_answers(start: StartScreen, job: JobRecord):
+    screen = start("--checkpoint-name", "checkpoint-10")
     screen.wait_for("optim/")
     screen.press("right")
     screen.wait_for("big.dat")
@@ -128,12 +95,11 @@ def test_the_address_answers(start: Start, job: JobRecord):
     # Of a file this large, Enter shows no more.
     screen.press("enter")
     screen.wait_for_line("too large to show", found[0].partition("?")[0])
-    screen.press("ctrl-c")
-    assert (screen.end(), screen.restored()) == (130, True)
+    screen.leave("ctrl-c", 130)
 
 
-def test_tensors_and_texts(start: Start, job: JobRecord):
-    screen = start("checkpoints", "list", "--checkpoint-name", "checkpoint-10", PAGER="cat")
+def test_tensors_and_texts(start: StartScreen, job: JobRecord):
+    screen = start("--checkpoint-name", "checkpoint-10", PAGER="cat")
     screen.wait_for("model.safetensors")
     screen.press("down", "enter")
     screen.wait_for_line("config of ten", "Enter: back")
@@ -143,27 +109,25 @@ def test_tensors_and_texts(start: Start, job: JobRecord):
     screen.wait_for_line("layer.weight", "64 x 16", "1,024", "2 tensors, 1,088 parameters")
     screen.press("enter")
     screen.wait_for("model.safetensors")
-    screen.press("q")
-    assert (screen.end(), screen.restored()) == (0, True)
+    screen.leave("q")
 
 
-def test_less_is_the_pager(start: Start, job: JobRecord):
+def test_less_is_the_pager(start: StartScreen, job: JobRecord):
     if find_pager("")[0].rpartition("/")[2] != "less":
         pytest.skip("less is not installed")
     # Many have -F in here, which lets less end at once.
-    screen = start("checkpoints", "list", "--checkpoint-name", "checkpoint-20", LESS="FRX")
+    screen = start("--checkpoint-name", "checkpoint-20", LESS="FRX")
     screen.wait_for("config.json")
     screen.press("enter")
     screen.wait_for_line("config of twenty", "(END)")
     screen.press("q")
     # less loses keys while its terminal changes its size, so nothing is drawn anew here.
     screen.wait_for_line(f"job {job.id}/checkpoint-20", "← back")
-    screen.press("q")
-    assert (screen.end(), screen.restored()) == (0, True)
+    screen.leave("q")
 
 
-def test_what_is_in_a_file_does_not_steer_the_terminal(start: Start, job: JobRecord):
-    screen = start("checkpoints", "list", "--checkpoint-name", "runs", PAGER="cat")
+def test_the_content_of_a_file_does_not_steer_the_terminal(start: StartScreen, job: JobRecord):
+    screen = start("--checkpoint-name", "runs", PAGER="cat")
     screen.wait_for("events", "odd.txt")
     screen.press("down", "enter")
     screen.wait_for_line("clean␛]0;stolen␇ up")
@@ -175,31 +139,27 @@ def test_what_is_in_a_file_does_not_steer_the_terminal(start: Start, job: JobRec
     assert screen.end() == 0
 
 
-def test_a_fault_is_told_and_the_walk_goes_on(start: Start, job: JobRecord, shop: Shop):
-    from prefect_bt.checkpoints.committed.catalog import list_checkpoints
-
+def test_a_fault_is_shown_and_browsing_continues(start: StartScreen, job: JobRecord, shop: Shop):
     ten = list_checkpoints(shop.ledger.store, job.project_id, job.id)[0]
     gone = next(file for file in ten.files() if file.path.endswith("config.json"))
     shop.ledger.store.delete(gone.key)
-    screen = start("checkpoints", "list", "--checkpoint-name", "checkpoint-10")
+    screen = start("--checkpoint-name", "checkpoint-10")
     screen.wait_for("config.json")
     screen.press("down", "enter")
     screen.wait_for_line("error: No ", "Enter: back")
     screen.press("enter")
     screen.wait_for("model.safetensors")
-    screen.press("q")
-    assert (screen.end(), screen.restored()) == (0, True)
+    screen.leave("q")
 
 
-def test_a_pager_that_does_not_start(start: Start, job: JobRecord):
-    screen = start("checkpoints", "list", "--checkpoint-name", "runs", PAGER="no-such-pager -x")
+def test_a_pager_that_does_not_start(start: StartScreen, job: JobRecord):
+    screen = start("--checkpoint-name", "runs", PAGER="no-such-pager -x")
     screen.wait_for("odd.txt")
     screen.press("down", "enter")
     screen.wait_for_line("error: The pager no-such-pager does not start: No such", "Enter: back")
     screen.press("enter")
     screen.wait_for("odd.txt")
-    screen.press("q")
-    assert (screen.end(), screen.restored()) == (0, True)
+    screen.leave("q")
 
 
 def test_elsewhere_it_stays_a_list(cli: Cli, job: JobRecord):

@@ -1,7 +1,5 @@
 """`prefect-bt checkpoints download`: the folders that the job wrote, whole."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path
@@ -10,52 +8,18 @@ import pytest
 
 from prefect_bt.checkpoints.committed import download
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
-from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manifest
 from prefect_bt.errors import CheckpointError
 from prefect_bt.ledger.records import JobRecord
-from prefect_bt.object_keys import job_prefix, logical_path
-from tests.cli.conftest import DAY, Cli, Shop
-
-
-def commit(shop: Shop, job: JobRecord, name: str, files: dict[str, bytes], *, rank: int = 0):
-    entries: list[ManifestEntry] = []
-    for path, content in files.items():
-        digest = hashlib.sha256(content).hexdigest()
-        key = f"{job_prefix(job.project_id, job.id)}/objects/0000/{digest}"
-        shop.ledger.store.put(key, content)
-        logical = logical_path(job.project_id, job.id, rank, f"{name}/{path}")
-        entries.append(
-            ManifestEntry(
-                path=path,
-                logical=logical,
-                key=key,
-                size=len(content),
-                sha256=digest,
-                mtime_ns=int(DAY * 1e9),
-            )
-        )
-    manifest = Manifest(
-        format=1,
-        project_id=job.project_id,
-        job_id=job.id,
-        rank=rank,
-        group_size=2,
-        name=name,
-        attempt=0,
-        version=1,
-        committed_at=DAY,
-        size=sum(map(len, files.values())),
-        entries=tuple(entries),
-    )
-    shop.ledger.store.create(manifest.key, dump_manifest(manifest))
+from prefect_bt.object_keys import job_prefix
+from tests.cli.conftest import Cli, Shop
 
 
 @pytest.fixture
 def job(shop: Shop, ended) -> JobRecord:
     record = shop.job("my proj", *ended)
-    commit(shop, record, "checkpoint-1", {"a.json": b"{}", "deep/b.bin": b"bytes"})
-    commit(shop, record, "checkpoint-2", {"a.json": b"[]"})
-    commit(shop, record, ".", {"README.md": b"hello"})
+    shop.commit(record, "checkpoint-1", {"a.json": b"{}", "deep/b.bin": b"bytes"})
+    shop.commit(record, "checkpoint-2", {"a.json": b"[]"})
+    shop.commit(record, ".", {"README.md": b"hello"})
     return record
 
 
@@ -89,25 +53,23 @@ def test_one_by_name(cli: Cli, job: JobRecord):
 
 
 def test_parts_of_several_ranks_lie_apart(cli: Cli, shop: Shop, job: JobRecord):
-    commit(shop, job, "checkpoint-1", {"a.json": b"of rank 1"}, rank=1)
+    shop.commit(job, "checkpoint-1", {"a.json": b"of rank 1"}, rank=1)
     cli("checkpoints", "download", "--target-directory", "here")
     assert (cli.folder / "here/rank-0/checkpoint-1/a.json").read_bytes() == b"{}"
     assert (cli.folder / "here/rank-1/checkpoint-1/a.json").read_bytes() == b"of rank 1"
 
 
 def test_a_name_that_is_not_there(cli: Cli, job: JobRecord):
-    done = cli("checkpoints", "download", "--checkpoint-name", "best")
-    assert (done.code, done.out) == (1, "")
-    assert f"Job {job.id} has: " in done.err
-    assert "checkpoint-1, checkpoint-2" in done.err
+    error = cli("checkpoints", "download", "--checkpoint-name", "best").refusal()
+    assert f"Job {job.id} has: " in error
+    assert "checkpoint-1, checkpoint-2" in error
     assert [p.name for p in cli.folder.iterdir() if "checkpoints" in p.name] == []
 
 
 def test_a_job_without_any(cli: Cli, shop: Shop, ended):
     record = shop.job("tiny", *ended)
-    done = cli("checkpoints", "download", "--job-id", record.id)
-    assert (done.code, done.out) == (1, "")
-    assert done.err == (
+    error = cli("checkpoints", "download", "--job-id", record.id).refusal()
+    assert error == (
         f"error: Job {record.id} has no committed checkpoint. "
         f"Upload status: prefect-bt view --job-id {record.id}\n"
     )
@@ -115,30 +77,27 @@ def test_a_job_without_any(cli: Cli, shop: Shop, ended):
 
 def test_a_target_that_is_a_file(cli: Cli, job: JobRecord):
     (cli.folder / "here").write_text("")
-    done = cli("checkpoints", "download", "--target-directory", "here")
-    assert done.code == 1
-    assert "is not a folder. Give another --target-directory." in done.err
+    error = cli("checkpoints", "download", "--target-directory", "here").refusal()
+    assert "is not a folder. Give another --target-directory." in error
 
 
 def test_a_target_that_cannot_be_made(cli: Cli, job: JobRecord):
     (cli.folder / "file").write_text("")
-    done = cli("checkpoints", "download", "--target-directory", "file/here")
-    assert (done.code, done.out) == (1, "")
-    assert f"cannot be written to {cli.folder}/file/here: not a directory. Choose a" in done.err
+    error = cli("checkpoints", "download", "--target-directory", "file/here").refusal()
+    assert f"cannot be written to {cli.folder}/file/here: not a directory. Choose a" in error
 
 
 @pytest.mark.parametrize("above", [3_900, 5_000])
 def test_a_path_that_is_too_long(cli: Cli, shop: Shop, job: JobRecord, above: int):
     deep = "/".join(["d" * 100] * 20)
-    commit(shop, job, "checkpoint-3", {f"{deep}/a": b"1"})
+    shop.commit(job, "checkpoint-3", {f"{deep}/a": b"1"})
     target = "/".join(["t" * 99] * (above // 100))
-    done = cli("checkpoints", "download", "--target-directory", target)
-    assert (done.code, done.out) == (1, "")
+    error = cli("checkpoints", "download", "--target-directory", target).refusal()
     assert re.search(
-        r"Nothing was downloaded: .* would have a path of \d{4} bytes, .* 4095\.", done.err
+        r"Nothing was downloaded: .* would have a path of \d{4} bytes, .* 4095\.", error
     )
-    assert "Give a shorter --target-directory" in done.err
-    assert len(done.err) < 600
+    assert "Give a shorter --target-directory" in error
+    assert len(error) < 600
     assert not (cli.folder / ("t" * 99)).exists()
 
 
@@ -150,7 +109,7 @@ def test_the_longest_path(cli: Cli, shop: Shop, job: JobRecord):
     middle = "/".join(["m" * 99] * (rest // 100)) + "/" + "x" * (rest % 100)
     path = f"{end}/{middle}".removesuffix("/")
     for more, code in (("", 0), ("y", 1)):
-        commit(shop, job, name + more, {path: b"1"})
+        shop.commit(job, name + more, {path: b"1"})
         words = ("--checkpoint-name", name + more, "--target-directory", str(target))
         assert cli("checkpoints", "download", *words).code == code
     assert (target / name / path).read_bytes() == b"1"
@@ -162,17 +121,16 @@ def test_a_name_that_is_too_long(cli: Cli, shop: Shop, job: JobRecord, where: st
     if where == "target":
         target = f"here/{'é' * 128}/below"
     else:
-        commit(shop, job, "checkpoint-3", {f"{'é' * 128}/a": b"1"})
-    done = cli("checkpoints", "download", "--target-directory", target)
-    assert (done.code, done.out) == (1, "")
-    assert "would have a name of 256 bytes, and names have at most 255 there." in done.err
-    assert "Give a shorter --target-directory" in done.err
+        shop.commit(job, "checkpoint-3", {f"{'é' * 128}/a": b"1"})
+    error = cli("checkpoints", "download", "--target-directory", target).refusal()
+    assert "would have a name of 256 bytes, and names have at most 255 there." in error
+    assert "Give a shorter --target-directory" in error
     assert not (cli.folder / "here").exists()
 
 
 def test_a_disk_that_takes_shorter_names_only(job: JobRecord, shop: Shop, tmp_path: Path):
     """Such as an encrypted one: the disk says so when the name is made."""
-    commit(shop, job, "checkpoint-3", {"x" * 256: b"1"})
+    shop.commit(job, "checkpoint-3", {"x" * 256: b"1"})
     [found] = list_checkpoints(shop.ledger.store, job.project_id, job.id)[-1:]
     wanted = {entry.path: entry for entry in found.manifests[0].entries}
     with pytest.raises(
@@ -184,7 +142,6 @@ def test_a_disk_that_takes_shorter_names_only(job: JobRecord, shop: Shop, tmp_pa
 def test_bytes_that_are_not_those_committed(cli: Cli, shop: Shop, job: JobRecord):
     digest = hashlib.sha256(b"bytes").hexdigest()
     shop.ledger.store.put(f"{job_prefix(job.project_id, job.id)}/objects/0000/{digest}", b"BYTES")
-    done = cli("checkpoints", "download", "--target-directory", "here")
-    assert done.code == 1
-    assert "does not hold the bytes that were committed" in done.err
+    error = cli("checkpoints", "download", "--target-directory", "here").refusal()
+    assert "does not hold the bytes that were committed" in error
     assert not (cli.folder / "here/checkpoint-1/deep/b.bin").exists()

@@ -1,21 +1,21 @@
 """Check the output of `checkpoints list` and `get_checkpoint_urls`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
+import os
 import signal
 import urllib.error
 import urllib.request
 from functools import partial
+from typing import Any
 
 import pytest
 
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.file_server import process
 from prefect_bt.file_server.server_folder import FileServerFolder
-from tests.checkpoints.buckets import ACCESS, REGION, SECRET, Bucket
+from tests.checkpoints.buckets import SECRET, Bucket, use
 from tests.cli.conftest import Cli, Shop
 from tests.s3_server import shared_s3
 
@@ -63,14 +63,8 @@ def test_json(cli: Cli, job):
     assert found["total_checkpoints"] == 3
     full, lora, _ = found["checkpoints"]
     assert list(full) == [
-        "job_id",
-        "id",
-        "checkpoint_id",
-        "checkpoint_type",
-        "base_model",
-        "size_bytes",
-        "size_human_readable",
-        "created_at",
+        *("job_id", "id", "checkpoint_id", "checkpoint_type", "base_model"),
+        *("size_bytes", "size_human_readable", "created_at"),
     ]
     assert lora["lora_adapter_config"]["r"] == 8
 
@@ -103,16 +97,13 @@ def test_one_with_its_files(cli: Cli, job):
     assert found["total_checkpoints"] == 1
     names = [file["relative_file_name"] for file in found["files"]]
     assert names == ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
-    assert (
-        "Files of checkpoint: adapter"
-        in cli("checkpoints", "list", "--checkpoint-name", "adapter").out
-    )
+    done = cli("checkpoints", "list", "--checkpoint-name", "adapter")
+    assert "Files of checkpoint: adapter" in done.out
 
 
 def test_an_unknown_name(cli: Cli, job):
-    done = cli("checkpoints", "list", "--checkpoint-name", "nope")
-    assert done.code == 1
-    assert f"Job {job.id} has: adapter, checkpoint-10, runs." in done.err
+    error = cli("checkpoints", "list", "--checkpoint-name", "nope").refusal()
+    assert f"Job {job.id} has: adapter, checkpoint-10, runs." in error
 
 
 def test_none(cli: Cli, shop: Shop, ended):
@@ -122,9 +113,8 @@ def test_none(cli: Cli, shop: Shop, ended):
     assert done.err == f"No checkpoints found for training job {job.id}.\n"
     assert cli("checkpoints", "list", "-o", "json").json["checkpoints"] == []
     assert cli("checkpoints", "list", "-o", "csv").out.count("\n") == 1
-    done = cli("get_checkpoint_urls")
-    assert done.code == 1
-    assert done.err.startswith(f"error: Job {job.id} has no committed checkpoint. Upload status")
+    error = cli("get_checkpoint_urls").refusal()
+    assert error.startswith(f"error: Job {job.id} has no committed checkpoint. Upload status")
 
 
 @pytest.mark.parametrize("verb", ["get_checkpoint_urls", "get-checkpoint-urls"])
@@ -143,6 +133,11 @@ def test_plain_urls(cli: Cli, shop: Shop, job, verb: str):
     assert set(first) == {"url", "relative_file_name", "node_rank", "size_bytes", "last_modified"}
     assert [file["node_rank"] for file in found["checkpoint_artifacts"]] == [0, 0, 0, 1]
     assert not (cli.folder / "state/files").exists(), "nothing had to be started"
+
+
+def artifacts(cli: Cli, job) -> list[dict[str, Any]]:
+    (file,) = cli.folder.glob(f"*_{job.id}_checkpoints.json")
+    return json.loads(file.read_text())["checkpoint_artifacts"]
 
 
 @pytest.fixture
@@ -179,14 +174,13 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
         f"The URLs are valid for 7 days, served at {known.base} to this machine "
         "(for others: prefect-bt checkpoints serve).\n"
     )
-    urls = [file["url"] for file in json.loads(target.read_text())["checkpoint_artifacts"]]
+    urls = [file["url"] for file in artifacts(cli, job)]
     assert [read(url) for url in urls] == [(200, b"0123456789")] * 4
     assert read(urls[0], Range="bytes=2-4") == (206, b"234")
     again = cli("get-checkpoint-urls", "--job-id", job.id)
     assert again.code == 0
-    assert next(FileServerFolder.iter_all(serving)).read_record() == known, (
-        "the same server is found"
-    )
+    found = next(FileServerFolder.iter_all(serving)).read_record()
+    assert found == known, "the same server is found"
 
     stopped = cli("down")
     assert f"Stopped the file server at {known.base}" in stopped.out
@@ -200,9 +194,8 @@ def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, 
     for name in ("PREFECT_BT_STORE", "PREFECT_BT_STATE_DIR"):
         monkeypatch.setenv(name, cli.env[name])
     restart = partial(process.restart_server, shop.ledger.store.url, serving, cli.env)
-    assert (restart(), list(FileServerFolder.iter_all(serving))) == (None, []), (
-        "no URL was ever created"
-    )
+    assert restart() is None, "no URL was ever created"
+    assert list(FileServerFolder.iter_all(serving)) == []
     assert cli("get_checkpoint_urls").code == 0
     (place,) = FileServerFolder.iter_all(serving)
     before = process.stop_server(place)
@@ -220,15 +213,13 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
         known = next(FileServerFolder.iter_all(serving)).read_record()
         assert known.process.pid == server.pid
         assert cli("get_checkpoint_urls").code == 0
-        target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
-        url = json.loads(target.read_text())["checkpoint_artifacts"][0]["url"]
+        url = artifacts(cli, job)[0]["url"]
         assert url.startswith("http://localhost:1/x/training_projects/")
         # What stands between that address and us hands the rest on.
         real = url.replace("http://localhost:1/x", f"http://127.0.0.1:{known.port}")
         assert read(real) == (200, b"0123456789")
-        second = cli("checkpoints", "serve")
-        assert second.code == 1
-        assert f"Process {server.pid} serves this store already" in second.err
+        error = cli("checkpoints", "serve").refusal()
+        assert f"Process {server.pid} serves this store already" in error
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=200) == 0
         assert "Traceback" not in server.stderr.read()
@@ -246,23 +237,14 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
     ],
 )
 def test_what_cannot_be_served(cli: Cli, arguments: list[str], code: int, said: str):
-    done = cli("checkpoints", "serve", *arguments)
-    assert done.code == code
-    assert said in done.err
+    assert said in cli("checkpoints", "serve", *arguments).refusal(code)
 
 
 @pytest.mark.integration
 def test_a_bucket_signs_for_itself(cli: Cli, monkeypatch, ended):
-    endpoint = shared_s3()
-    bucket = Bucket(endpoint)
-    told = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": ACCESS,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_DEFAULT_REGION": REGION,
-    }
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
+    use(monkeypatch, shared_s3())
+    bucket = Bucket(shared_s3())
+    told = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     shop = Shop(bucket.url)
     job = shop.job("tiny", *ended)
     shop.checkpoint(job, "checkpoint-10", size=10, at=1)
@@ -270,11 +252,9 @@ def test_a_bucket_signs_for_itself(cli: Cli, monkeypatch, ended):
     done = cli("get_checkpoint_urls", PREFECT_BT_STORE=bucket.url, **told)
     assert (done.code, done.err) == (0, "")
     assert "valid for 7 days" in done.out
-    target = cli.folder / f"tiny_{job.id}_checkpoints.json"
-    (file,) = json.loads(target.read_text())["checkpoint_artifacts"]
+    (file,) = artifacts(cli, job)
     assert read(file["url"], Range="bytes=0-7") == (206, b"01234567")
     assert SECRET not in file["url"]
-    served = cli("checkpoints", "serve", PREFECT_BT_STORE=bucket.url, **told)
-    assert (served.code, served.out) == (1, "")
-    assert "a bucket signs its own URLs" in served.err
+    error = cli("checkpoints", "serve", PREFECT_BT_STORE=bucket.url, **told).refusal()
+    assert "a bucket signs its own URLs" in error
     assert not (cli.folder / "state/files").exists()

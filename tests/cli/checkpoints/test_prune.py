@@ -1,7 +1,5 @@
 """`checkpoints prune`: what goes, what stays and why; and nothing is half gone after a kill."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -16,6 +14,8 @@ from prefect_bt.planning.plan import LoadedCheckpoint
 from tests.cli.conftest import Cli, Shop
 from tests.cli.kept import commit
 from tests.conftest import Soak
+
+PRUNE = ("checkpoints", "prune", "--yes")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def hold(shop: Shop, job: JobRecord, name: str, holder: str, **more: str):
 
 
 def test_a_policy(cli: Cli, shop: Shop, job):
-    arguments = ("checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1")
+    arguments = (*PRUNE, "--job-id", job.id, "--keep-last", "1")
     dry = cli(*arguments, "--keep-every", "20", "--dry-run")
     assert dry.code == 0
     lines = [line.split() for line in dry.out.splitlines()]
@@ -59,9 +59,7 @@ def test_a_policy(cli: Cli, shop: Shop, job):
 
 
 def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
-    done = cli(
-        "checkpoints", "prune", "--yes", "--project", "tiny", "--checkpoint-name", "checkpoint-40"
-    )
+    done = cli(*PRUNE, "--project", "tiny", "--checkpoint-name", "checkpoint-40")
     assert done.code == 0
     assert listed(shop, job) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
     assert f"Job {job.id}: 1 checkpoint deleted. Freed 3.91 KiB." in done.out
@@ -80,7 +78,7 @@ def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
     ],
 )
 def test_asked_in_a_wrong_way(cli: Cli, shop: Shop, job, arguments, code, words):
-    done = cli("checkpoints", "prune", "--yes", *arguments)
+    done = cli(*PRUNE, *arguments)
     assert done.code == code
     assert words in done.err
     assert len(listed(shop, job)) == 4
@@ -91,9 +89,7 @@ def test_a_running_job_keeps_what_it_would_go_on_from(cli: Cli, shop: Shop, runn
     commit(shop, job, tmp_path / "ckpts", (10, 20))
     before = {info.key for info in shop.ledger.store.list("") if "/objects/" in info.key}
     names = ("--checkpoint-name", "checkpoint-10", "--checkpoint-name", "checkpoint-20")
-    done = cli("checkpoints", "prune", "--yes", "--job-id", job.id, *names, "-o", "json").json[
-        "jobs"
-    ][0]
+    [done] = cli(*PRUNE, "--job-id", job.id, *names, "-o", "json").json["jobs"]
     assert done["running"]
     assert done["kept"] == [
         {"checkpoint_id": "checkpoint-20", "why": "the running job would resume from it"}
@@ -105,16 +101,8 @@ def test_a_running_job_keeps_what_it_would_go_on_from(cli: Cli, shop: Shop, runn
 def test_by_id(cli: Cli, shop: Shop, job):
     known = cli("checkpoints", "list", "--job-id", job.id, "-o", "json").json["checkpoints"]
     ids = {one["checkpoint_id"]: one["id"] for one in known}
-    words = [
-        "checkpoints",
-        "prune",
-        "--yes",
-        "--job-id",
-        job.id,
-        "--checkpoint-name",
-        ids["checkpoint-20"],
-    ]
-    assert cli(*words).code == 0
+    name = ids["checkpoint-20"]
+    assert cli(*PRUNE, "--job-id", job.id, "--checkpoint-name", name).code == 0
     assert "checkpoint-20" not in listed(shop, job)
     assert len(listed(shop, job)) == len(ids) - 1
 
@@ -123,9 +111,7 @@ def test_what_others_need_stays(cli: Cli, shop: Shop, job, running):
     holder = shop.job("other", *running)
     hold(shop, job, "checkpoint-10", holder.id)
     hold(shop, job, "checkpoint-20", "chat", kind=holds.DEPLOYMENT)
-    found = cli(
-        "checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1", "-o", "json"
-    ).json
+    found = cli(*PRUNE, "--job-id", job.id, "--keep-last", "1", "-o", "json").json
     why = {one["checkpoint_id"]: one["why"] for one in found["jobs"][0]["kept"]}
     assert why["checkpoint-10"] == f"needed by job {holder.id}"
     assert why["checkpoint-20"] == "needed by deployment chat"
@@ -137,15 +123,13 @@ def test_killed_it_leaves_whole_checkpoints(cli: Cli, shop: Shop, job, soak: Soa
     """tests/checkpoints/retention/test_prune.py places the kills."""
     store = open_store(shop.url)
     for _ in range(4 * soak.length):
-        process = cli.start(
-            "checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1", "-y"
-        )
+        process = cli.start(*PRUNE, "--job-id", job.id, "--keep-last", "1", "-y")
         time.sleep(soak.random.uniform(0.3, 0.9))
         process.kill()
         process.communicate()
         assert verify(store, job.project_id, job.id) == []
         assert "checkpoint-40" in listed(shop, job)
-    assert cli("checkpoints", "prune", "--yes", "--job-id", job.id, "--keep-last", "1").code == 0
+    assert cli(*PRUNE, "--job-id", job.id, "--keep-last", "1").code == 0
     assert listed(shop, job) == ["checkpoint-40"]
     left = [i.key for i in store.list("") if "/objects/" in i.key or "/withdrawn/" in i.key]
     assert len(left) == 2

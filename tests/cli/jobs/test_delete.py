@@ -1,12 +1,6 @@
 """`delete`: for good, refused while anybody needs it, and gone on with after a kill."""
 
-from __future__ import annotations
-
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +19,7 @@ from prefect_bt.settings import Settings
 from tests.cli.checkpoints.test_prune import hold
 from tests.cli.conftest import Cli, Shop
 from tests.cli.kept import commit
+from tests.forked import Forked
 
 
 @pytest.fixture
@@ -47,19 +42,14 @@ def test_a_job_goes_with_all_it_has(cli: Cli, shop: Shop, job, ended):
     (folder / "rank-0" / "checkpoints" / "half" / "x").write_bytes(b"x")
     done = cli("delete", "--yes", "--job-id", job.id, "-o", "json")
     assert done.code == 0
-    assert done.json == {
-        "id": job.id,
-        "deleted": True,
-        "training_project_id": job.project_id,
-    }
+    assert done.json == {"id": job.id, "deleted": True, "training_project_id": job.project_id}
     assert [key for key in keys(shop) if job.id in key] == [job_index_key(job.id)]
     assert not [key for key in keys(shop) if "0b41ed5c-run" in key]
     assert not folder.exists()
     assert [record.id for record in Ledger(open_store(shop.url)).list_jobs()] == [other.id]
     assert cli("view", "--job-id", job.id).code == 1
-    again = cli("delete", "--yes", "--job-id", job.id)
-    assert (again.code, again.out) == (1, "")
-    assert f"No job '{job.id}' in this store." in again.err
+    error = cli("delete", "--yes", "--job-id", job.id).refusal()
+    assert f"No job '{job.id}' in this store." in error
     # Its id is never given again.
     assert shop.ledger.reserve_job_id(job.project_id, preferred=job.id) != job.id
 
@@ -69,9 +59,8 @@ def test_a_running_job_is_refused(cli: Cli, shop: Shop, running, tmp_path):
     commit(shop, job, tmp_path / "ckpts", (10,))
     before = keys(shop)
     for arguments in (["--job-id", job.id], ["--project", "tiny"]):
-        done = cli("delete", "--yes", *arguments)
-        assert done.code == 1
-        assert done.err == (
+        error = cli("delete", "--yes", *arguments).refusal()
+        assert error == (
             f"error: Job {job.id} has not ended (TRAINING_JOB_RUNNING), so it cannot be deleted. "
             f"Stop it first: prefect-bt stop --job-id {job.id}\n"
         )
@@ -84,9 +73,8 @@ def test_a_job_that_others_need_is_refused(cli: Cli, shop: Shop, job, running):
     hold(shop, job, "checkpoint-20", "chat", kind=holds.DEPLOYMENT)
     before = keys(shop)
     for arguments in (["--job-id", job.id], ["--project", "tiny"]):
-        done = cli("delete", "--yes", *arguments)
-        assert done.code == 1
-        assert f"are needed by job {holder.id}, deployment chat, so" in done.err
+        error = cli("delete", "--yes", *arguments).refusal()
+        assert f"are needed by job {holder.id}, deployment chat, so" in error
     assert keys(shop) == before
     shop.ledger.append_event(holder.id, JobState.COMPLETED)
     assert "are needed by deployment chat, so" in cli("delete", "--yes", "--job-id", job.id).err
@@ -115,39 +103,30 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     assert not [key for key in keys(shop) if f"training_projects/{job.project_id}" in key]
     assert [project.id for project in shop.ledger.projects.list()] == [kept.project_id]
     left = {str(path.relative_to(caches)) for path in caches.glob("*/*")}
-    assert left == {
-        f"{kind}/{kept.project_id}" for kind in ("bases", "projects", "huggingface")
-    } | {
-        f"teams/{job.project_id}",
-        f"teams/{kept.project_id}",
-    }
+    kinds = ("bases", "projects", "huggingface", "teams")
+    assert left == {f"{kind}/{kept.project_id}" for kind in kinds} | {f"teams/{job.project_id}"}
     for job_id in (job.id, second.id):
         assert shop.ledger.reserve_job_id(kept.project_id, preferred=job_id) != job_id
     assert cli("delete", "--yes", "--project", "tiny").code == 1
 
 
 def test_delete_without_a_terminal_and_confirmation_changes_nothing(cli: Cli, job):
-    done = cli("delete", "--job-id", job.id)
-    assert (done.code, done.out) == (2, "")
-    assert "There is no terminal to ask on. Add --yes." in done.err
+    error = cli("delete", "--job-id", job.id).refusal(2)
+    assert "There is no terminal to ask on. Add --yes." in error
     assert cli("view", "--job-id", job.id).code == 0
     assert cli("--non-interactive", "delete", "--job-id", job.id).code == 0
     assert cli("view", "--job-id", job.id).code == 1
 
 
 def test_nothing_named(cli: Cli, shop: Shop, job):
-    done = cli("delete")
-    assert (done.code, done.err) == (
-        2,
-        "error: delete needs a job or a project. Give --job-id or --project.\n",
-    )
+    expected = "error: delete needs a job or a project. Give --job-id or --project.\n"
+    assert cli("delete").refusal(2) == expected
 
 
 def test_of_another_project(cli: Cli, shop: Shop, job, ended):
     shop.job("other", *ended)
-    done = cli("delete", "--yes", "--job-id", job.id, "--project", "other")
-    assert done.code == 1
-    assert "It belongs to project" in done.err
+    error = cli("delete", "--yes", "--job-id", job.id, "--project", "other").refusal()
+    assert "It belongs to project" in error
     assert shop.ledger.get_job(job.id)
 
 
@@ -206,14 +185,8 @@ def test_the_lock_of_a_killed_deletion_is_in_nobodys_way(cli: Cli, shop: Shop, j
         "print('held', flush=True)\n"
         "time.sleep(60)\n"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, cli.env["PREFECT_BT_STATE_DIR"], job.id],
-        stdout=subprocess.PIPE,
-        env={**cli.env},
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    os.kill(holder.pid, signal.SIGKILL)
+    holder = Forked(code, [cli.env["PREFECT_BT_STATE_DIR"], job.id])
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
     holder.wait()
-    holder.stdout.close()
     assert cli("delete", "--yes", "--job-id", job.id).code == 0

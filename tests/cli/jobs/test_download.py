@@ -1,7 +1,5 @@
 """`prefect-bt download` and `prefect-bt init`: folders that appear on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile
@@ -35,9 +33,7 @@ def test_a_folder(cli: Cli, job, where: list[str]):
     assert (done.code, done.out) == (0, f"Training job data downloaded to {target}\n")
     assert (target / "run.sh").read_text() == "true\n"
     assert (target / "run.sh").stat().st_mode & 0o111
-    again = cli("download", "--job-id", job.id, *where)
-    assert again.code == 1
-    assert "exists already" in again.err
+    assert "exists already" in cli("download", "--job-id", job.id, *where).refusal()
     assert [path.name for path in target.parent.iterdir() if path.name.startswith(".")] == []
 
 
@@ -48,9 +44,7 @@ def test_the_archive(cli: Cli, job):
 
 def test_damaged_files_are_not_unpacked(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended, workspace=archive(), sha256="0" * 64)
-    done = cli("download", "--job-id", job.id)
-    assert done.code == 1
-    assert "are corrupt" in done.err
+    assert "are corrupt" in cli("download", "--job-id", job.id).refusal()
     assert not (cli.folder / f"tiny_{job.id}").exists()
 
 
@@ -72,9 +66,7 @@ def test_the_template_can_be_pushed(cli: Cli):
     plan = cli("push", "truss-train-init/config.py", "--dry-run", "-o", "json")
     assert plan.code == 0, plan.err
     assert plan.json["project_name"] == "my-training-project"
-    again = cli("init")
-    assert again.code == 1
-    assert "exists already" in again.err
+    assert "exists already" in cli("init").refusal()
 
 
 def test_examples(cli: Cli):
@@ -96,7 +88,6 @@ def test_examples(cli: Cli):
 
 
 def test_an_unknown_example(cli: Cli):
-    done = cli("init", "--examples", "nope,tiny-lm")
-    assert done.code == 1
-    assert done.err.startswith("error: There is no example 'nope'. Choose from:")
+    error = cli("init", "--examples", "nope,tiny-lm").refusal()
+    assert error.startswith("error: There is no example 'nope'. Choose from:")
     assert not (cli.folder / "tiny-lm").exists()

@@ -1,7 +1,5 @@
 """`prefect-bt stop`: which job is meant, who is asked, and what a second stop says."""
 
-from __future__ import annotations
-
 import os
 import pty
 from collections.abc import Callable
@@ -19,9 +17,7 @@ from tests.cli.conftest import Cli, Shop
 
 def test_nothing_to_stop(cli: Cli, shop: Shop, ended):
     shop.job("tiny", *ended)
-    done = cli("stop", "--yes")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "error: No queued or active training jobs.\n"
+    assert cli("stop", "--yes").refusal() == "error: No queued or active training jobs.\n"
     assert cli("stop", "--all", "--yes").code == 0
 
 
@@ -37,9 +33,8 @@ def test_the_only_active_job(cli: Cli, shop: Shop, running):
 def test_a_second_stop(cli: Cli, shop: Shop, running):
     job = shop.job("tiny", *running)
     assert cli("stop", "--job-id", job.id).code == 0
-    done = cli("stop", "--job-id", job.id)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: Job {job.id} has already ended (TRAINING_JOB_STOPPED).")
+    error = cli("stop", "--job-id", job.id).refusal()
+    assert error.startswith(f"error: Job {job.id} has already ended (TRAINING_JOB_STOPPED).")
 
 
 def test_several_active_jobs_are_listed(cli: Cli, shop: Shop, running):
@@ -126,20 +121,23 @@ ENDS = {
 
 @pytest.mark.parametrize("state", ENDS)
 @pytest.mark.parametrize(
-    ("method", "after", "owned"),
+    ("method", "after", "owned", "options"),
     [
-        ("request_stop", False, False),
-        ("request_stop", False, True),
-        ("request_stop", True, False),
-        ("request_stop", True, True),
-        ("get_host", True, False),
-        ("get_host", True, True),
-        ("claim", True, False),  # it is claimed only where nobody owns it
-        ("append_event", False, False),
+        ("request_stop", False, False, []),
+        ("request_stop", False, True, []),
+        ("request_stop", True, False, []),
+        ("request_stop", True, True, []),
+        ("get_host", True, False, []),
+        ("get_host", True, True, []),
+        ("claim", True, False, []),  # it is claimed only where nobody owns it
+        ("append_event", False, False, []),
+        ("claim", False, False, ["--abandoned"]),
+        ("request_stop", False, False, ["--abandoned"]),
+        ("append_event", False, False, ["--abandoned"]),
     ],
 )
 def test_a_job_that_ends_in_that_moment(
-    cli: Cli, shop: Shop, running, monkeypatch, state: JobState, method: str, after, owned: bool
+    cli: Cli, shop: Shop, running, monkeypatch, state: JobState, method, after, owned, options
 ):
     """Before the request is there, after it, and once the asker has the job itself."""
     job = shop.job("tiny", *running)
@@ -148,34 +146,18 @@ def test_a_job_that_ends_in_that_moment(
         monkeypatch, method, lambda _, job_id: shop.ledger.append_event(job_id, state), after=after
     )
     with lock_job(state_dir, job.id) if owned else nullcontext():
-        done = cli("stop", "--job-id", job.id)
+        done = cli("stop", "--job-id", job.id, *options)
     code, words = ENDS[state]
     assert done.code == code, done.err
     assert words in done.err
     assert "stopped successfully" not in done.out
-    assert "is stopped" not in done.err
+    assert "is stopped" not in done.out + done.err
     assert "is being stopped" not in done.err
     assert shop.ledger.get_state(job.id) is state
 
 
 @pytest.mark.parametrize("state", ENDS)
-@pytest.mark.parametrize("method", ["claim", "request_stop", "append_event"])
-def test_an_abandoned_job_that_ends_in_that_moment(
-    cli: Cli, shop: Shop, running, monkeypatch, state: JobState, method: str
-):
-    job = shop.job("tiny", *running)
-    placed(monkeypatch, method, lambda _, job_id: shop.ledger.append_event(job_id, state))
-    done = cli("stop", "--job-id", job.id, "--abandoned")
-    assert done.code == ENDS[state][0], done.err
-    assert ENDS[state][1] in done.err
-    assert "is stopped" not in done.out + done.err
-    assert shop.ledger.get_state(job.id) is state
-
-
-@pytest.mark.parametrize("state", ENDS)
-def test_a_job_of_all_that_ended_since_it_was_listed(
-    cli: Cli, shop: Shop, running, monkeypatch, state: JobState
-):
+def test_one_of_all_jobs_ends_first(cli: Cli, shop: Shop, running, monkeypatch, state: JobState):
     first, second = shop.job("tiny", *running), shop.job("tiny", *running)
     from prefect_bt.cli.jobs import stop
 
@@ -195,7 +177,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
 
 
 @pytest.mark.parametrize("state", ENDS)
-def test_a_job_that_ended_beside_a_second_stop(
+def test_a_job_that_ends_at_a_second_stop(
     cli: Cli, shop: Shop, running, monkeypatch, state: JobState
 ):
     job = shop.job("tiny", *running)

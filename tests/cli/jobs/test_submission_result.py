@@ -1,7 +1,5 @@
 """Staying with a job that was just submitted: its lines look as `logs --tail` shows them."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (tables as they are printed)
 
-from __future__ import annotations
-
 import json
 import signal
 
@@ -149,7 +147,7 @@ def test_what_each_node_gets_is_shown_before_and_while_it_runs(cli: Cli, shop: S
     assert found["instance_type"]["id"] == "H100:1x1x26x228"
 
 
-def test_a_job_of_an_older_release_says_what_it_asked_for(cli: Cli, shop: Shop, running):
+def test_a_job_of_an_older_release_shows_its_requested_resources(cli: Cli, shop: Shop, running):
     """Its record has no `resources`, and neither have its attempts."""
     job = shop.job("tiny", *running)
     key = f"{job_prefix(job.project_id, job.id)}/job.json"
@@ -195,9 +193,8 @@ def test_project_wins_over_project_id(cli: Cli, shop: Shop, ended):
 
 def test_an_unknown_project_lists_those_there_are(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
-    done = cli("view", "--project", "nope")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == (
+    error = cli("view", "--project", "nope").refusal()
+    assert error == (
         f"error: No project 'nope' in this store. Projects here: {job.project_id} (tiny).\n"
     )
 
@@ -205,9 +202,8 @@ def test_an_unknown_project_lists_those_there_are(cli: Cli, shop: Shop, ended):
 def test_a_job_of_another_project(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
     shop.job("other", *ended)
-    done = cli("view", "--job-id", job.id, "--project", "other")
-    assert done.code == 1
-    assert "It belongs to project 'tiny'" in done.err
+    error = cli("view", "--job-id", job.id, "--project", "other").refusal()
+    assert "It belongs to project 'tiny'" in error
 
 
 def test_watched_until_ctrl_c(cli: Cli, shop: Shop, running):

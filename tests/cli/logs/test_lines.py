@@ -1,16 +1,10 @@
 """How lines are written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
-from prefect_bt.cli.logs.lines import (
-    format_json,
-    write_document,
-    write_lines,
-)
+from prefect_bt.cli.logs.lines import format_json, write_document, write_lines
 from prefect_bt.logs.line_filter import JobLine
 from prefect_bt.logs.line_format import LogLine
 

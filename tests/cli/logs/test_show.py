@@ -1,7 +1,5 @@
 """`prefect-bt logs`: lines, filters, following, and leaving."""
 
-from __future__ import annotations
-
 import json
 import signal
 from datetime import UTC, datetime
@@ -152,7 +150,7 @@ def test_levels_and_the_platforms_lines(within: Within, shop: Shop, running):
     assert "--limit and --min-level" in both
 
 
-def test_a_queued_job_says_what_it_waits_for(within: Within, shop: Shop):
+def test_a_queued_job_shows_the_reason_of_its_wait(within: Within, shop: Shop):
     job = shop.job("tiny")
     (last, *_) = reversed(within("logs", "--job-id", job.id).out.splitlines())
     assert last.endswith("(prefect-bt) Waiting for the job's flow to begin an attempt.")

@@ -1,7 +1,5 @@
 """`prefect-bt cache summarize`: real folders, in every form of output."""
 
-from __future__ import annotations
-
 import csv
 import ctypes
 import io
@@ -16,6 +14,7 @@ import pytest
 
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.training_cache.usage import summarize_cache
+from tests.checkpoints.folders import nest
 from tests.cli.conftest import COMMAND, Cli, Shop
 from tests.cli.ui.test_tables import on_terminal
 
@@ -174,16 +173,14 @@ def test_an_id_comes_before_a_name(cli: Cli, shop: Shop, filled: Path, project: 
 
 @pytest.mark.parametrize("output", ["cli-table", "csv", "json"])
 def test_no_such_project(cli: Cli, project: str, output: str):
-    done = cli("cache", "summarize", "nope", "-o", output)
-    assert (done.code, done.out) == (1, "")
-    assert f"No project 'nope' in this store. Projects here: {project} (tiny)." in done.err
+    error = cli("cache", "summarize", "nope", "-o", output).refusal()
+    assert f"No project 'nope' in this store. Projects here: {project} (tiny)." in error
 
 
 @pytest.mark.parametrize("words", [["--sort", "name"], ["--order", "up"], ["-o", "xml"], []])
 def test_asked_in_a_wrong_way(cli: Cli, project: str, words: list[str]):
-    done = cli("cache", "summarize", *(["tiny", *words] if words else []))
-    assert (done.code, done.out) == (2, "")
-    assert "See: prefect-bt cache summarize --help" in done.err
+    error = cli("cache", "summarize", *(["tiny", *words] if words else [])).refusal(2)
+    assert "See: prefect-bt cache summarize --help" in error
 
 
 def test_beside_the_project_cache(cli: Cli, cache: Path, project: str):
@@ -235,21 +232,10 @@ def test_a_link_in_place_of_the_cache_is_not_followed(cli: Cli, cache: Path, tmp
     assert "'.' cannot be read" in done.err
 
 
-def nest(folder: Path, name: str, depth: int) -> None:
-    """Nest folders of this name, with a file and a link in the first one."""
-    above = os.open(folder, os.O_RDONLY)
-    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=above))
-    os.symlink("/", "link", dir_fd=above)
-    for _ in range(depth):
-        os.mkdir(name, dir_fd=above)
-        below = os.open(name, os.O_RDONLY, dir_fd=above)
-        os.close(above)
-        above = below
-    os.close(above)
-
-
 def test_a_tree_deeper_than_a_path(cli: Cli, cache: Path):
     name = "d" * 200
+    (cache / "file").touch()
+    (cache / "link").symlink_to("/")
     nest(cache, name, 30)
     try:
         done = cli("cache", "summarize", "tiny", "-o", "json")

@@ -1,10 +1,8 @@
 """`deploy_checkpoints` up to where a server starts: what is refused, shown, written, asked."""
 
-from __future__ import annotations
-
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ from prefect_bt.cli.serving.deploy_options import parse_served_names
 from prefect_bt.definitions import deploy_config_from_json
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.records import JobRecord
-from tests.cli.conftest import COMMAND, Cli, Run, Within
+from tests.cli.conftest import Cli, Run, StartScreen, Within
 from tests.cli.conftest import Shop as Records
-from tests.cli.screens import Screen
 from tests.serving.committed import Shop, full, lora, whisper
 
 ADDRESS = "vllm serve org/base --port 8000 --enable-lora --max-lora-rank 16 --dtype bfloat16"
@@ -119,7 +116,7 @@ def test_no_base_model(within: Within, shelf: Shop):
     ],
     ids=lambda given: given[0] if given[0].startswith("--") else "",
 )
-def test_what_is_no_choice(within: Within, job: JobRecord, arguments, told):
+def test_an_unknown_choice_is_refused(within: Within, job: JobRecord, arguments, told):
     refused(deploying(within, "--checkpoint", "latest", *arguments), *told)
 
 
@@ -268,7 +265,7 @@ deploy = d.DeployCheckpointsConfig(
 """
 
 
-def test_a_config_says_all(within: Within, job: JobRecord, config, monkeypatch):
+def test_a_config_gives_all_choices(within: Within, job: JobRecord, config, monkeypatch):
     monkeypatch.setenv("PREFECT_BT_SECRET_HUB", "token")
     path = config("deploy.py", body=CONFIG.replace("JOB", job.id))
     given = ["--config", str(path), "--accelerator", "none"]
@@ -304,27 +301,13 @@ def test_served_names():
 # -- the wizard -------------------------------------------------------------------------------
 
 
-Start = Callable[..., Screen]
-
-
 @pytest.fixture
-def start(cli: Cli) -> Iterator[Start]:
-    screens: list[Screen] = []
-
-    def begin(*arguments: str, path: str = "") -> Screen:
-        env = {**cli.env, "PROMPT_TOOLKIT_NO_CPR": "1"}
-        env["PATH"] = f"{path}:{env['PATH']}" if path else env["PATH"]
-        command = [*COMMAND, "deploy_checkpoints", "--dry-run", *arguments]
-        screens.append(Screen(command, env=env, folder=cli.folder))
-        return screens[-1]
-
-    yield begin
-    for screen in screens:
-        screen.close()
+def start(on_screen: StartScreen) -> StartScreen:
+    return partial(on_screen, "deploy_checkpoints", "--dry-run", PROMPT_TOOLKIT_NO_CPR="1")
 
 
 @pytest.mark.slow
-def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
+def test_the_wizard_asks_for_missing_choices(start: StartScreen, shelf: Shop):
     record = shelf.job("stories")
     shelf.commit(record, {f"checkpoint-{n}": lora(base="/gone") for n in (10, 20)})
     screen = start("--accelerator", "none")
@@ -346,7 +329,7 @@ def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_wizard(start: Start, job: JobRecord):
+def test_ctrl_c_leaves_the_wizard(start: StartScreen, job: JobRecord):
     screen = start()
     screen.wait_for_line("Which checkpoints")
     screen.press("ctrl-c")
@@ -367,9 +350,9 @@ def gpus(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_wizard_offers_gpus(start: Start, job: JobRecord, gpus: str):
+def test_the_wizard_offers_gpus(start: StartScreen, cli: Cli, job: JobRecord, gpus: str):
     given = ["--checkpoint", "latest", "--model-name", "x", "--hf-secret", "none"]
-    screen = start(*given, path=gpus)
+    screen = start(*given, PATH=f"{gpus}:{cli.env['PATH']}")
     screen.wait_for_line("Which accelerator?", "H100", "None (CPU)")
     screen.press("enter")
     screen.wait_for_line("How many?")
@@ -381,7 +364,7 @@ def test_the_wizard_offers_gpus(start: Start, job: JobRecord, gpus: str):
 
 
 @pytest.mark.slow
-def test_a_script_says_which_gpus(cli: Cli, job: JobRecord, gpus: str):
+def test_a_script_must_choose_an_accelerator(cli: Cli, job: JobRecord, gpus: str):
     path = f"{gpus}:{cli.env['PATH']}"
     given = ["deploy_checkpoints", "--checkpoint", "latest", "--model-name", "x", "--dry-run"]
     refused(cli(*given, PATH=path), "Give --accelerator with one of H100, none.", code=2)

@@ -1,7 +1,5 @@
 """`deployments`: records and routes written by hand."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,18 +111,15 @@ def test_there_is_none(within: Within):
 
 @pytest.mark.parametrize("verb", ["view", "logs", "stop --yes", "rollback"])
 def test_one_that_is_not_there(within: Within, two: Serving, verb: str):
-    run = within("deployments", *verb.split(), "nope")
-    assert (run.code, run.out) == (1, "")
-    assert run.err == (
+    error = within("deployments", *verb.split(), "nope").refusal()
+    assert error == (
         "error: No deployment 'nope' in this store. Deployments of this store: stories.\n"
     )
 
 
 @pytest.mark.parametrize("verb", ["promote", "logs"])
 def test_a_revision_that_is_not_there(within: Within, two: Serving, verb: str):
-    run = within("deployments", verb, NAME, "--revision", "7")
-    assert (run.code, run.out) == (1, "")
-    assert "There are: 1, 2." in run.err
+    assert "There are: 1, 2." in within("deployments", verb, NAME, "--revision", "7").refusal()
     assert within("deployments", verb, NAME, "--revision", "0").code == 2
 
 
@@ -197,9 +192,8 @@ def test_no_way_back(within: Within, serving: Serving):
     assert "served nothing yet" in within("deployments", "rollback", NAME).err
     serving.move(serving.add(*RUNNING, ready=False))
     serving.move(serving.add(*RUNNING))
-    run = within("deployments", "rollback", NAME)
-    assert (run.code, run.out) == (1, "")
-    assert "no revision before 2 that was ever ready" in run.err
+    error = within("deployments", "rollback", NAME).refusal()
+    assert "no revision before 2 that was ever ready" in error
 
 
 def test_one_that_never_answers(within: Within, serving: Serving, shop: Shop):

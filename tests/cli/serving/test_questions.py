@@ -1,15 +1,9 @@
 """Defaults and choices of the questions of `deploy_checkpoints`."""
 
-from __future__ import annotations
-
 import pytest
 from cyclopts import CycloptsError
 
-from prefect_bt.cli.serving.deploy_input import (
-    ask_accelerator,
-    ask_checkpoints,
-    list_accelerators,
-)
+from prefect_bt.cli.serving.deploy_input import ask_accelerator, ask_checkpoints, list_accelerators
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store

@@ -1,7 +1,5 @@
 """Tables on terminals of several widths: what must stay whole, what is left out, what is named."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -70,7 +68,7 @@ def test_the_overview_breaks_no_word(cli: Cli, shop: Shop, ended, running, show,
     assert ("Hidden columns: " in shown) == (width < WIDE)
 
 
-def test_what_is_left_out_is_named(cli: Cli, shop: Shop, running):
+def test_hidden_columns_are_named(cli: Cli, shop: Shop, running):
     shop.job("tiny", *running)
     shown = on_terminal(cli, USUAL, "view")
     projects, _, jobs = shown.partition("Active Training Jobs")
@@ -95,7 +93,7 @@ def test_a_jobs_page_is_an_address_to_copy(cli: Cli, shop: Shop, ended):
     assert url in on_terminal(cli, WIDE, "view", "--job-id", job.id)
 
 
-def test_a_job_without_a_page_says_how_to_get_one(cli: Cli, shop: Shop, ended):
+def test_a_job_without_a_page_shows_how_to_get_one(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
     shop.ledger.runs.bind("0240472f", job.id)
     (line,) = [x for x in cli("view", "--job-id", job.id).out.splitlines() if "Job Page" in x]

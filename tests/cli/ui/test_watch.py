@@ -1,7 +1,5 @@
 """Watching the result of a command."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,12 +1,10 @@
 """`weights list`: what is kept here and in the store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from prefect_bt.host.job_lock import JobLock
+from prefect_bt.host.job_lock import lock_job
 from tests.cli.conftest import Cli
 from tests.cli.sources import cache_of, mirrored
 from tests.cli.test_imports import Step, check_imports
@@ -24,23 +22,16 @@ def test_nothing_is_kept(cli: Cli) -> None:
     assert not cache_of(cli).root.exists()
 
 
-def test_what_is_kept(cli: Cli, model: str) -> None:
+def test_kept_weights_are_listed(cli: Cli, model: str) -> None:
     [one] = mirrored(cli, model)
     [listed] = cli("weights", "list", "-o", "json").json["trees"]
-    assert (listed["name"], listed["source"], listed["folder"]) == (
-        one["name"],
-        model,
-        one["folder"],
-    )
+    told = (listed["name"], listed["source"], listed["folder"])
+    assert told == (one["name"], model, one["folder"])
     assert (listed["files"], listed["bytes"], listed["where"]) == (2, 5002, "both")
     assert listed["in_use_by"] == []
-    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
-    claim.acquire("abc1234")
-    try:
+    with lock_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), "abc1234"):
         cache_of(cli).acquire_tree(one["name"], holder="abc1234")
         done = cli("weights", "list", PREFECT_BT_WEIGHTS_BYTES="500GB")
-    finally:
-        claim.release()
     line = next(line for line in done.out.splitlines() if line.startswith(model))
     assert one["revision"][:12] in line
     assert line.endswith("both   abc1234")

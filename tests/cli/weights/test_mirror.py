@@ -1,7 +1,5 @@
 """`weights mirror`: what is said meanwhile and afterwards, and how it ends."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time
@@ -11,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.weights.cache.partial_file import count_received
-from tests.cli.conftest import COMMAND, Cli
-from tests.cli.screens import Screen
+from tests.cli.conftest import Cli, StartScreen
 from tests.cli.sources import LARGE, cache_of, mirrored
 from tests.weights.hub_server import Hub
 
@@ -95,17 +92,13 @@ def test_a_dry_run_after_the_branch_moved(cli: Cli, hub: Hub) -> None:
     assert "is not a folder" in refused["error"]
 
 
-def test_bars_on_a_terminal(cli: Cli, hub: Hub) -> None:
+def test_bars_on_a_terminal(on_screen: StartScreen, hub: Hub) -> None:
     hub.bad.seconds_a_chunk = 0.01
-    command = [*COMMAND, "weights", "mirror", "--source", "hf://o/base"]
-    screen = Screen(command, env=cli.env, folder=cli.folder)
-    try:
-        # It is read until nothing more comes: the bar moves to the end.
-        said = screen.wait_for_line("2 files, 12.6 MB in ", "from the source")
-        assert re.search(r"━ 1 of 2 files, \d[\d.]* MB of 12.6 MB \(\d+ %\), [\d.]+ MB/s", said)
-        assert screen.end() == 0
-    finally:
-        screen.close()
+    screen = on_screen("weights", "mirror", "--source", "hf://o/base")
+    # It is read until nothing more comes: the bar moves to the end.
+    said = screen.wait_for_line("2 files, 12.6 MB in ", "from the source")
+    assert re.search(r"━ 1 of 2 files, \d[\d.]* MB of 12.6 MB \(\d+ %\), [\d.]+ MB/s", said)
+    assert screen.end() == 0
 
 
 def test_plain_lines_elsewhere(cli: Cli, hub: Hub) -> None:
@@ -117,14 +110,11 @@ def test_plain_lines_elsewhere(cli: Cli, hub: Hub) -> None:
     assert quiet.err == ""
 
 
-def test_trouble_is_told_where_it_happened(
-    cli: Cli, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trouble_names_its_source(cli: Cli, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefect_bt.weights.mirror.RETRY_DELAYS", (0.0, 0.0))
     hub.bad.status = 503
-    done = cli("weights", "mirror", "--source", "hf://o/base")
-    assert (done.code, done.out) == (1, "")
-    asking, again, *_, last = done.err.splitlines()
+    error = cli("weights", "mirror", "--source", "hf://o/base").refusal()
+    asking, again, *_, last = error.splitlines()
     assert asking == "hf://o/base: listing files"
     assert again.startswith("hf://o/base: tried again: hf://o/base could not be read")
     assert last.startswith("error: hf://o/base could not be read")

@@ -1,7 +1,5 @@
 """`weights prune`: what goes, what stays, and who is asked."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -9,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.host.job_lock import JobLock
+from prefect_bt.host.job_lock import lock_job
 from prefect_bt.planning.planner import plan_weights_sources
 from prefect_bt.weights import mirror_source as mirror_here
-from tests.cli.conftest import COMMAND, Cli, Within
-from tests.cli.screens import Screen
+from tests.cli.conftest import Cli, StartScreen, Within
 from tests.cli.sources import cache_of, folder, mirrored
 
 
@@ -42,9 +39,8 @@ def test_until_so_much_is_left(cli: Cli, three: list[dict[str, Any]]) -> None:
     assert [row["name"] for row in done.json["removed"]] == [three[0]["name"]]
     assert done.json["freed_bytes"] == 1 << 20
     assert left(cli) == ["q", "r"]
-    assert (
-        "There is nothing to delete." in cli("weights", "prune", "--yes", "--keep-bytes", "1GB").out
-    )
+    again = cli("weights", "prune", "--yes", "--keep-bytes", "1GB")
+    assert "There is nothing to delete." in again.out
 
 
 def test_what_was_not_used_for_long(cli: Cli, three: list[dict[str, Any]]) -> None:
@@ -56,9 +52,7 @@ def test_what_was_not_used_for_long(cli: Cli, three: list[dict[str, Any]]) -> No
 
 
 def test_by_name_and_never_what_a_job_uses(cli: Cli, three: list[dict[str, Any]]) -> None:
-    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
-    claim.acquire("abc1234")
-    try:
+    with lock_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), "abc1234"):
         cache_of(cli).acquire_tree(three[1]["name"], holder="abc1234")
         done = cli("weights", "prune", "--yes", three[0]["source"], three[1]["name"])
         assert done.code == 0
@@ -67,8 +61,6 @@ def test_by_name_and_never_what_a_job_uses(cli: Cli, three: list[dict[str, Any]]
         kept = cli("weights", "prune", "--yes", "--all", "-o", "json").json["kept"]
         assert [row["why"] for row in kept] == ["job abc1234 uses it"]
         assert left(cli) == ["q"]
-    finally:
-        claim.release()
     assert cli("weights", "prune", "--yes", "--all", PREFECT_BT_STORE="ftp://nowhere").code == 0
     assert (left(cli), cache_of(cli).usage()) == ([], 0)
 
@@ -94,9 +86,8 @@ def test_what_was_begun_and_left(cli: Cli, three: list[dict[str, Any]]) -> None:
 def test_the_stores_copies(cli: Cli, three: list[dict[str, Any]]) -> None:
     done = cli("weights", "prune", "--yes", "--store", three[0]["source"], "-o", "json")
     assert [row["name"] for row in done.json["removed"]] == [three[0]["name"]]
-    where = {
-        row["name"]: row["where"] for row in cli("weights", "list", "-o", "json").json["trees"]
-    }
+    trees = cli("weights", "list", "-o", "json").json["trees"]
+    where = {row["name"]: row["where"] for row in trees}
     assert [where[row["name"]] for row in three] == ["here", "both", "both"]
     assert left(cli) == ["p", "q", "r"]
     mirrored(cli, three[0]["source"])
@@ -115,22 +106,16 @@ def test_the_stores_copies(cli: Cli, three: list[dict[str, Any]]) -> None:
     ],
 )
 def test_pruned_in_a_wrong_way(within: Within, arguments: list[str], words: str) -> None:
-    done = within("weights", "prune", "--yes", *arguments)
-    assert done.code == 2
-    assert words in done.err
+    assert words in within("weights", "prune", "--yes", *arguments).refusal(2)
 
 
 @pytest.mark.slow
-def test_a_person_is_asked(cli: Cli, model: str) -> None:
+def test_a_person_is_asked(cli: Cli, on_screen: StartScreen, model: str) -> None:
     plan = plan_weights_sources([model])[0]
     mirror_here(plan, cache=cache_of(cli))
-    command = [*COMMAND, "weights", "prune", "--all"]
     for answer, kept in (("n", 1), ("y", 0)):
-        screen = Screen(command, env=cli.env, folder=cli.folder)
-        try:
-            screen.wait_for_line("Delete 1 tree from this machine? [y/N]")
-            screen.press(answer, "enter")
-            assert screen.end() == kept
-        finally:
-            screen.close()
+        screen = on_screen("weights", "prune", "--all")
+        screen.wait_for_line("Delete 1 tree from this machine? [y/N]")
+        screen.press(answer, "enter")
+        assert screen.end() == kept
         assert len(cache_of(cli).list_trees()) == kept

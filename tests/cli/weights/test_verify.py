@@ -1,13 +1,11 @@
 """`weights verify`: damage is found and withdrawn, here and in the store."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
-from prefect_bt.host.job_lock import JobLock
+from prefect_bt.host.job_lock import lock_job
 from tests.cli.conftest import Cli
 from tests.cli.sources import cache_of, mirrored
 
@@ -54,16 +52,12 @@ def test_one_changed_byte(cli: Cli, model: str) -> None:
 def test_damage_that_a_running_job_has_mounted(cli: Cli, model: str) -> None:
     [one] = mirrored(cli, model)
     spoil(Path(one["folder"]) / "weights.bin")
-    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
-    claim.acquire("abc1234")
-    try:
+    with lock_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), "abc1234"):
         cache_of(cli).acquire_tree(one["name"], holder="abc1234")
         done = cli("weights", "verify")
         assert done.code == 1
         assert f"{one['name']} is corrupt and stays in use by job abc1234" in done.err
         assert cache_of(cli).find_tree(one["name"])
-    finally:
-        claim.release()
 
 
 @pytest.mark.slow
@@ -107,9 +101,8 @@ def test_a_name_that_is_not_known(cli: Cli, model: str) -> None:
         (["prune"], "this machine"),
         (["prune", "--store"], "the store"),
     ):
-        done = cli("weights", *arguments, "hf://o/none", "-o", "json")
-        assert (done.code, done.out) == (1, "")
-        assert f"No weights 'hf://o/none' on {place}. There are: {model} " in done.err
+        error = cli("weights", *arguments, "hf://o/none", "-o", "json").refusal()
+        assert f"No weights 'hf://o/none' on {place}. There are: {model} " in error
 
 
 def test_nothing_to_verify(cli: Cli) -> None:

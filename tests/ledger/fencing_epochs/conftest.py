@@ -1,7 +1,5 @@
 """A state folder, and the ledger of an empty store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs in some state of their life, held by some machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from prefect_bt.host.job_lock import JobLock

@@ -6,8 +6,6 @@ the next race continues from here. Exit code 3: another machine holds the job; 4
 to a request was lost, so that the outcome is unknown here.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys

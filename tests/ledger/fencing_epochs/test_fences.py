@@ -1,11 +1,8 @@
 """An actor of an older epoch changes nothing, and a fault in the middle of a claim is put right."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.settings import Settings
+from tests.checkpoints.folders import Ended
 from tests.ledger.fencing_epochs.jobs import ELSEWHERE, FAILED, job_of
 
 RUN = "11111111-1111-1111-1111-111111111111"
@@ -43,16 +41,12 @@ def upload(
     for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "state.json").write_text(f'"{name}"')
-    origin = UploadOrigin(
-        ledger.get_job(job_id).project_id, job_id, rank=0, attempt=0, group_size=1
-    )
-    ending = threading.Event()
-    ending.set()
+    origin = UploadOrigin(ledger.get_job(job_id).project_id, job_id, rank=0, attempt=0)
     options = UploadOptions(fence=fence)
     uploader = Uploader(
         ledger.store, directory=folder, origin=origin, options=options, report=lambda _: None
     )
-    return uploader.run(ending).error
+    return uploader.run(Ended()).error  # pyright: ignore[reportArgumentType]
 
 
 def committed(ledger: Ledger, job_id: str) -> list[str]:
@@ -81,9 +75,7 @@ def taken_over_after(
 
 
 @pytest.mark.parametrize("looks", [0, 1])
-def test_an_uploader_of_an_older_epoch_commits_nothing(
-    ledger: Ledger, here: str, tmp_path: Path, looks: int
-) -> None:
+def test_an_old_uploader_is_fenced(ledger: Ledger, here: str, tmp_path: Path, looks: int) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
     fence = taken_over_after(ledger, job_id, 1, looks)
     error = upload(ledger, job_id, tmp_path / "out", ["checkpoint-1"], fence)
@@ -103,9 +95,7 @@ def test_an_older_epoch_neither_begins_nor_ends_an_attempt(ledger: Ledger, here:
 
 
 @pytest.mark.parametrize("looks", range(6))
-def test_a_prune_of_an_older_epoch_leaves_whole_what_it_did_not_begin(
-    ledger: Ledger, here: str, tmp_path: Path, looks: int
-) -> None:
+def test_an_old_prune_leaves_no_half(ledger: Ledger, here: str, tmp_path: Path, looks: int) -> None:
     """Else uploaders of the machine that has the job now would finish it."""
     job_id = job_of(ledger, here)
     names = ["checkpoint-10", "checkpoint-20"]
@@ -165,7 +155,7 @@ class GivenAway:
             self._ledger.claim(self._job_id, ELSEWHERE, abandoned=True)
 
 
-def test_a_prune_deletes_no_manifest_after_a_takeover(
+def test_a_prune_ends_its_deletions_at_a_takeover(
     ledger: Ledger, here: str, tmp_path: Path
 ) -> None:
     job_id = job_of(ledger, here)
@@ -216,9 +206,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize("error", [StoreError("away", url="", next_step=""), KeyboardInterrupt()])
-def test_a_fault_in_the_middle_of_a_claim_ends_the_claim(
-    ledger: Ledger, here: str, error: BaseException
-) -> None:
+def test_a_fault_in_a_claim_ends_the_claim(ledger: Ledger, here: str, error: BaseException) -> None:
     job_id = job_of(ledger, here)
     faulty = Ledger(Faulty(ledger.store, error))  # type: ignore[arg-type]
     with pytest.raises(type(error)):
@@ -260,13 +248,11 @@ def killed(code: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_what_a_killed_prune_leaves_is_enough_for_the_caretaker(
-    ledger: Ledger, state_dir: Path, here: str
-) -> None:
+def test_the_caretaker_ends_a_killed_prune(ledger: Ledger, state_dir: Path, here: str) -> None:
     job_id = job_of(ledger, here)
     killed(f"""
 from prefect_bt.jobs.delete import claim_finished_job
-from prefect_bt.ledger.open_ledger import (open_ledger)
+from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
     die()
@@ -279,12 +265,7 @@ with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose=
 
 @pytest.mark.parametrize("look", ["caretaker", "settle", "stop"])
 def test_a_worker_that_dies_before_its_job_began_leaves_it_to_any_other(
-    ledger: Ledger,
-    state_dir: Path,
-    here: str,
-    look: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ledger: Ledger, state_dir: Path, look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
     ledger.runs.bind(RUN, job_id)
@@ -316,7 +297,7 @@ die()
     site.lock.release_and_remove()
 
 
-def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
+def test_a_worker_keeps_a_job_that_has_not_begun(
     ledger: Ledger, state_dir: Path, here: str
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
@@ -352,9 +333,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
-def test_a_claim_that_cannot_be_read_holds_the_job_until_a_person_ends_it(
-    ledger: Ledger, here: str, data: bytes
-) -> None:
+def test_an_unreadable_claim_holds_the_job(ledger: Ledger, here: str, data: bytes) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
     folder = f"{job_prefix(ledger.get_job(job_id).project_id, job_id)}/epochs"
     ledger.store.create(f"{folder}/000002.json", data)
@@ -369,8 +348,7 @@ def test_a_claim_that_cannot_be_read_holds_the_job_until_a_person_ends_it(
 @pytest.mark.parametrize("name", ["README", "zzz.json", "000002.json.tmp", "000009.released"])
 def test_other_objects_among_the_claims_mean_nothing(ledger: Ledger, here: str, name: str) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
-    ledger.store.create(
-        f"{job_prefix(ledger.get_job(job_id).project_id, job_id)}/epochs/{name}", b"{}"
-    )
+    folder = job_prefix(ledger.get_job(job_id).project_id, job_id)
+    ledger.store.create(f"{folder}/epochs/{name}", b"{}")
     ledger.get_epochs(job_id).check(1)
     assert ledger.claim(job_id, here) == 1

@@ -3,8 +3,6 @@
 `make soak` races 100 times LENGTH rounds with random kills; `make test` a few without any.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time
@@ -119,9 +117,7 @@ def test_one_of_two_machines_runs_the_job(race: Race) -> None:
     "folder",
     ["epochs", *(pytest.param(one, marks=pytest.mark.extended) for one in ("events", "attempt"))],
 )
-def test_a_lost_answer_of_a_bucket_makes_no_second_winner(
-    s3_race: Race, faulty: FaultyServer, folder: str
-) -> None:
+def test_a_lost_answer_adds_no_winner(s3_race: Race, faulty: FaultyServer, folder: str) -> None:
     for _ in range(2):
         rule = faulty.on(LoseAnswer(), method="PUT", path=rf"/{folder}[s/.].*json", times=2)
         both = [s3_race.start("a"), s3_race.start("b")]
@@ -154,9 +150,7 @@ def test_a_hundred_races_with_random_kills(race: Race, soak: Soak) -> None:
 @pytest.mark.soak
 @pytest.mark.integration
 @pytest.mark.timeout(0)
-def test_races_over_a_bucket_with_random_kills_and_lost_answers(
-    s3_race: Race, faulty: FaultyServer, soak: Soak
-) -> None:
+def test_races_over_a_faulty_bucket(s3_race: Race, faulty: FaultyServer, soak: Soak) -> None:
     for skip in range(3, 300, 7):
         faulty.on(LoseAnswer(), method="PUT", path=r"\.json", skip=skip * soak.length, times=1)
     race_and_kill(s3_race, soak, rounds=60)
