@@ -129,6 +129,11 @@ def test_a_pushed_job_waits_for_the_worker_fails_and_is_retried_by_hand(machine:
     with paused(machine):
         job = machine.push(machine.folder(script, nodes=2), *DEPLOYMENT)
         assert job["current_status"] == "TRAINING_JOB_PENDING"
+    config = str(machine.folder("true\n", project="undeployed"))
+    refused = machine.run("push", config, "--deployment", "nope/train", check=False)
+    assert refused.returncode == 1
+    assert "No deployment is called 'nope/train'" in refused.stderr
+    assert machine.jobs_of("undeployed") == []
     assert job["flow_run_url"]
     run_id = job["flow_run_id"]
     machine.wait(job["id"], "FAILED")
