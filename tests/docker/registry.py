@@ -52,13 +52,13 @@ def running_registry(
     *,
     with_login: bool,
     address: str = "127.0.0.1",
-    tls: tuple[Path, Path] | None = None,
+    tls: Path | None = None,
 ) -> Iterator[Registry]:
-    """`tls` are the files of a certificate and its key."""
+    """`tls` is the file of a certificate and its key."""
     port = free_port()
     http: dict[str, object] = {"addr": f"{address}:{port}"}
     if tls:
-        http["tls"] = {"certificate": str(tls[0]), "key": str(tls[1])}
+        http["tls"] = {"certificate": str(tls), "key": str(tls)}
     config: dict[str, object] = {
         "version": "0.1",
         "log": {"level": "error"},

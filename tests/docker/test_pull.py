@@ -7,18 +7,15 @@ import json
 import logging
 import threading
 import traceback
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import docker
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from prefect_bt.errors import ImageError, SecretError
 from prefect_bt.registries.pull import PulledImage, pull_image
 from prefect_bt.text.progress import Progress
+from tests.weights.file_server import make_certificate
 
 from .conftest import BASE, WORKER, build, push
 from .registry import PASSWORD, USER, Registry, running_registry
@@ -290,38 +287,11 @@ def test_a_registry_without_tls_and_one_that_nobody_vouches_for(
         assert "HTTP response to HTTPS client" in str(error)
         assert "insecure-registries" in error.next_step
     (tmp_path / "tls").mkdir()
-    files = _certificate(tmp_path)
+    _, certificate = make_certificate(tmp_path)
     with running_registry(
-        tmp_path / "tls", with_login=False, address="0.0.0.0", tls=files
+        tmp_path / "tls", with_login=False, address="0.0.0.0", tls=certificate
     ) as strange:
         error = refused(engine, f"0.0.0.0:{strange.port}/team/train:1")
         assert error.fault == "unreachable"
         assert "x509" in str(error)
         assert f"/etc/docker/certs.d/0.0.0.0:{strange.port}/" in error.next_step
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """Signed by itself, for 127.0.0.1; (certificate, key)."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    certificate, private = folder / "cert.pem", folder / "key.pem"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return certificate, private

@@ -33,7 +33,6 @@ The faults:
     FlipAnswer()             one byte of the answer's body is changed
     SetHeader(name, value)   a header of the real answer is replaced ("" removes it): a wrong
                              checksum is SetHeader("ETag", '"' + "0" * 32 + '"')
-    Delay(seconds)           the real answer, so much later
 
 Any upload whose body is not what its x-amz-checksum-sha256 says is refused with 400 BadDigest,
 which the real server behind does not check. Bodies are held in memory.
@@ -49,7 +48,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -100,23 +98,8 @@ class SetHeader:
     value: str
 
 
-@dataclass(frozen=True)
-class Delay:
-    seconds: float
-
-
 Fault = (
-    Answer
-    | Hang
-    | Hold
-    | Drop
-    | LoseAnswer
-    | Truncate
-    | FlipUpload
-    | FlipAnswer
-    | SetHeader
-    | Delay
-    | None
+    Answer | Hang | Hold | Drop | LoseAnswer | Truncate | FlipUpload | FlipAnswer | SetHeader | None
 )
 
 
@@ -319,8 +302,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.upstream.close()
         if isinstance(fault, LoseAnswer):
             return self.reset()
-        if isinstance(fault, Delay):
-            time.sleep(fault.seconds)
         if isinstance(fault, FlipAnswer):
             data = _flipped(data)
         if isinstance(fault, SetHeader):

@@ -14,6 +14,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
+from prefect_bt.serving.served_model import ModelSelection
 from tests.checkpoints import folders
 
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
@@ -84,6 +85,12 @@ class Shop:
             report=lambda _: None,
         ).run(folders.Ended())
         assert not status.error and not status.uncommitted, status
+
+
+def select(shop: Shop, job: JobRecord, *names: str, **options: Any) -> ModelSelection:
+    return select_models(
+        shop.ledger, [CheckpointRequest(job.id, name) for name in names], **options
+    )
 
 
 def refused(shop: Shop, *wanted: CheckpointRequest, **options: Any) -> str:

@@ -6,15 +6,13 @@ import pytest
 
 from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.planning.planner import plan_weights
-from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
+from prefect_bt.serving.checkpoint_selection import CheckpointRequest
 from tests.checkpoints import folders
-from tests.serving.committed import full, lora, refused
+from tests.serving.committed import full, lora, refused, select
 
 
 def base_of(shop, job, *names, **options):
-    return select_models(
-        shop.ledger, [CheckpointRequest(job.id, name) for name in names], **options
-    ).base
+    return select(shop, job, *names, **options).base
 
 
 def test_two_bases(shop):
@@ -105,7 +103,7 @@ def test_a_base_that_was_mounted_is_the_same_weights(shop):
 def test_a_base_that_the_job_made_itself(shop):
     job = shop.job(runtime={"checkpointing_config": {"enabled": True, "checkpoint_path": "/out"}})
     shop.commit(job, {"base": full(), "a": lora("/out/base"), "b": lora("/out/gone")})
-    choice = select_models(shop.ledger, [CheckpointRequest(job.id, "a")])
+    choice = select(shop, job, "a")
     assert choice.base and choice.base.source == f"bt://{job.project_id}@{job.id}/base"
     assert [one.name for one in choice.required_checkpoints] == ["a", "base"]
     assert "'/out/gone', a folder outside its job" in refused(shop, CheckpointRequest(job.id, "b"))
@@ -116,12 +114,10 @@ def test_a_checkpoint_that_is_given_as_the_base_is_held(shop):
     shop.commit(job, {"base": full(), "a": lora("org/other")})
     for project, name in ((job.project_id, job.id), ("p", job.id), ("p", job.name)):
         told = f"bt://{project}@{name}/base"
-        choice = select_models(shop.ledger, [CheckpointRequest(job.id, "a")], base_model=told)
+        choice = select(shop, job, "a", base_model=told)
         assert choice.base and choice.base.source == f"bt://{job.project_id}@{job.id}/base"
         assert [one.name for one in choice.required_checkpoints] == ["a", "base"]
-    elsewhere = select_models(
-        shop.ledger, [CheckpointRequest(job.id, "a")], base_model="bt://p@latest/base"
-    )
+    elsewhere = select(shop, job, "a", base_model="bt://p@latest/base")
     assert [one.name for one in elsewhere.required_checkpoints] == ["a"]
     gone = f"bt://p@{job.id}/gone"
     assert base_of(shop, job, "a", base_model=gone).source == gone

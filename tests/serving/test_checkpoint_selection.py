@@ -27,7 +27,7 @@ from prefect_bt.serving.checkpoint_selection import (
     select_models,
 )
 from tests.checkpoints import folders
-from tests.serving.committed import TEMPLATE, full, lora, refused, whisper
+from tests.serving.committed import TEMPLATE, full, lora, refused, select, whisper
 
 # -- one of them ----------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ from tests.serving.committed import TEMPLATE, full, lora, refused, whisper
 def test_a_full_model_stands_alone(shop):
     job = shop.job()
     shop.commit(job, {"checkpoint-10": full()})
-    choice = select_models(shop.ledger, [CheckpointRequest(job.id, "checkpoint-10")])
+    choice = select(shop, job, "checkpoint-10")
     (one,) = choice.models
     assert (choice.served_names, choice.base, choice.format) == (("checkpoint-10",), None, "full")
     assert one.source == f"bt://{job.project_id}@{job.id}/checkpoint-10"
@@ -60,19 +60,14 @@ def test_a_checkpoint_may_be_called_latest(shop):
     job = shop.job()
     shop.commit(job, {"latest": full()})
     shop.commit(job, {"checkpoint-20": full()})
-    assert select_models(shop.ledger, [CheckpointRequest(job.id, "latest")]).served_names == (
-        "latest",
-    )
+    assert select(shop, job, "latest").served_names == ("latest",)
 
 
 def test_an_id_of_a_checkpoint_will_do(shop):
     job = shop.job()
     shop.commit(job, {"checkpoint-10": full()})
     choice = select_models(shop.ledger, [CheckpointRequest(job.id)])
-    assert (
-        select_models(shop.ledger, [CheckpointRequest(job.id, short_id(job.id, "checkpoint-10"))])
-        == choice
-    )
+    assert select(shop, job, short_id(job.id, "checkpoint-10")) == choice
 
 
 def test_without_a_job_the_newest_that_has_something(shop):
@@ -206,8 +201,7 @@ def test_adapters_of_one_base_from_two_jobs(shop):
 def test_the_same_one_twice_is_one(shop):
     job = shop.job()
     shop.commit(job, {"checkpoint-10": full()})
-    wish = CheckpointRequest(job.id, "checkpoint-10")
-    assert len(select_models(shop.ledger, [wish, wish, CheckpointRequest(job.id)]).models) == 1
+    assert len(select(shop, job, "checkpoint-10", "checkpoint-10", "latest").models) == 1
 
 
 def test_two_of_one_name(shop):
@@ -243,7 +237,7 @@ def test_files_in_the_checkpoint_directory_itself(shop):
     shop.commit(job, {".": lora(), "checkpoint-10": lora(), "out": lora()})
     shop.commit(job, {"out/checkpoint-10": lora()})
     names = (".", "checkpoint-10", "out", "out/checkpoint-10")
-    choice = select_models(shop.ledger, [CheckpointRequest(job.id, name) for name in names])
+    choice = select(shop, job, *names)
     assert choice.served_names == (job.id, *names[1:])
     assert [note.endswith(f"answer as {job.id}.") for note in choice.notes] == [True]
     root = f"/tmp/training_checkpoints/{job.id}/rank-0"
@@ -337,9 +331,7 @@ def test_names_that_no_deployment_has(name):
 def test_chat_templates_that_differ_are_told(shop):
     job = shop.job()
     shop.commit(job, {"a": lora() | TEMPLATE, "b": lora()})
-    alone = select_models(shop.ledger, [CheckpointRequest(job.id, "a")])
+    alone = select(shop, job, "a")
     assert alone.models[0].contents.chat_template and alone.notes == ()
-    (note,) = select_models(
-        shop.ledger, [CheckpointRequest(job.id, "a"), CheckpointRequest(job.id, "b")]
-    ).notes
+    (note,) = select(shop, job, "a", "b").notes
     assert note.startswith("The adapters' chat templates differ")

@@ -36,6 +36,7 @@ from tests.checkpoints import folders
 from tests.planning.laptop import CONTEXT
 from tests.serving import committed
 from tests.serving.chosen import DOWNLOADED, HUB_BASE, WHISPER, choice, chosen, gpus, lora
+from tests.serving.committed import select
 from tests.serving.golden import check_golden
 
 TOKEN = {"HF_TOKEN": SecretReference(name="hf_access_token")}
@@ -75,7 +76,7 @@ def test_checkpoints_that_lie_in_each_other_are_mounted_beside_each_other(shop):
     names = (".", "out", "out/checkpoint-10")
     shop.commit(job, {".": committed.lora(), "out": committed.lora()})
     shop.commit(job, {"out/checkpoint-10": committed.lora()})
-    chosen = select_models(shop.ledger, [CheckpointRequest(job.id, name) for name in names])
+    chosen = select(shop, job, *names)
     [node] = plan_gang(served(chosen).project, CONTEXT).nodes
     mounts = [volume.target for volume in node.volumes if volume.kind is VolumeKind.WEIGHTS]
     assert len(mounts) == len(names) + 1, "and the base"

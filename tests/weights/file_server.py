@@ -55,7 +55,7 @@ class Files:
 @contextmanager
 def serving_files(folder: Path) -> Generator[tuple[Files, Path]]:
     served = Files()
-    authority, certificate = _certificate(folder)
+    authority, certificate = make_certificate(folder)
     handler = type("Handler", (_Handler,), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
+def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Make an authority and a certificate of it for 127.0.0.1.
 
     Return the files of the authority, and of the certificate with its key.

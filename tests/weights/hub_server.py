@@ -52,8 +52,6 @@ class Misbehaviour:
     """As hang, after half of the body."""
     refuse: int = 0
     """Answered by the second server with 403, as when a link of the first has expired."""
-    only: str = ""
-    """How a path ends whose bodies are spoilt."""
     status: int = 0
     """Answered to everything but HEAD while it is set."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -266,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.sending += 1
         try:
             if spoilt:
-                body = self._spoil(spoilt, body)
+                body = self._spoil(body)
                 pause = hub.bad.seconds_a_chunk
                 step = 1 << 16 if pause or hub.bad.hold_at < inf else step
             for at in range(0, len(body), step):
@@ -282,10 +280,8 @@ class _Handler(BaseHTTPRequestHandler):
             with hub.lock:
                 hub.sending -= bool(spoilt)
 
-    def _spoil(self, name: str, body: bytes) -> bytes:
+    def _spoil(self, body: bytes) -> bytes:
         bad = self.hub.bad
-        if not name.endswith(bad.only):
-            return body
         with self.hub.lock:
             if bad.truncate > 0:
                 bad.truncate -= 1

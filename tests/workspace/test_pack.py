@@ -9,8 +9,8 @@ import socket
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +18,7 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
 from prefect_bt.workspace.roots import plan_layout
 
-MakeTree = Callable[[Path, Mapping[str, str]], Path]
-ReadMembers = Callable[[Path], dict[str, tarfile.TarInfo]]
+from .conftest import MakeTree, ReadMembers
 
 
 @pytest.fixture
@@ -84,31 +83,52 @@ def test_a_gathered_layout_of_plain_files_is_the_same_bytes_as_a_direct_one(
     assert direct.sha256 == gathered.sha256
 
 
-def test_a_gathered_layout_has_root_entries_and_externals_side_by_side(
-    tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
-) -> None:
-    repo = make_tree(tmp_path / "repo", {"train/config.py": "", "data/x": "", "sub/data/y": ""})
-    other = make_tree(tmp_path / "else/shared", {"util.py": "", "data/z": ""})
-    layout = plan_layout(
-        repo / "train", workspace_root="..", external_dirs=[str(other)], exclude_dirs=["../data"]
-    )
-    pack_workspace(layout, target)
-    assert list(read_members(target)) == [
-        "shared/data/z",
-        "shared/util.py",
-        "sub/data/y",
-        "train/config.py",
-    ]
+OUTSIDE = ("else/shared/util.py", "else/shared/data/z", "else/data/new")
+"""Files beside the repository."""
+LAYOUTS: dict[str, tuple[dict[str, str], str, dict[str, Any], list[str]]] = {
+    "root entries and external folders side by side": (
+        dict.fromkeys(("train/config.py", "data/x", "sub/data/y"), ""),
+        "train",
+        {
+            "workspace_root": "..",
+            "external_dirs": ["../../else/shared"],
+            "exclude_dirs": ["../data"],
+        },
+        ["shared/data/z", "shared/util.py", "sub/data/y", "train/config.py"],
+    ),
+    "an external folder in place of an excluded one": (
+        dict.fromkeys(("config.py", "data/old"), ""),
+        ".",
+        {"external_dirs": ["../else/data"], "exclude_dirs": ["data"]},
+        ["config.py", "data/new"],
+    ),
+    "the ignore file of the archive's root counts, and is packed": (
+        {
+            **{".truss_ignore": "*.bin", "a.bin": "", "lib/a.py": ""},
+            **{"train/.truss_ignore": "lib", "train/lib/b.py": ""},
+        },
+        "train",
+        {"workspace_root": ".."},
+        [".truss_ignore", "lib/a.py", "train/.truss_ignore", "train/lib/b.py"],
+    ),
+    "an excluded ignore file does not count": (
+        {".truss_ignore": "*.py", "a.py": "", "lib/x": ""},
+        ".",
+        {"exclude_dirs": [".truss_ignore"]},
+        ["a.py"],
+    ),
+}
+"""Files of a repository, the folder of the config, options of the workspace -> members."""
 
 
-def test_an_excluded_folder_is_replaced_by_an_external_one_of_its_name(
-    tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_members_of_a_layout(
+    tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers, name: str
 ) -> None:
-    repo = make_tree(tmp_path / "repo", {"config.py": "", "data/old": ""})
-    other = make_tree(tmp_path / "else/data", {"new": ""})
-    layout = plan_layout(repo, external_dirs=[str(other)], exclude_dirs=["data"])
-    pack_workspace(layout, target)
-    assert list(read_members(target)) == ["config.py", "data/new"]
+    files, folder, options, members = LAYOUTS[name]
+    make_tree(tmp_path, dict.fromkeys(OUTSIDE, ""))
+    pack_workspace(plan_layout(make_tree(tmp_path / "repo", files) / folder, **options), target)
+    assert list(read_members(target)) == members
 
 
 def test_ignored_entries_are_left_out_and_named(
@@ -130,28 +150,6 @@ def test_an_ignored_external_folder_is_named(
     other = make_tree(tmp_path / "else/lib", {"a.py": ""})
     packed = pack_workspace(plan_layout(source, external_dirs=[str(other)]), target)
     assert packed.skipped == ("'lib/' is ignored by the built-in list",)
-
-
-def test_the_ignore_file_is_the_one_at_the_archive_root_and_is_packed(
-    tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
-) -> None:
-    files = {".truss_ignore": "*.bin", "a.bin": "", "lib/a.py": "", "train/.truss_ignore": "lib"}
-    repo = make_tree(tmp_path / "repo", {**files, "train/lib/b.py": ""})
-    pack_workspace(plan_layout(repo / "train", workspace_root=".."), target)
-    assert list(read_members(target)) == [
-        ".truss_ignore",
-        "lib/a.py",
-        "train/.truss_ignore",
-        "train/lib/b.py",
-    ]
-
-
-def test_an_excluded_ignore_file_does_not_count(
-    tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
-) -> None:
-    source = make_tree(tmp_path / "s", {".truss_ignore": "*.py", "a.py": "", "lib/x": ""})
-    pack_workspace(plan_layout(source, exclude_dirs=[".truss_ignore"]), target)
-    assert list(read_members(target)) == ["a.py"]
 
 
 def test_hard_links_are_packed_as_files(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from prefect_bt.workspace.archive import pack_workspace
 from prefect_bt.workspace.roots import plan_layout
 from prefect_bt.workspace.unpack import unpack_workspace
 
-MakeTree = Callable[[Path, Mapping[str, str]], Path]
+from .conftest import MakeTree
+
 Pack = Callable[..., dict[str, str]]
 
 

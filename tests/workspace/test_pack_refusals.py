@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from prefect_bt.workspace.file_list import collect_entries
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, format_bytes
 from prefect_bt.workspace.roots import plan_layout
 
-MakeTree = Callable[[Path, Mapping[str, str]], Path]
+from .conftest import MakeTree
 
 
 @pytest.fixture

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.roots import plan_layout
 
-MakeTree = Callable[[Path, Mapping[str, str]], Path]
+from .conftest import MakeTree
 
 
 @pytest.fixture
 def repo(tmp_path: Path, make_tree: MakeTree) -> Path:
-    return make_tree(
-        tmp_path / "repo",
-        {"train/config.py": "", "common/lib.py": "", "data/big.bin": "", "README.md": ""},
-    )
+    """A repository, with other folders beside it."""
+    names = ("other/data/x", "other/README.md/x", "a/shared/x", "b/shared/x")
+    make_tree(tmp_path, dict.fromkeys(names, ""))
+    files = ("train/config.py", "common/lib.py", "data/big.bin", "README.md")
+    return make_tree(tmp_path / "repo", dict.fromkeys(files, ""))
 
 
 def test_no_workspace_packs_the_source_folder_itself(repo: Path) -> None:
@@ -31,15 +32,11 @@ def test_an_empty_workspace_root_counts_as_none(repo: Path) -> None:
     assert not plan_layout(repo / "train", workspace_root="").gathered
 
 
-@pytest.mark.parametrize("spelling", ["..", "../", "../../repo", "../common/.."])
-def test_a_relative_root_starts_at_the_config_folder(repo: Path, spelling: str) -> None:
-    layout = plan_layout(repo / "train", workspace_root=spelling)
+@pytest.mark.parametrize("spelling", ["..", "../", "../../repo", "../common/..", "{repo}"])
+def test_a_root_is_absolute_or_starts_at_the_config_folder(repo: Path, spelling: str) -> None:
+    layout = plan_layout(repo / "train", workspace_root=spelling.format(repo=repo))
     assert layout.root == repo
     assert layout.gathered
-
-
-def test_an_absolute_root_is_allowed(repo: Path) -> None:
-    assert plan_layout(repo / "train", workspace_root=str(repo)).root == repo
 
 
 def test_the_root_may_be_the_config_folder_itself(repo: Path) -> None:
@@ -51,11 +48,6 @@ def test_a_root_that_does_not_contain_the_config_is_refused(repo: Path, spelling
     with pytest.raises(WorkspaceError, match="must be inside workspace_root") as caught:
         plan_layout(repo / "train", workspace_root=spelling)
     assert caught.value.path == str((repo / "train" / spelling).resolve())
-
-
-def test_a_missing_source_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="does not exist or is not a folder"):
-        plan_layout(tmp_path / "absent")
 
 
 def test_excludes_without_a_root_take_the_config_folder(repo: Path) -> None:
@@ -74,21 +66,34 @@ def test_excludes_are_relative_to_the_config_folder_and_may_be_files(repo: Path)
     assert layout.warnings == ()
 
 
-@pytest.mark.parametrize("item", ["../common/lib.py", "..", "../train/config.py"])
-def test_an_exclude_below_the_top_level_is_refused(repo: Path, item: str) -> None:
-    with pytest.raises(WorkspaceError, match="not a direct child"):
-        plan_layout(repo / "train", workspace_root="..", exclude_dirs=[item])
+def excluding(*items: str) -> dict[str, Any]:
+    return {"workspace_root": "..", "exclude_dirs": items}
 
 
-@pytest.mark.parametrize("item", ["../../elsewhere", "/tmp"])
-def test_an_exclude_outside_the_root_is_refused(repo: Path, item: str) -> None:
-    with pytest.raises(WorkspaceError, match="not inside"):
-        plan_layout(repo / "train", workspace_root="..", exclude_dirs=[item])
-
-
-def test_an_exclude_next_to_the_root_taken_from_the_config_is_refused(repo: Path) -> None:
-    with pytest.raises(WorkspaceError, match="not inside"):
-        plan_layout(repo / "train", exclude_dirs=["../data"])
+@pytest.mark.parametrize(
+    ("folder", "options", "why"),
+    [
+        ("absent", {}, "does not exist or is not a folder"),
+        ("train", excluding("../common/lib.py"), "not a direct child"),
+        ("train", excluding(".."), "not a direct child"),
+        ("train", excluding("../train/config.py"), "not a direct child"),
+        ("train", excluding("../../elsewhere"), "not inside"),
+        ("train", excluding("/tmp"), "not inside"),
+        ("train", {"exclude_dirs": ["../data"]}, "not inside"),
+        (".", {"external_dirs": ["../other/data"]}, r"collides.*'data'"),
+        (".", {"external_dirs": ["../other/README.md"]}, "collides"),
+        (".", {"external_dirs": ["../a/shared", "../b/shared"]}, "collides"),
+        ("train", {"external_dirs": ["../common", "../common"]}, "collides"),
+        (".", {"external_dirs": ["../absent"]}, "does not exist"),
+        ("train", {"external_dirs": ["../README.md"]}, "not a folder"),
+        (".", {"external_dirs": ["/"]}, "no name"),
+    ],
+)
+def test_a_folder_that_cannot_be_packed_or_excluded_is_refused(
+    repo: Path, folder: str, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(WorkspaceError, match=why):
+        plan_layout(repo / folder, **options)
 
 
 def test_an_excluded_link_stands_for_itself(repo: Path, tmp_path: Path) -> None:
@@ -118,47 +123,6 @@ def test_an_external_folder_inside_the_root_is_skipped_with_a_warning(repo: Path
     assert "inside the workspace root" in layout.warnings[0]
 
 
-def test_an_external_folder_may_not_take_a_top_level_name(repo: Path, make_tree: MakeTree) -> None:
-    other = make_tree(repo.parent / "other/data", {"x": ""})
-    with pytest.raises(WorkspaceError, match=r"collides.*'data'"):
-        plan_layout(repo, external_dirs=[str(other)])
-
-
-def test_an_external_folder_may_not_take_the_name_of_a_file(
-    repo: Path, make_tree: MakeTree
-) -> None:
-    other = make_tree(repo.parent / "other/README.md", {"x": ""})
-    with pytest.raises(WorkspaceError, match="collides"):
-        plan_layout(repo, external_dirs=[str(other)])
-
-
-def test_an_external_folder_may_replace_an_excluded_one(repo: Path, make_tree: MakeTree) -> None:
-    other = make_tree(repo.parent / "other/data", {"x": ""})
-    layout = plan_layout(repo, external_dirs=[str(other)], exclude_dirs=["data"])
-    assert layout.externals == (other,)
-
-
-def test_two_external_folders_of_one_name_are_refused(repo: Path, make_tree: MakeTree) -> None:
-    one, two = (make_tree(repo.parent / side / "shared", {"x": ""}) for side in ("a", "b"))
-    with pytest.raises(WorkspaceError, match="collides"):
-        plan_layout(repo, external_dirs=[str(one), str(two)])
-
-
-def test_the_same_external_folder_twice_is_refused(repo: Path) -> None:
-    with pytest.raises(WorkspaceError, match="collides"):
-        plan_layout(repo / "train", external_dirs=["../common", "../common"])
-
-
-def test_a_missing_external_folder_is_refused(repo: Path) -> None:
-    with pytest.raises(WorkspaceError, match="does not exist"):
-        plan_layout(repo, external_dirs=["../absent"])
-
-
-def test_an_external_file_is_refused(repo: Path) -> None:
-    with pytest.raises(WorkspaceError, match="not a folder"):
-        plan_layout(repo / "train", external_dirs=["../README.md"])
-
-
-def test_the_file_system_root_has_no_name_to_be_packed_under(repo: Path) -> None:
-    with pytest.raises(WorkspaceError, match="no name"):
-        plan_layout(repo, external_dirs=["/"])
+def test_an_external_folder_may_replace_an_excluded_one(repo: Path) -> None:
+    layout = plan_layout(repo, external_dirs=["../other/data"], exclude_dirs=["data"])
+    assert layout.externals == (repo.parent / "other/data",)

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,7 +16,7 @@ import pytest
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.unpack import unpack_workspace
 
-MakeTar = Callable[..., io.BytesIO]
+from .conftest import MakeTar
 
 
 def info(

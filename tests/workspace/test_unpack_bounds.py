@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace import unpack
 from prefect_bt.workspace.unpack import unpack_workspace
 
-MakeTar = Callable[..., io.BytesIO]
+from .conftest import MakeTar
+
 END = bytes(1024)
 FEW_MEBIBYTES = 128
 """Address space of the process, Python and its libraries included."""

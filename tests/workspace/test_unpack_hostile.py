@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace import unpack
 from prefect_bt.workspace.unpack import unpack_workspace
 
-MakeTar = Callable[..., io.BytesIO]
+from .conftest import MakeTar
+
 Member = tuple[tarfile.TarInfo, bytes]
 
 

@@ -1,4 +1,7 @@
-"""One attack of a job on its machine: the attempt, its code, and the expected result."""
+"""One attack of a job on its machine: its code, and the expected result.
+
+docs/hostile-job.md describes each attack and its result in words.
+"""
 
 from __future__ import annotations
 
@@ -68,15 +71,13 @@ def attempt(what, call, *given):
 class Attack:
     """An attack: a shell script or a Python program, which runs as root in a container.
 
-    `tries` and `instead` are the columns of docs/hostile-job.md. An `endless` attack calls `up` and
-    is stopped. `then` is the script of a second job of the project, and `again` that of the same
-    job's next attempt. The checkpoints of `keeps` must be committed, those of `refuses` must not
-    be. `impossible`: it must run to its end, and must not print the line "DONE".
+    An `endless` attack calls `up` and is stopped. `then` is the script of a second job of the
+    project, and `again` that of the same job's next attempt. The checkpoints of `keeps` must be
+    committed, those of `refuses` must not be. `impossible`: it must run to its end, and must not
+    print the line "DONE".
     """
 
     name: str
-    tries: str
-    instead: str
     script: str = ""
     python: str = ""
     endless: bool = False

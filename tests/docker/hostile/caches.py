@@ -14,8 +14,6 @@ done; true
 CACHES = (
     Attack(
         "cache-link-to-host",
-        "links to the host at the mount points of the next job's caches",
-        "a real folder is created there first; the next job has its own",
         """
         for n in huggingface user_artifacts team_artifacts; do
           rm -rf $CACHE/$n; mv $CACHE/$n $CACHE/old-$n; ln -s $HOST $CACHE/$n
@@ -25,8 +23,6 @@ CACHES = (
     ),
     Attack(
         "cache-links-elsewhere",
-        "links at mount points to the container's own folders, in circles, and through /proc",
-        "they are moved aside",
         """
         rm -rf $CACHE/huggingface $CACHE/user_artifacts 2>/dev/null
         ln -s /.prefect-bt $CACHE/huggingface; ln -s user_artifacts $CACHE/user_artifacts
@@ -37,8 +33,6 @@ CACHES = (
     ),
     Attack(
         "cache-names-and-kinds",
-        "pipes, sockets, deep folders, hostile names, closed folders and old times in a cache",
-        "`cache summarize` walks names only, within limits",
         python="""
         socket.socket(socket.AF_UNIX).bind(str(P / f"socket-{os.getpid()}"))
         for folder in (P, Path(E["CACHE"]), Path(E["HF"])):
@@ -59,8 +53,6 @@ CACHES = (
     ),
     Attack(
         "cache-swapped-while-used",
-        "folders of a cache exchanged with links to the host while it is summarized",
-        "no link there is followed or read",
         python="""
         place = P / f"swap-{os.getpid()}"
         (place / "a").mkdir(parents=True)
@@ -76,8 +68,6 @@ CACHES = (
     ),
     Attack(
         "hub-cache",
-        "a Hugging Face cache whose refs and snapshots are links to the host",
-        "it belongs to the project; prefect-bt reads no models from it",
         """
         d=$HF/hub/models--a--b; mkdir -p $d/refs $d/snapshots $d/blobs
         echo ../../../../../.. > $d/refs/main; ln -sf $HOST $d/snapshots/x; ln -sf $HOST/secret $d/blobs/y
@@ -87,8 +77,6 @@ CACHES = (
     ),
     Attack(
         "workspace-replaced",
-        "the workspace, its script and its mount point replaced while they are used",
-        "mount points cannot be replaced; a retry unpacks the store's copy",
         """
         rm -rf $W; mv $W /tmp/w; ln -s $HOST $W; rm -rf $W/*; ln -s $HOST $W/attacks
         ln -s $HOST/secret $W/config.py; mkdir $W/run.sh; ln -s $HOST $S/workspace; exit 1
@@ -98,8 +86,6 @@ CACHES = (
     ),
     Attack(
         "scratch-left-behind",
-        "closed, deep, linked and special files in every folder of a node that is deleted afterwards",
-        "they are deleted without following a link, at any depth and with any mode",
         """
         for d in $S $W; do
           ln -s $HOST $d/host; ln -s / $d/root; mkdir -p $d/closed/below; touch $d/closed/below/x

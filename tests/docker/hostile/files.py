@@ -7,8 +7,6 @@ from .attack import Attack
 FILES = (
     Attack(
         "pipe-swap",
-        "a file that becomes a pipe whenever the uploader is about to read it",
-        "only regular files are opened, and never in a way that blocks",
         python="""
         one = checkpoint("swapped")
         (one / "x").write_bytes(b"mine" * 1000)
@@ -20,8 +18,6 @@ FILES = (
     ),
     Attack(
         "pipes-by-name",
-        "pipes with the names of files that decide about a checkpoint",
-        "they are left out",
         """
         checkpoint pipes; cd $C/pipes
         mkfifo config.json model.safetensors model.safetensors.index.json trainer_state.json x.pt
@@ -30,8 +26,6 @@ FILES = (
     ),
     Attack(
         "sockets",
-        "sockets in checkpoints and caches",
-        "they are left out",
         python="""
         one = checkpoint("sockets")
         for place in (one, C, P):
@@ -41,8 +35,6 @@ FILES = (
     ),
     Attack(
         "device-nodes",
-        "device nodes of the host's disk, memory and terminals, in every volume",
-        "the kernel refuses: a container lacks MKNOD",
         """
         for d in $C $S $P $W $HF /tmp; do
           mknod $d/disk b 8 0 && echo DONE; mknod $d/vda b 254 0 && echo DONE
@@ -54,8 +46,6 @@ FILES = (
     ),
     Attack(
         "sparse-terabyte",
-        "files of a terabyte without contents",
-        "a file of 64 GiB or more that is nearly empty on disk is an error of its checkpoint",
         python="""
         (C / "sparse").mkdir()
         for name, size in (("x", 2**40), ("y", 2**36), ("z", 2**62)):
@@ -68,8 +58,6 @@ FILES = (
     ),
     Attack(
         "grows-for-ever",
-        "a file that never stops growing",
-        "it is never stable, so it is never read; the others are committed",
         """
         checkpoint grows; up
         while :; do dd if=/dev/zero bs=16k count=1 >> $C/grows/x.bin 2>/dev/null; sleep 0.05; done
@@ -78,8 +66,6 @@ FILES = (
     ),
     Attack(
         "truncated-for-ever",
-        "files that are truncated, replaced, punched and written again while they are read",
-        "a file that changed while it was read is not committed",
         python="""
         one = checkpoint("cut")
         up()
@@ -98,8 +84,6 @@ FILES = (
     ),
     Attack(
         "changed-behind-times",
-        "contents changed through a memory map while size and modification time stay",
-        "committed files have the digest that was read; `verify` proves it",
         python="""
         one = checkpoint("mapped")
         (one / "x").write_bytes(b"0" * 65536)
@@ -116,8 +100,6 @@ FILES = (
     ),
     Attack(
         "times",
-        "modification times before 1970, of the year 2400 and at the limits of the type",
-        "they are committed like any other file",
         python="""
         for n, when in enumerate((-1, -(10**18), 0, 10**18 * 9, 2**63 - 1, -(2**63), 2**33 * 10**9)):
             with suppress(OSError, OverflowError):
@@ -128,8 +110,6 @@ FILES = (
     ),
     Attack(
         "write-lease",
-        "a lease on a file, which delays every open for 45 s",
-        "an open that would wait is retried; the other checkpoints are committed meanwhile",
         python="""
         one = checkpoint("leased")
         signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -148,8 +128,6 @@ FILES = (
     ),
     Attack(
         "closed-to-all",
-        "files and folders of mode 000, immutable or append-only ones",
-        "root reads them; a container cannot set such an attribute; `delete` removes them",
         python="""
         one = checkpoint("closed")
         (one / "sub").mkdir()
@@ -166,8 +144,6 @@ FILES = (
     ),
     Attack(
         "names",
-        "names with newlines, escapes, no UTF-8, options, quotes, 255 bytes, `..` in other spellings",
-        "they are committed, or an error of their checkpoint; no table, log or path is changed by them",
         python="""
         names = [b"a\\nb", b"\\x1b]0;title\\x07", b"\\x1b[2J", b"\\xff\\xfe", b"-rf", b"--help", b"x" * 255,
             b" ", b"*", b"~", b"...", b"$(touch " + MARK.encode() + b")", b"`id`", b"%2e%2e%2f", b"%00",
@@ -186,8 +162,6 @@ FILES = (
     ),
     Attack(
         "our-names",
-        "names that prefect-bt uses: temporary files, manifests, ranks, quoted paths",
-        "names are data; none is treated as a file of prefect-bt",
         """
         for n in .prefect-bt-restore.tmp .prefect-bt-0 manifest.json 000000-000001.json rank-0 \\
             rank-1 objects manifests deleting.json withdrawn honest%2Fa.json .git .metadata
@@ -198,8 +172,6 @@ FILES = (
     ),
     Attack(
         "many-files",
-        "thousands of files in one checkpoint (times the length of the run)",
-        "they are committed; more than 1,000,000 end the upload with that error",
         """
         mkdir $C/many; i=0
         while [ $i -lt $((2000 * SCALE)) ]; do i=$((i+1)); echo $i > $C/many/$i; done
@@ -209,16 +181,12 @@ FILES = (
     ),
     Attack(
         "many-checkpoints",
-        "hundreds of small checkpoints at once",
-        "all are committed",
         "for i in $(seq 1 $((100 * SCALE))); do checkpoint many-$i; done",
         keeps=("honest", "many-1", "many-100"),
         alone=True,
     ),
     Attack(
         "deep-folders",
-        "folders 1,500 deep, deeper than a path is long, in every volume",
-        "an error of that checkpoint; deletion needs no paths and no recursion",
         python="""
         (C / "deep").mkdir()
         for place in (C / "deep", S, P, W):
@@ -232,8 +200,6 @@ FILES = (
     ),
     Attack(
         "renamed-while-scanned",
-        "checkpoints renamed, removed and created again while they are walked",
-        "removed files are left out; committed checkpoints are complete",
         python="""
         up()
         for n in itertools.count():
@@ -250,8 +216,6 @@ FILES = (
     ),
     Attack(
         "everything-is-removed",
-        "`rm -rf` of all that is mounted, and of the root of the container",
-        "mount points remain; earlier commits are kept",
         """
         rm -rf $W/* $C/* $S/* $P/* $HF/* $CACHE/* $PIPES/* /etc /root /tmp /mnt 2>/dev/null
         up; while :; do sleep 0.1; done

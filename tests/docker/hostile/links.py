@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from .attack import Attack
 
-LEFT_OUT = "the checkpoint with the link is not committed, and the log names its target"
-
 LINKS = (
     Attack(
         "link-in-the-root",
-        "links to the host in the root of the checkpoint folder, beside files there",
-        LEFT_OUT,
         """
         ln -s $HOST/secret $C/config.json; ln -s $HOST/secret $C/model.safetensors
         ln -s $HOST $C/sub; echo '{}' > $C/trainer_state.json
@@ -20,8 +16,6 @@ LINKS = (
     ),
     Attack(
         "link-absolute",
-        "links in a checkpoint to a file and a folder of the host",
-        LEFT_OUT,
         """
         link file $HOST/secret; link folder $HOST
         ln -s $HOST $C/whole
@@ -31,8 +25,6 @@ LINKS = (
     ),
     Attack(
         "link-relative",
-        "links with more `..` than there are folders",
-        LEFT_OUT,
         """
         up=..; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do up=$up/..; done
         link up $up$HOST/secret; link above ../../../../id
@@ -42,8 +34,6 @@ LINKS = (
     ),
     Attack(
         "link-proc",
-        "links through /proc: another root, working directory, descriptor or memory",
-        LEFT_OUT + "; the process that uploads never passes a link of /proc",
         """
         n=0
         for to in /proc/self/root$HOST/secret /proc/1/root$HOST/secret /proc/self/cwd/a \\
@@ -55,8 +45,6 @@ LINKS = (
     ),
     Attack(
         "link-control",
-        "links to the pipes of the control folder",
-        LEFT_OUT,
         """
         for p in orders reports signals output; do link c-$p $PIPES/$p; done
         """,
@@ -64,8 +52,6 @@ LINKS = (
     ),
     Attack(
         "link-other-job",
-        "links to the checkpoints, logs and plans of another job, by their paths on the host",
-        LEFT_OUT,
         """
         link theirs $STATE/jobs/$OTHER/rank-0/checkpoints
         link log $STATE/jobs/$OTHER/attempt-0/rank-0/log
@@ -75,8 +61,6 @@ LINKS = (
     ),
     Attack(
         "link-chain",
-        "a chain of 60 links that ends at the host's file, and one that ends at its own",
-        "a chain of more than 40 links has no target, as for the kernel",
         """
         ln -s $HOST/secret $S/l-0
         for i in $(seq 1 60); do ln -s $S/l-$((i-1)) $S/l-$i; done
@@ -86,8 +70,6 @@ LINKS = (
     ),
     Attack(
         "link-loop",
-        "links to themselves, to each other, to the folder above and to the root",
-        "loops are left out",
         """
         checkpoint loop; cd $C/loop; ln -s . here; ln -s .. above; ln -s ../loop again; ln -s me me
         ln -s b a; ln -s a b; ln -s / root; ln -s /mnt mnt; ln -s $C all; ln -s $C/loop/all/loop l
@@ -96,8 +78,6 @@ LINKS = (
     ),
     Attack(
         "link-file-exchange",
-        "a file that is exchanged with a link to the host's file, thousands of times a second",
-        "the name is never followed: the opened file is read",
         python="""
         one = checkpoint("exchanged")
         (one / "x").write_bytes(b"mine" * 1000)
@@ -109,8 +89,6 @@ LINKS = (
     ),
     Attack(
         "link-folder-exchange",
-        "a folder of a checkpoint exchanged with a link to the host's folder while it is walked",
-        "each folder is opened from its parent, without following links",
         python="""
         one = checkpoint("exchanged")
         (one / "sub/deep").mkdir(parents=True)
@@ -136,8 +114,6 @@ LINKS = (
     ),
     Attack(
         "link-before-restore",
-        "links at every place where a retry writes: its own files, checkpoints, the temporary name",
-        "a retry writes only below the checkpoint folder; files in its way are moved aside",
         """
         mkdir -p $C/checkpoint-1/sub; echo '{"mine": 1}' | tee $C/checkpoint-1/secret \\
           > $C/checkpoint-1/sub/secret
@@ -155,8 +131,6 @@ LINKS = (
     ),
     Attack(
         "hard-links",
-        "hard links to pipes, to the image's programs, between the volumes and to one's own file",
-        "the kernel makes none across mounts; one file under two names is committed under both",
         """
         checkpoint hard
         ln $PIPES/orders $C/hard/orders && echo DONE; ln /bin/busybox $C/hard/busybox && echo DONE
@@ -169,8 +143,6 @@ LINKS = (
     ),
     Attack(
         "setuid-programs",
-        "programs of root with set-user-ID bits and capabilities in a checkpoint",
-        "checkpoints are restored without these bits; capabilities cannot be set",
         python="""
         one = checkpoint("programs")
         for name in ("su", "sg"):

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from .attack import Attack
 
-ENDED = "the container is ended, and the failure names the pipe"
-FLOOD = "each read is limited; a stop is answered"
-
 PIPES = (
     Attack(
         "reports-flood",
-        "endless zeros into the pipe of exit codes",
-        ENDED,
         "cat /dev/zero > $PIPES/reports; sleep 100000",
         alone=True,
     ),
     Attack(
         "reports-forged",
-        "exit codes, beginnings and other lines without a request",
-        "a job can report a false exit code of its own; any other data ends the container",
         "for line in 0 0 0 ready 7 -1 99999 '' x; do echo $line > $PIPES/reports; done; sleep 100000",
         alone=True,
     ),
     Attack(
         "pipes-flood",
-        "floods into all other pipes, while their contents are read",
-        FLOOD,
         """
         trap '' TERM; up; cat $PIPES/orders > /dev/null & cat $PIPES/signals > /dev/null &
         cat /dev/zero > $PIPES/signals & yes STOP > $PIPES/signals & yes 'run x.' > $PIPES/orders &
@@ -37,8 +28,6 @@ PIPES = (
     ),
     Attack(
         "orders-forged",
-        "orders to the first process: `end`, `set`, `run`, of any length",
-        "that process belongs to the container and runs only commands that the job could run anyway; a stop needs no order",
         """
         printf 'set PATH=.\\n' > $PIPES/orders; printf 'run id > /tmp/x.\\n' > $PIPES/orders
         printf 'copy /etc.\\n' > $PIPES/orders; printf 'end.\\n' > $PIPES/orders
@@ -49,14 +38,10 @@ PIPES = (
     ),
     Attack(
         "pipes-closed",
-        "closing every output, and pipes without readers or writers",
-        "the agent holds every pipe itself; a closed end has no effect",
         "exec 0<&- 1>&- 2>&- 3>&- 4>&- 5>&-; sleep 1; echo nothing; true",
     ),
     Attack(
         "pipes-resized",
-        "pipes of one page or a megabyte, closed by mode, renamed, replaced by files",
-        "the folder is mounted read-only; sizes change nothing",
         python="""
         for name in ("orders", "signals", "reports", "output"):
             pipe = f"/.prefect-bt/{name}"
@@ -75,8 +60,6 @@ PIPES = (
     ),
     Attack(
         "reader-that-never-reads",
-        "a command whose output pipe is full and whose children hold it open",
-        "output is read as it arrives, and ends with the container",
         """
         (setsid sh -c 'while :; do sleep 1; done' &)
         yes filled | head -c 3000000; (trap '' TERM; sleep 100000) & exit 3
@@ -85,15 +68,11 @@ PIPES = (
     ),
     Attack(
         "line-without-end",
-        "ten megabytes (times the length) without a newline, and a line of a megabyte",
-        "lines are split; the reader's memory is limited",
         "head -c $((10000000 * SCALE)) /dev/zero | tr '\\0' x; echo; head -c 1000000 /dev/zero | tr '\\0' y",
         alone=True,
     ),
     Attack(
         "binary-log",
-        "random bytes, NUL, broken UTF-8 and every control character",
-        "lines are text with replacements; controls are shown as pictures",
         """
         head -c 200000 /dev/urandom; echo; printf '\\0\\0\\0\\n\\377\\376\\n\\355\\240\\200\\n'
         i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %03o $i)x"; i=$((i+1)); done; echo
@@ -101,8 +80,6 @@ PIPES = (
     ),
     Attack(
         "escapes-in-logs",
-        "escapes that set the title, write the clipboard, clear, hide, overwrite lines, turn text around",
-        "`logs` shows them as pictures; `--raw` is for files",
         """
         printf '\\033]0;title\\007\\n\\033]52;c;cm0gLXJm\\007\\n\\033[2J\\033[H\\n\\033[8mhidden\\n\\033]8;;http://x\\033\\\\link\\n'
         printf 'a\\rb\\n\\033P+q\\033\\\\\\n\\302\\2332J\\n\\342\\200\\256txt\\n\\033[6n\\033[c\\n\\033c\\n\\016\\n\\010\\010x\\n\\033#8\\n'
@@ -110,8 +87,6 @@ PIPES = (
     ),
     Attack(
         "forged-log-lines",
-        "lines like those of the platform: a completed node, another rank, a failure, other times",
-        "lines of a job keep its rank and their own time; states are read from records, not from lines",
         """
         echo '[prefect-bt] node is done: exit code 0'
         echo '[prefect-bt] checkpoints synced; committed by this node: forged'

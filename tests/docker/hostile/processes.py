@@ -7,8 +7,6 @@ from .attack import Attack
 PROCESSES = (
     Attack(
         "fork-bomb",
-        "processes without end",
-        "the limit of the container stops it; a stop kills all processes",
         """
         bomb() { while :; do (sleep 300) & done; }
         up; bomb 2>/dev/null & bomb 2>/dev/null & while :; do sleep 1; done
@@ -18,15 +16,11 @@ PROCESSES = (
     ),
     Attack(
         "memory-hog",
-        "memory without end",
-        "with enforced limits the kernel kills a process of the container, not of the host",
         "tail /dev/zero; tail /dev/zero; true",
         alone=True,
     ),
     Attack(
         "shared-memory-hog",
-        "a full /dev/shm, and memory files without names",
-        "both count as the container's memory",
         python="""
         with suppress(OSError), open("/dev/shm/x", "wb") as file:
             for _ in range(4000):
@@ -39,8 +33,6 @@ PROCESSES = (
     ),
     Attack(
         "descriptors",
-        "all descriptors, pipes with large buffers, sockets, epolls and memory files it can get",
-        "the limits of one process and user apply; processes of prefect-bt continue",
         python="""
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (20000, 20000))
@@ -60,8 +52,6 @@ PROCESSES = (
     ),
     Attack(
         "inotify-of-the-user",
-        "all inotify instances of root, which the host's root shares",
-        "an uploader without inotify scans the folder; checkpoints are committed later",
         python="""
         held = []
         while (one := libc.inotify_init1(0)) >= 0:
@@ -77,8 +67,6 @@ PROCESSES = (
     ),
     Attack(
         "kernel-quotas",
-        "asynchronous I/O, keys, terminals, timers, semaphores and signals with a limit for the whole kernel",
-        "prefect-bt does not need them",
         python="""
         import resource
         contexts = []
@@ -102,15 +90,11 @@ PROCESSES = (
     ),
     Attack(
         "kill-all",
-        "SIGKILL to every visible process, repeatedly",
-        "it sees only the container, and the kernel spares its first process; the job ends",
         "kill -9 -1; kill -9 1; sleep 1; kill -9 -1",
         alone=True,
     ),
     Attack(
         "stop-all",
-        "SIGSTOP, SIGSEGV and every other signal to the first process and the listener",
-        "the kernel spares the first process; a stop kills halted processes",
         """
         trap '' TERM INT HUP QUIT; up
         for n in 1 2 3 6 10 12 13 14 15 17 18 20 21 22 28; do kill -$n 1; done
@@ -121,8 +105,6 @@ PROCESSES = (
     ),
     Attack(
         "ignores-the-stop",
-        "processes that ignore all signals except SIGKILL, in their own sessions and groups",
-        "SIGKILL to all processes of the container after the grace",
         """
         trap '' TERM INT HUP; n=0
         while [ $n -lt 20 ]; do n=$((n+1)); setsid sh -c 'trap "" TERM HUP; while :; do sleep 1; done' & done
@@ -132,14 +114,10 @@ PROCESSES = (
     ),
     Attack(
         "daemons",
-        "processes that continue after the end of the commands",
-        "the container ends with its commands, and all of its processes too",
         "for i in 1 2 3 4 5; do setsid sh -c 'trap \"\" TERM HUP; sleep 100000' & done; true",
     ),
     Attack(
         "forged-processes",
-        "processes with the name and environment of an agent or an uploader",
-        "facts of the kernel identify processes, not names",
         python="""
         names = ("python3 -m prefect_bt.node_agent guard", "prefect-bt agent", f"{STATE}/jobs/{E['OTHER']}")
         for name in names:
@@ -152,15 +130,11 @@ PROCESSES = (
     ),
     Attack(
         "ends-by-a-signal",
-        "commands that end themselves with every exit code that has a meaning elsewhere",
-        "an exit code is a failure of the user's code, or none",
         "kill -SEGV $$; kill -KILL $$; exit 137",
         alone=True,
     ),
     Attack(
         "raised-limits",
-        "higher limits and priorities, a lower chance to be killed for memory",
-        "the kernel refuses: a container lacks SYS_RESOURCE and SYS_NICE",
         python="""
         import resource
         attempt("nofile", libc.prlimit, 0, 7, struct.pack("QQ", 2**40, 2**40), None)

@@ -22,13 +22,3 @@ SUBJECTS: dict[str, tuple[Attack, ...]] = {
 }
 ATTACKS = {attack.name: attack for subject in SUBJECTS.values() for attack in subject}
 assert len(ATTACKS) == sum(map(len, SUBJECTS.values())), "names are unique"
-
-
-def document() -> str:
-    """Return the tables of docs/hostile-job.md."""
-    return "\n".join(line for title, attacks in SUBJECTS.items() for line in _table(title, attacks))
-
-
-def _table(title: str, attacks: tuple[Attack, ...]) -> list[str]:
-    rows = [f"| `{one.name}` | {one.tries} | {one.instead} |" for one in attacks]
-    return [f"## {title}", "", "| attack | it tries | result |", "|---|---|---|", *rows, ""]

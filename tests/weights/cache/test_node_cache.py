@@ -51,22 +51,6 @@ def test_evicting_takes_what_only_it_had(cache: NodeCache, tmp_path: Path) -> No
     assert [*cache.root.glob("blobs/*/*"), *cache.root.glob("trash/*")] == []
 
 
-def test_what_was_taken_away_is_fetched_again(cache: NodeCache, tmp_path: Path) -> None:
-    name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
-    cache.evict(name)
-    plan = WeightsPlan(f"file://{tmp_path}/source-k1", "/w", "k1")
-    assert mirror_source(plan, cache=cache).name == name
-
-
-def test_a_tree_outlives_its_blobs_names(cache: NodeCache, tmp_path: Path) -> None:
-    name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
-    for blob in cache.root.glob("blobs/*/*"):
-        blob.unlink()
-    tree = cache.find_tree(name)
-    assert tree is not None
-    assert (tree.files_folder / "a").read_bytes() == b"a" * 1000
-
-
 def test_sweeping_leaves_what_is_young_used_or_worked_on(cache: NodeCache, tmp_path: Path) -> None:
     name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
     loose = cache.blob_path("f" * 64)

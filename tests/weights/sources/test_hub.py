@@ -85,17 +85,6 @@ def test_patterns(
 
 
 @pytest.mark.slow
-def test_four_processes_fetch_each_file_once(hub: Hub, place: Place) -> None:
-    hub.repos["o/r"].commit(FILES)
-    hub.bad.seconds_a_chunk = 0.1
-    processes = [place.start("hf://o/r") for _ in range(4)]
-    folders = {place.finish(process)["folder"] for process in processes}
-    [folder] = folders
-    assert tree(Path(folder)) == FILES
-    assert hub.settled_sent() == sum(map(len, FILES.values()))
-
-
-@pytest.mark.slow
 def test_killed_in_the_middle(hub: Hub, place: Place) -> None:
     files = {f"part-{i}.bin": os.urandom(400_000) for i in range(3)} | {"big.bin": os.urandom(1)}
     files["big.bin"] = os.urandom(17 * 1024**2)
