@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,19 +139,29 @@ def test_what_cannot_be_read_is_said_in_the_log(place: Place, broken: int):
     assert last == "[prefect-bt] the rest of this log could not be read: The disk is gone."
 
 
-def test_a_full_disk_keeps_what_fits(place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log_archive, "READ_BYTES", 4)
+@pytest.fixture
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the disk be full once, when a file has so many bytes."""
     failed = list[int]()
 
-    def full_once(descriptor: int, data: bytes) -> int:
-        if not failed and os.fstat(descriptor).st_size >= 8:
-            failed.append(1)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return os.write(descriptor, data)
+    def fill(size: int) -> None:
+        def write(descriptor: int, data: bytes) -> int:
+            if not failed and os.fstat(descriptor).st_size >= size:
+                failed.append(1)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return os.write(descriptor, data)
 
-    monkeypatch.setattr(log_archive, "os", altered(os, write=full_once))
+        monkeypatch.setattr(log_archive, "os", altered(os, write=write))
+
+    return fill
+
+
+def test_a_full_disk_keeps_what_fits(
+    place: Place, monkeypatch: pytest.MonkeyPatch, fill_disk: Callable[[int], None]
+):
+    monkeypatch.setattr(log_archive, "READ_BYTES", 4)
+    fill_disk(8)
     (sealed,) = place.seal(Node(0, b"1 a\n2 b\n3 c\n"))
-    monkeypatch.undo()
     stored = place.stored()
     assert sealed == facts(0, stored, stored.count(b"\n"))
     first, last = [line.message for line in parse_lines(stored)]
@@ -158,19 +169,12 @@ def test_a_full_disk_keeps_what_fits(place: Place, monkeypatch: pytest.MonkeyPat
     assert last == ("[prefect-bt] the rest could not be kept: [Errno 28] No space left on device")
 
 
-def test_a_full_disk_has_the_reason_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_has_the_reason_at_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch, fill_disk: Callable[[int], None]
+):
     monkeypatch.setattr(log_archive, "READ_BYTES", 6)
-    data = b"".join(format_line(at, "x") for at in range(100, 300))
-    failed = list[int]()
-
-    def full_once(descriptor: int, data: bytes) -> int:
-        if not failed and os.fstat(descriptor).st_size >= 900:
-            failed.append(1)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return os.write(descriptor, data)
-
-    monkeypatch.setattr(log_archive, "os", altered(os, write=full_once))
-    place.seal(Node(0, data))
+    fill_disk(900)
+    place.seal(Node(0, b"".join(format_line(at, "x") for at in range(100, 300))))
     *kept, last = parse_lines(place.stored())
     assert [line.timestamp for line in kept] == [*range(100, 175)]
     assert last.message.startswith("[prefect-bt] the rest could not be kept:")

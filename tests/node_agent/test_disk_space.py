@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from prefect_bt.node_agent import disk_space, log_writer
 from prefect_bt.node_agent.disk_space import MIN_FREE_BYTES, DiskSpace
 from prefect_bt.node_agent.log_writer import LogFile
 from tests.altered import altered
+from tests.filesystem.small_disk import small_disk
 
 GB = 1_000_000_000
 
@@ -130,14 +130,8 @@ def test_with_room_again_all_is_kept_again(tmp_path: Path, clock: list[float]):
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 def test_a_disk_that_is_really_full(tmp_path: Path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_disk(tmp_path / "disk", "64k") as disk:
         log = LogFile(disk / "log", Redactor([]), measure=lambda: (GB * 9, GB * 100))
         written = [f"{number} {'x' * 100}" for number in range(2000)]
         for start in range(0, 2000, 20):
@@ -147,8 +141,6 @@ def test_a_disk_that_is_really_full(tmp_path: Path):
         log.write(["after"])
         log.close()
         lines = [line.message for line in parse_lines((disk / "log").read_bytes())]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     whole = [line for line in lines if line in set(written)]
     assert whole == written[: len(whole)]
     assert "after" in lines, "a line of its own, though the one before was cut"

@@ -13,6 +13,7 @@ import pytest
 from prefect_bt.errors import ObjectExists, StoreError
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import SupportsLinks
+from tests.filesystem.small_disk import small_disk
 
 RACER = """
 import sys, time
@@ -187,15 +188,8 @@ def test_a_name_too_long_says_so(tmp_path):
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
+    with small_disk(tmp_path / "tiny", "1m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_full_disk_says_so_and_stays_clean(tiny_disk, tmp_path):

@@ -1,7 +1,5 @@
 """Which base model adapters stand on, and whose tokenizer a whole model borrows."""
 
-from __future__ import annotations
-
 import pytest
 
 from prefect_bt.ledger.open_ledger import load_definition

@@ -1,7 +1,5 @@
 """The serving job: a definition like any other, that gets the very bytes that were chosen."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,33 +12,17 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights import NodeCache
 from prefect_bt.weights.cache import eviction
+from tests.filesystem.small_disk import small_disk
 
 from .arranged import LARGE, Arranged, mirrored
 from .conftest import tree
-
-
-@contextmanager
-def disk_of(folder: Path, size: str = "12m") -> Generator[Path]:
-    """A file system of its own."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("mount is not installed")
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted source_here: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_is_full_in_mid_file(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction, "free_bytes", lambda _: 1 << 40)  # it fills while we fetch
-    with disk_of(tmp_path / "disk") as disk:
+    with small_disk(tmp_path / "disk", "12m") as disk:
         for _ in range(2):  # nor does a first failure keep a second one waiting
             with pytest.raises(WeightsError, match="the disk is full") as caught:
                 mirrored(disk)
@@ -54,7 +36,7 @@ def test_a_disk_that_is_full_in_mid_file(
 
 @pytest.mark.parametrize("at", ["nothing is there", "half of it is there"])
 def test_a_disk_that_cannot_be_written(source_here: Arranged, tmp_path: Path, at: str) -> None:
-    with disk_of(tmp_path / "disk", size="100m") as disk:
+    with small_disk(tmp_path / "disk", "100m") as disk:
         if at.startswith("half"):
             (disk / "weights").mkdir()
             source_here.files = {"small.txt": b"1"}

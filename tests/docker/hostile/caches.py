@@ -1,7 +1,5 @@
 """Attacks through caches: a job of a project leaves files for the next one, and for readers."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 READS = """

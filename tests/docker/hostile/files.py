@@ -1,7 +1,5 @@
 """Attacks by special files, sizes, times and numbers of files."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 FILES = (

@@ -1,7 +1,5 @@
 """Attacks by contents: files that a reader of checkpoints might believe, unpack or run."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 FORMATS = (

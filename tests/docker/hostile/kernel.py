@@ -1,7 +1,5 @@
 """Attacks on the walls of the container: mounts, namespaces, other processes, devices, networks."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 KERNEL = (

@@ -1,7 +1,5 @@
 """Attacks by links: to read or write files that are not the job's."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 LINKS = (

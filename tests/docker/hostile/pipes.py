@@ -1,7 +1,5 @@
 """Attacks on the pipes to the agent, and on readers of the logs."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 PIPES = (

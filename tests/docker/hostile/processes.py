@@ -1,7 +1,5 @@
 """Attacks by processes, memory, descriptors and signals."""
 
-from __future__ import annotations
-
 from .attack import Attack
 
 PROCESSES = (

@@ -1,7 +1,5 @@
 """Check the config.yaml that truss reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Run the vLLM command line, if vLLM is installed, with two adapters and their base model."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

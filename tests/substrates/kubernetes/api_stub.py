@@ -17,6 +17,8 @@ from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
+Lines = Queue[bytes | None]
+"""What a watch is sent; None ends it."""
 
 
 class Request(NamedTuple):
@@ -55,7 +57,7 @@ def cut(handler: BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
 
 
-def stream(lines: Queue[bytes | None]) -> Answer:
+def stream(lines: Lines) -> Answer:
     """Answer a watch with what comes, until None."""
 
     def give(handler: BaseHTTPRequestHandler) -> None:
@@ -78,7 +80,7 @@ class ApiStub:
     def __init__(self, port: int = 0) -> None:
         self.requests: list[Request] = []
         self.answers: dict[str, list[Answer]] = defaultdict(list)
-        self.streams: list[Queue[bytes | None]] = []
+        self.streams: list[Lines] = []
         self.connections: list[socket.socket] = []
         stub = self
 
@@ -124,8 +126,8 @@ class ApiStub:
     def on(self, kind: str, *answers: Answer) -> None:
         self.answers[kind] = list(answers)
 
-    def open_stream(self) -> Queue[bytes | None]:
-        lines: Queue[bytes | None] = Queue()
+    def open_stream(self) -> Lines:
+        lines: Lines = Queue()
         self.streams.append(lines)
         return lines
 

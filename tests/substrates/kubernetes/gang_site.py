@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from prefect_bt.ledger.node_objects import GangObjects, GangRecord
@@ -56,3 +57,6 @@ class GangSite:
         metadata = {**pod["metadata"], "resourceVersion": "990"}
         event = {"type": kind, "object": {**pod, "metadata": metadata}}
         self.changes.put(json.dumps(event).encode() + b"\n")
+
+
+OpenSite = Callable[[dict[str, Any] | None], GangSite]

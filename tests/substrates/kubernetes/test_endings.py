@@ -5,7 +5,6 @@ The pods and events are those that a real cluster answered; tests/kubernetes run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,32 +12,19 @@ import pytest
 from prefect_bt.attempts.failure_causes import diagnose_node
 from prefect_bt.ledger.node_objects import NodeRequest
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
-from prefect_bt.substrates.kubernetes.client import ClusterClient
 from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until
 
 from .api_stub import ApiStub, answer
-from .gang_site import AGENT_RUNS, GangSite
+from .gang_site import AGENT_RUNS, OpenSite
 from .recordings import pod_object, recorded_pod
 
 DELETED_AT = {"deletionTimestamp": "2026-11-25T22:31:45Z"}
-OpenSite = Callable[[dict[str, Any] | None], GangSite]
 
 
-@pytest.fixture
-def open_site(
-    api: ApiStub, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OpenSite]:
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefect_bt.substrates.kubernetes.gang_watch.REASON_INTERVAL", 0.0)
-    sites: list[GangSite] = []
-
-    def open_one(pod: dict[str, Any] | None) -> GangSite:
-        sites.append(GangSite(api, client, pod))
-        return sites[-1]
-
-    yield open_one
-    for site in sites:
-        site.gang.watch.close()
 
 
 def disrupted(reason: str, **metadata: object) -> dict[str, Any]:

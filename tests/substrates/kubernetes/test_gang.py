@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from prefect_bt.ledger.node_objects import (
-    NodeRequest,
-    RankObjects,
-)
+from prefect_bt.ledger.node_objects import NodeRequest, RankObjects
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.substrates.kubernetes.client import ClusterClient
-from prefect_bt.substrates.kubernetes.gang_status import (
-    CAUSE_TIMEOUT,
-    WAITING_INTERVAL,
-)
+from prefect_bt.substrates.kubernetes.gang_status import CAUSE_TIMEOUT, WAITING_INTERVAL
 from tests.cluster.recordings import recorded
 
 from .api_stub import ApiStub, answer
-from .gang_site import AGENT_RUNS, GangSite
+from .gang_site import AGENT_RUNS, GangSite, OpenSite
 
 
 def hold(site: GangSite, api: ApiStub, client: ClusterClient) -> None:
@@ -32,20 +25,9 @@ def hold(site: GangSite, api: ApiStub, client: ClusterClient) -> None:
     site.gang = site.open(client, queue="team-a")
 
 
-@pytest.fixture
-def closing() -> Iterator[list[GangSite]]:
-    sites: list[GangSite] = []
-    yield sites
-    for site in sites:
-        site.gang.watch.close()
-
-
-def test_an_agent_that_never_reports_fails_after_the_patience(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
-) -> None:
+def test_an_agent_that_never_reports_fails_after_the_patience(open_site: OpenSite) -> None:
     """A store that pods do not reach: nothing of the pod itself is wrong."""
-    site = GangSite(api, client, AGENT_RUNS)
-    closing.append(site)
+    site = open_site(AGENT_RUNS)
     assert site.gang.observe(0) == NodeStatus(0)
     site.now += WAITING_INTERVAL
     assert "does the pod reach the store" in site.gang.observe(0).waiting
@@ -55,11 +37,8 @@ def test_an_agent_that_never_reports_fails_after_the_patience(
     assert site.gang.observe(0) is status
 
 
-def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
-) -> None:
-    site = GangSite(api, client, AGENT_RUNS)
-    closing.append(site)
+def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(open_site: OpenSite) -> None:
+    site = open_site(AGENT_RUNS)
     site.say(NodeStatus(0, NodePhase.STAGING))
     site.gang.observe(0)
     site.now += 3600.0
@@ -68,11 +47,10 @@ def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(
 
 @pytest.mark.parametrize("warning", ["", "FailedScheduling", "FailedMount"])
 def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite], warning: str
+    api: ApiStub, open_site: OpenSite, warning: str
 ) -> None:
     """A volume that cannot be mounted shows in a warning alone."""
-    site = GangSite(api, client, {"phase": "Pending"})
-    closing.append(site)
+    site = open_site({"phase": "Pending"})
     said = {"type": "Warning", "reason": warning, "message": 'secret "x" not found', "count": 3}
     events = [{**said, "lastTimestamp": "2026-01-01T00:00:02Z"}] if warning else []
     api.on("GET events", answer(200, {"items": events}))
@@ -87,15 +65,11 @@ def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
 
 
 def test_a_job_that_kueue_holds_outlives_the_patience(
-    api: ApiStub,
-    client: ClusterClient,
-    closing: list[GangSite],
-    monkeypatch: pytest.MonkeyPatch,
+    api: ApiStub, client: ClusterClient, open_site: OpenSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The patience begins when Kueue starts the Job; a stop ends the wait at once."""
     monkeypatch.setattr("prefect_bt.substrates.kubernetes.gang_watch.REASON_INTERVAL", 0.0)
-    site = GangSite(api, client, AGENT_RUNS)
-    closing.append(site)
+    site = open_site(AGENT_RUNS)
     hold(site, api, client)
     for _ in range(3):
         site.now += 3600.0
@@ -113,20 +87,18 @@ def test_a_job_that_kueue_holds_outlives_the_patience(
 
 
 def test_a_stop_ends_the_wait_in_the_queue_of_kueue(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
+    api: ApiStub, client: ClusterClient, open_site: OpenSite
 ) -> None:
-    site = GangSite(api, client, AGENT_RUNS)
-    closing.append(site)
+    site = open_site(AGENT_RUNS)
     hold(site, api, client)
     site.gang.stop(0, NodeRequest("stopped"))
     assert site.gang.observe(0).is_over
 
 
 def test_a_pod_deleted_without_a_watch(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
+    api: ApiStub, client: ClusterClient, open_site: OpenSite
 ) -> None:
-    site = GangSite(api, client, AGENT_RUNS)
-    closing.append(site)
+    site = open_site(AGENT_RUNS)
     api.on("GET pods", answer(200, {"metadata": {"resourceVersion": "2"}, "items": []}))
     site.say(NodeStatus(0, NodePhase.RUNNING, started_at=1.0))
     gang = site.open(client)
@@ -135,11 +107,8 @@ def test_a_pod_deleted_without_a_watch(
     assert (status.phase, status.cause) == (NodePhase.LOST, Cause.POD_DELETED)
 
 
-def test_the_cause_of_an_ended_container_is_awaited(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
-) -> None:
-    site = GangSite(api, client, AGENT_RUNS)
-    closing.append(site)
+def test_the_cause_of_an_ended_container_is_awaited(open_site: OpenSite) -> None:
+    site = open_site(AGENT_RUNS)
     gone = NodeStatus(
         0, NodePhase.DONE, exit_code=137, reason=StopReason.CONTAINER_GONE, ended_at=site.now
     )
@@ -153,11 +122,10 @@ def test_the_cause_of_an_ended_container_is_awaited(
 
 
 def test_a_verdict_is_the_same_for_every_process(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
+    client: ClusterClient, open_site: OpenSite
 ) -> None:
     """Also when the pod is gone by then, and whatever the agent writes later."""
-    site = GangSite(api, client, recorded("pods")["statuses"]["gpu"])
-    closing.append(site)
+    site = open_site(recorded("pods")["statuses"]["gpu"])
     site.gang.observe(0)
     site.now += 61.0
     status = site.gang.observe(0)
@@ -167,11 +135,8 @@ def test_a_verdict_is_the_same_for_every_process(
     assert site.objects.rank(0).read_request().force
 
 
-def test_a_stop_of_a_pod_that_never_began_deletes_it(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite]
-) -> None:
-    site = GangSite(api, client, {"phase": "Pending"})
-    closing.append(site)
+def test_a_stop_of_a_pod_that_never_began_deletes_it(api: ApiStub, open_site: OpenSite) -> None:
+    site = open_site({"phase": "Pending"})
     site.gang.stop(0, NodeRequest(StopReason.STOPPED))
     status = site.gang.observe(0)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", None)
@@ -179,11 +144,10 @@ def test_a_stop_of_a_pod_that_never_began_deletes_it(
 
 
 def test_a_gang_that_gives_up_is_not_read_as_stopped_on_request(
-    api: ApiStub, client: ClusterClient, closing: list[GangSite], monkeypatch: pytest.MonkeyPatch
+    open_site: OpenSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank is observed by two threads: one looks while the other gives up."""
-    site = GangSite(api, client, recorded("pods")["statuses"]["gpu"])
-    closing.append(site)
+    site = open_site(recorded("pods")["statuses"]["gpu"])
     site.gang.observe(0)
     site.now += 61.0
     seen: list[NodeStatus] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from prefect_bt.substrates.kubernetes.pod_states import PodView
 from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until
 
-from .api_stub import ApiStub, answer, drop, stream
+from .api_stub import ApiStub, Lines, answer, drop, stream
 from .recordings import pod_object
 
 RUNNING = {
@@ -47,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lines(api: ApiStub) -> Queue[bytes | None]:
+def lines(api: ApiStub) -> Lines:
     """What the first watch is told; the second is told nothing, and stays open."""
     first, later = api.open_stream(), api.open_stream()
     api.on("GET pods", pods(pod_object(PENDING), pod_object(PENDING, rank=1)))
@@ -79,7 +78,7 @@ def began(watch: GangWatch, rank: int = 0) -> Callable[[], bool]:
 
 
 def test_the_pods_are_listed_and_then_watched_from_there(
-    api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
+    api: ApiStub, watch: GangWatch, lines: Lines
 ) -> None:
     assert look(watch) == (None, False)
     begin(watch)
@@ -94,9 +93,7 @@ def test_the_pods_are_listed_and_then_watched_from_there(
     assert watched.query["resourceVersion"] == "100"
 
 
-def test_a_pod_that_is_gone_is_known_as_it_was(
-    watch: GangWatch, lines: Queue[bytes | None]
-) -> None:
+def test_a_pod_that_is_gone_is_known_as_it_was(watch: GangWatch, lines: Lines) -> None:
     begin(watch)
     oom = recorded("pods")["statuses"]["oom"]
     oom["containerStatuses"][0]["name"] = "commands"
@@ -107,7 +104,7 @@ def test_a_pod_that_is_gone_is_known_as_it_was(
 
 
 def test_the_end_of_an_older_pod_does_not_take_the_younger_one(
-    watch: GangWatch, lines: Queue[bytes | None]
+    watch: GangWatch, lines: Lines
 ) -> None:
     begin(watch)
     lines.put(event("ADDED", pod_object(RUNNING, name="younger")))
@@ -119,7 +116,7 @@ def test_the_end_of_an_older_pod_does_not_take_the_younger_one(
 
 
 def test_a_watch_that_the_server_ends_goes_on_from_the_last_version(
-    api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
+    api: ApiStub, watch: GangWatch, lines: Lines
 ) -> None:
     begin(watch)
     lines.put(event("MODIFIED", pod_object(RUNNING), "120"))
@@ -136,7 +133,7 @@ def expired() -> bytes:
 
 @pytest.mark.parametrize("how", ["event", "status", "nonsense", "drop"])
 def test_what_the_watch_has_missed_is_listed(
-    api: ApiStub, watch: GangWatch, lines: Queue[bytes | None], how: str
+    api: ApiStub, watch: GangWatch, lines: Lines, how: str
 ) -> None:
     """A version that is too old, in both spellings; a proxy's text; a broken connection."""
     if how in {"status", "drop"}:
@@ -152,9 +149,7 @@ def test_what_the_watch_has_missed_is_listed(
     assert not look(watch, 1)[1], "the second list is without it"
 
 
-def test_half_a_line_is_no_event(
-    api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
-) -> None:
+def test_half_a_line_is_no_event(api: ApiStub, watch: GangWatch, lines: Lines) -> None:
     begin(watch)
     whole = event("MODIFIED", pod_object(RUNNING, rank=1), "120")
     lines.put(whole[:40])
@@ -167,10 +162,7 @@ def test_half_a_line_is_no_event(
 
 
 def test_a_silent_connection_is_dead(
-    api: ApiStub,
-    watch: GangWatch,
-    lines: Queue[bytes | None],
-    monkeypatch: pytest.MonkeyPatch,
+    api: ApiStub, watch: GangWatch, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gang_watch, "SILENCE_SECONDS", 0.2)
     api.answers["GET pods"].append(pods(pod_object(RUNNING)))
@@ -179,7 +171,7 @@ def test_a_silent_connection_is_dead(
     assert len(api.of("GET")) >= 2
 
 
-def test_a_server_that_restarts(api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]) -> None:
+def test_a_server_that_restarts(api: ApiStub, watch: GangWatch, lines: Lines) -> None:
     begin(watch)
     lines.put(event("MODIFIED", pod_object(RUNNING)))
     wait_until(began(watch))
@@ -195,7 +187,7 @@ def test_a_server_that_restarts(api: ApiStub, watch: GangWatch, lines: Queue[byt
 
 
 def test_a_list_that_is_refused_is_raised_and_asked_again_next_time(
-    api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
+    api: ApiStub, watch: GangWatch, lines: Lines
 ) -> None:
     forbidden = recorded("errors")["forbidden_list"]
     api.answers["GET pods"].insert(0, answer(403, forbidden["body"]))
@@ -210,7 +202,7 @@ def test_a_list_that_is_refused_is_raised_and_asked_again_next_time(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_watch_that_failed_unforeseen_begins_again(
-    watch: GangWatch, lines: Queue[bytes | None], monkeypatch: pytest.MonkeyPatch
+    watch: GangWatch, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A login program of the kubeconfig may raise anything."""
     list_pods, failures = JobObjects.list_pods, [RuntimeError("no token")]

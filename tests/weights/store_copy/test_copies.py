@@ -1,7 +1,6 @@
 """The store's copy of a source: whole or not there, sent once, safe beside kills and deletions."""
 
 import os
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.weights.manifest import dump_manifest
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key, sharing_prefix
+from tests.filesystem.small_disk import small_disk
 from tests.object_store.small import PART as PIECE
 from tests.weights.store_copy.publishing import digest, read_all, stored
 
@@ -235,19 +235,12 @@ def test_a_folder_beside_us_costs_no_second_copy(tmp_path, blobs):
 
 
 def test_a_folder_on_another_disk_gets_copies(tmp_path, blobs):
-    folder = tmp_path / "other"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
-        files = {"a": b"12", "b": os.urandom(PIECE + 1)}
+    files = {"a": b"12", "b": os.urandom(PIECE + 1)}
+    with small_disk(tmp_path / "other", "32m") as folder:
         manifest, mirror = blobs.manifest(files), StoreMirror(DiskStore(folder))
         assert mirror.publish(manifest, blobs) == manifest.bytes
         assert read_all(mirror, manifest) == files
         assert blobs(manifest.entries[0].sha256).stat().st_nlink == 1
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_bucket_lends_nothing():
