@@ -30,6 +30,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 E = os.environ
 C, S, P, W = (Path(E[name]) for name in "CSPW")
 HOST, MARK, STATE, SCALE = E["HOST"], E["MARK"], E["STATE"], int(E["SCALE"])
+# The cache, P, outlives the job.
+JOB = E["BT_TRAINING_JOB_ID"]
 AT_FDCWD = -100
 
 def up():

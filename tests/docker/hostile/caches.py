@@ -32,7 +32,7 @@ CACHES = (
     Attack(
         "cache-names-and-kinds",
         python="""
-        socket.socket(socket.AF_UNIX).bind(str(P / f"socket-{os.getpid()}"))
+        socket.socket(socket.AF_UNIX).bind(str(P / f"socket-{JOB}"))
         for folder in (P, Path(E["CACHE"]), Path(E["HF"])):
             with suppress(FileExistsError):
                 os.mkfifo(folder / "pipe")
@@ -52,7 +52,7 @@ CACHES = (
     Attack(
         "cache-swapped-while-used",
         python="""
-        place = P / f"swap-{os.getpid()}"
+        place = P / f"swap-{JOB}"
         (place / "a").mkdir(parents=True)
         (place / "a/secret").write_text("mine")
         (place / "b").symlink_to(HOST)

@@ -28,7 +28,7 @@ FILES = (
         one = checkpoint("sockets")
         for place in (one, C, P):
             os.chdir(place)
-            socket.socket(socket.AF_UNIX).bind("listening.json")
+            socket.socket(socket.AF_UNIX).bind(f"listening-{JOB}.json")
         """,
     ),
     Attack(
@@ -135,7 +135,7 @@ FILES = (
                 attempt("chattr", fcntl.ioctl, file, 0x40086602, struct.pack("l", flag))
         for name in ("a.json", "sub/x", "sub", ""):
             os.chmod(one / name, 0)
-        os.mkdir(P / f"closed-{os.getpid()}", 0)
+        os.mkdir(P / f"closed-{JOB}", 0)
         """,
         keeps=("honest", "closed"),
         impossible=True,
@@ -190,7 +190,9 @@ FILES = (
         for place in (C / "deep", S, P, W):
             os.chdir(place)
             for _ in range(1500):
-                os.mkdir("deeper"), os.chdir("deeper")
+                with suppress(FileExistsError):
+                    os.mkdir("deeper")
+                os.chdir("deeper")
             Path("x.json").write_text("{}")
         checkpoint("deep")
         """,
