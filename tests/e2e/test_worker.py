@@ -247,6 +247,14 @@ def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Pat
     job = running(machine, "attempt 0 begins", script, env={"WORD": str(tmp_path)})
     kill_flow(job["flow_run_id"])
     until(lambda: is_owned(machine.state_dir, job["id"]), seconds=60, what="somebody else")
+    adopted = "Attempt 0 continues: its 1 nodes still run"
+
+    def is_adopted() -> bool:
+        of_run = {"flow_run_id": {"any_": [job["flow_run_id"]]}}
+        lines = call(machine, "POST", "logs/filter", logs=of_run)
+        return any(line["message"].startswith(adopted) for line in lines)
+
+    until(is_adopted, seconds=60, what=adopted)
     (tmp_path / "go").touch()
     machine.wait(job["id"], "COMPLETED")
     run_is(machine, job["flow_run_id"], "COMPLETED")
