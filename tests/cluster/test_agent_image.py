@@ -23,12 +23,7 @@ from tests.architecture.sources import (
     parse,
     read_sources,
 )
-from tests.cluster.agent_image import (
-    REQUIREMENTS,
-    USER,
-    node_distributions,
-    required_names,
-)
+from tests.cluster.agent_image import REQUIREMENTS, USER, node_distributions, required_names
 
 NODE_CODE = (
     "node_agent",
