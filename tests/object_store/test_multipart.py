@@ -7,14 +7,14 @@ from hashlib import sha256
 import pytest
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store import multipart, open_store
+from prefect_bt.object_store import multipart
 from tests.checkpoints.buckets import Bucket
 from tests.checkpoints.running import wait_for
 from tests.forked import Forked
 from tests.object_store.faulty import Answer, Hang
-from tests.object_store.small import PART, retry_at_once, use_small_parts
+from tests.object_store.small import PART
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick")]
 
 OF_USERS = multipart.MIN_PART_BYTES
 PARTS = 6
@@ -48,17 +48,6 @@ with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda key: store.upload_verified(key, source, sha256=sys.argv[3]), "ab"))
 print(most() - before)
 """
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    use_small_parts(monkeypatch)
-    retry_at_once(monkeypatch)
-
-
-@pytest.fixture
-def store(bucket):
-    return open_store(bucket.url)
 
 
 @pytest.fixture
