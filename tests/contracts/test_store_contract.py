@@ -277,12 +277,7 @@ NO_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0b"]
 
 
 def test_keys_that_are_none(store):
-    acts = (
-        store.get,
-        store.delete,
-        lambda k: store.put(k, b""),
-        lambda k: store.create(k, b""),
-    )
+    acts = (store.get, store.delete, lambda k: store.put(k, b""), lambda k: store.create(k, b""))
     for key, act in itertools.product(NO_KEYS, acts):
         with pytest.raises(StoreError):
             act(key)

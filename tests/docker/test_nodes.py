@@ -19,13 +19,7 @@ from prefect_bt.node_agent.commands.container_runner import ContainerRunner, Con
 from prefect_bt.node_agent.commands.runner import ExitStatus
 from prefect_bt.planning.plan import Resources, Volume, VolumeKind, WorkspacePlan
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
-from tests.node_agent.rig import (
-    all_lines,
-    own_lines,
-    wait_line,
-    wait_over,
-    with_checkpoints,
-)
+from tests.node_agent.rig import all_lines, own_lines, wait_line, wait_over, with_checkpoints
 
 from .node_rig import (
     DockerRig,

@@ -29,8 +29,7 @@ def test_accepts_a_repository(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["file:///data/models/base", "bt://project", "bt://project@abc1234/checkpoint-10"],
+    "source", ["file:///data/models/base", "bt://project", "bt://project@abc1234/checkpoint-10"]
 )
 def test_folders_and_checkpoints_of_this_store_are_weights_too(source: str) -> None:
     """Ours: Baseten has neither scheme. tests/weights shows that they are mirrored and mounted."""

@@ -279,10 +279,7 @@ def test_mapped_mode_leads_the_variables_to_folders(mapped_rig: Rig) -> None:
     )
     handle = mapped_rig.launch_plan(plan)
     assert wait_over(handle).exit_code == 0
-    assert own_lines(handle) == [
-        str(handle.folder.path / "workspace"),
-        "abc1234 /mnt/bt-scratch",
-    ]
+    assert own_lines(handle) == [str(handle.folder.path / "workspace"), "abc1234 /mnt/bt-scratch"]
     assert (handle.folder.path / "scratch/s").exists()
     assert names(mapped_rig.state / "cache/projects/k") == ["p", "z"]
     assert any("paths are mapped" in line for line in all_lines(handle))

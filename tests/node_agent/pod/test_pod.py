@@ -20,10 +20,7 @@ from tests.planning.laptop import CONTEXT, project
 from .pod_rig import SOURCE, Pod, children_of, run, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
-SHELLS = (
-    "dash",
-    *(pytest.param(name, marks=pytest.mark.extended) for name in ("bash", "busybox")),
-)
+SHELLS = ("dash", *(pytest.param(name, marks=pytest.mark.extended) for name in ("bash", "busybox")))
 DEAF = "trap '' TERM; echo deaf; sleep 60 & while :; do wait; sleep 0.1; done"
 POLITE = "trap 'echo bye; exit 7' TERM; echo up; sleep 60 & wait"
 

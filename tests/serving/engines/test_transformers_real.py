@@ -23,11 +23,7 @@ import pytest
 
 from prefect_bt.serving.engines import transformers_server
 from prefect_bt.serving.rollout.acceptance_gate import parse_gate, run_gate
-from prefect_bt.serving.rollout.readiness import (
-    check_readiness,
-    explain_log_tail,
-    render_silence,
-)
+from prefect_bt.serving.rollout.readiness import check_readiness, explain_log_tail, render_silence
 from tests.optional import needs
 from tests.ports import free_port
 

@@ -66,8 +66,7 @@ def decide(command: str, seconds: float = 60) -> GateResult:
 
 
 @pytest.mark.parametrize(
-    "expected",
-    [{"contains": "a: 2+2"}, {"matches": r"^a: \d\+2=$"}, {"equals": " a: 2+2=\n"}],
+    "expected", [{"contains": "a: 2+2"}, {"matches": r"^a: \d\+2=$"}, {"equals": " a: 2+2=\n"}]
 )
 def test_an_answer_is_held_against_what_is_expected(address: str, expected) -> None:
     result = put(address, {"prompt": "2+2=", "model": "a", **expected})

@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.serving.rollout.readiness import (
-    check_readiness,
-    explain_log_tail,
-    render_silence,
-)
+from prefect_bt.serving.rollout.readiness import check_readiness, explain_log_tail, render_silence
 
 CHAT, PLAIN, HEARD = "/v1/chat/completions", "/v1/completions", "/v1/audio/transcriptions"
 ANSWERS: dict[str, dict[str, Any]] = {
