@@ -220,7 +220,7 @@ def test_upload_and_download(store, tmp_path):
 SIZES = [0, 10, PART, PART + 3, 2 * PART + 100]
 
 
-def test_upload_exact_tells_every_byte(store, tmp_path):
+def test_upload_exact_reports_every_byte(store, tmp_path):
     source = tmp_path / "source"
     for size in SIZES:
         told = []

@@ -311,7 +311,7 @@ def test_what_does_not_want_to_end(
         assert bare.finish()[0] == ExitStatus(137, 9)
 
 
-def test_what_is_no_whole_order_is_not_followed(
+def test_an_incomplete_order_is_not_followed(
     engine: docker.APIClient, base_image: str, tmp_path: Path
 ) -> None:
     """As when an agent is killed in the middle of one."""

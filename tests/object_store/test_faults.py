@@ -195,7 +195,7 @@ def test_etags_that_are_no_md5s(server, bucket, store):
     ],
     ids=str,
 )
-def test_what_is_read_is_whole(server, opened, fault, tmp_path):
+def test_read_bytes_are_complete(server, opened, fault, tmp_path):
     data, store = os.urandom(60_000), opened(fault)
     store.put("x", data)
     server.on(fault, method="GET", times=1)

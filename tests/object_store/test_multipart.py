@@ -209,7 +209,7 @@ def test_an_upload_needs_little_memory(upstream, server, tmp_path):
     assert int(out) < 30, "MiB; both files have 80"
 
 
-def test_what_was_begun_is_told_and_given_up(bucket, store):
+def test_unfinished_uploads_are_listed_and_aborted(bucket, store):
     unfinished = []
     for key in ("some/prefix/weights/blobs/ab/cd", "some/prefix/training_projects/p/jobs/j/x", "y"):
         made = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)

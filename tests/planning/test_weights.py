@@ -15,7 +15,7 @@ from .laptop import CONTEXT, problems, project
 
 
 @pytest.mark.parametrize("source", ["hf://a/b/c", "hf://a/", "hf://a//b", "hf://@main"])
-def test_refuses_what_is_no_repository(source: str) -> None:
+def test_refuses_names_that_are_no_repository(source: str) -> None:
     given = project(weights=[{"source": source, "mount_location": "/w"}])
     assert "is not a repository; write hf://owner/repo" in problems(given)[0]
 

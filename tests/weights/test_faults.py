@@ -280,7 +280,7 @@ def test_a_damaged_copy_is_made_good(
     assert third.fetched_bytes == 0, "the store has it again"
 
 
-def test_nobody_else_is_told_a_signature(
+def test_a_signature_is_in_no_file_and_no_message(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signed, store = f"{URL}?signature=planted", open_store(str(tmp_path / "store"))

@@ -91,7 +91,7 @@ def test_a_kill_ends_the_commands_and_nothing_else(pod: Pod) -> None:
     assert "node is done: exit code 137" in "\n".join(pod.log())
 
 
-def test_a_deleted_pod_is_stopped_politely_and_says_so(pod: Pod) -> None:
+def test_a_deleted_pod_is_stopped_politely_and_reports_it(pod: Pod) -> None:
     pod.start(POLITE)
     pod.wait_line("up")
     pod.signal(pod.agent, signal.SIGTERM)
@@ -226,7 +226,7 @@ def test_weights_are_mirrored_before_the_node_begins(pod: Pod) -> None:
     assert pod.log()[: len(before)] == before, "one log for both containers"
 
 
-def test_a_source_that_fails_says_why(pod: Pod) -> None:
+def test_a_failed_source_has_its_reason(pod: Pod) -> None:
     assert stage(pod, "file:///bt-nothing") == EXIT_NOT_STARTED
     status = pod.status()
     assert (status.phase, status.cause) == (NodePhase.DONE, "staging_failed")

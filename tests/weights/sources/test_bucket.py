@@ -98,7 +98,7 @@ def test_fetched_once_and_again_when_an_object_changed(
     assert mirrored(plan(made), tmp_path) == {**FILES, "config.json": b"[]"}
 
 
-def test_patterns_one_object_and_what_is_not_wanted_may_change(
+def test_patterns_one_object_and_unwanted_objects_that_change(
     server: FaultyServer, made: Bucket, tmp_path: Path
 ) -> None:
     wanted = plan(made, allow_patterns=("**/*.bin",))
