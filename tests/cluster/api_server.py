@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ from .store import Store, matches
 from .verbs import Verbs
 
 ADMIN = "admin"
-SUBRESOURCES = (("pods", "log"), ("pods", "eviction"))
+SUBRESOURCES = (("pods", "eviction"),)
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The resource as rules name it: `pods/log`."""
+        """The resource as rules name it: `pods/eviction`."""
         return "/".join(filter(None, (self.resource.name, self.subresource)))
 
     @property
@@ -68,7 +67,7 @@ def route(path: str) -> tuple[Resource, str, str, str]:
     resource = BY_NAME.get((group, rest[0] if rest else ""))
     name, sub = [*rest[1:3], "", ""][:2]
     if resource is None or len(rest) > 3 or (sub and (resource.name, sub) not in SUBRESOURCES):
-        raise ApiError(404, "NotFound", "the server could not find the requested resource", {})
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
     return resource, namespace, name, sub
 
 
@@ -77,7 +76,6 @@ class ApiServer:
 
     def __init__(self, store: Store) -> None:
         self.store, self.verbs = store, Verbs(store)
-        self.read_log: Callable[[Obj, str, str], bytes] = _read_nothing
         self.port = 0
         self._tokens: dict[str, str] = {}
         self._server: HttpServer | None = None
@@ -131,7 +129,7 @@ class ApiServer:
 
     # --- answers
 
-    def answer(self, call: Request) -> tuple[int, Obj | bytes]:
+    def answer(self, call: Request) -> tuple[int, Obj]:
         """Apply the request; return the code and the body."""
         resource, where = call.resource, (call.namespace, call.name)
         if call.verb == "create" and call.subresource == "eviction":
@@ -140,13 +138,12 @@ class ApiServer:
             return 201, self.verbs.create(resource, call.namespace, call.body)
         if call.verb == "patch":
             if call.content_type != "application/merge-patch+json":
-                raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
+                raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type")
             return 200, self.verbs.patch(resource, *where, call.body)
         if call.verb == "delete":
             return 200, self.verbs.delete(resource, *where, call.options)
         if call.verb == "get":
-            found = self.store.get(resource, *where)
-            return (200, self._log(found, call)) if call.subresource else (200, found)
+            return 200, self.store.get(resource, *where)
         return 200, self._list(call)
 
     def _list(self, call: Request) -> Obj:
@@ -160,10 +157,6 @@ class ApiServer:
                     self.verbs.delete(resource, namespace, item["metadata"]["name"], call.options)
         listing = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
         return {**listing, "metadata": {"resourceVersion": version}, "items": items}
-
-    def _log(self, pod: Obj, call: Request) -> bytes:
-        container = call.query.get("container") or pod["spec"]["containers"][0]["name"]
-        return self.read_log(pod, container, call.query.get("tailLines", "all"))
 
 
 def _is_subject(subject: Obj, user: str) -> bool:
@@ -180,7 +173,3 @@ def _covers(rule: Obj, call: Request) -> bool:
         and bool({call.path, "*"} & set(parts(rule, "resources")))
         and (not names or call.name in names)
     )
-
-
-def _read_nothing(pod: Obj, container: str, tail: str) -> bytes:
-    return b""

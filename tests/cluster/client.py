@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+import httpx
 
 from .api_server import ADMIN, ApiServer
 from .resources import Obj
@@ -19,15 +20,14 @@ class Client:
     """Sends requests as a user."""
 
     def __init__(self, server: ApiServer, user: str = ADMIN, token: str = "") -> None:
-        self._server = server
-        self._token = token or server.token(user)
+        login = {"Authorization": f"Bearer {token or server.token(user)}"}
+        self._http = httpx.Client(base_url=server.address, headers=login, timeout=300)
 
     def call(self, verb: str, path: str, body: Any = None, kind: str = "") -> tuple[int, Any]:
         """Return the code and the body of the answer, also those of an error."""
-        with self._open(verb, path, body, kind or "application/json") as answer:
-            data = answer.read()
-        as_json = "json" in answer.headers.get("Content-Type", "")
-        return answer.status, json.loads(data) if as_json else data.decode()
+        content = {"Content-Type": kind or "application/json"}
+        answer = self._http.request(verb, path, json=body, headers=content)
+        return answer.status_code, answer.json()
 
     def get(self, path: str) -> Any:
         code, answer = self.call("GET", path)
@@ -36,21 +36,9 @@ class Client:
 
     def watch(self, path: str) -> Iterator[Obj]:
         """Yield events until the server ends the watch."""
-        with self._open("GET", path, None, "application/json") as answer:
-            for line in answer:
+        with self._http.stream("GET", path) as answer:
+            for line in answer.iter_lines():
                 yield json.loads(line)
-
-    def _open(self, verb: str, path: str, body: Any, kind: str) -> Any:
-        request = urllib.request.Request(
-            self._server.address + path,
-            method=verb,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self._token}", "Content-Type": kind},
-        )
-        try:
-            return urllib.request.urlopen(request, timeout=300)
-        except urllib.error.HTTPError as error:
-            return error
 
 
 class Recorder:
@@ -63,11 +51,9 @@ class Recorder:
         self._thread.start()
 
     def _run(self) -> None:
-        try:
+        with suppress(httpx.TransportError):  # the server has closed the connection
             for event in self._lines:
                 self.events.append(event)
-        except OSError:
-            self.events.append({"type": "CUT", "object": {}})
 
     @property
     def over(self) -> bool:

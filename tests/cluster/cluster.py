@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -27,9 +26,8 @@ from .store import Store, random_letters, set_condition
 from .volumes import MEMORY
 
 PERIOD = 0.1
-UNREACHABLE: Obj = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
-Nodes = Mapping[str, Mapping[str, Any]]
-"""Name -> any of `labels`, `taints` and `allocatable`, which overrides the Engine's resources."""
+Nodes = Mapping[str, Mapping[str, str]]
+"""Name -> its allocatable resources, if they are not the Engine's."""
 
 
 class Cluster:
@@ -46,14 +44,13 @@ class Cluster:
         self.kubelet = Kubelet(self.store, engine, image=image, name=self.name, folder=folder)
         self.gateway = self.kubelet.gateway
         """The address by which pods reach this machine."""
-        self.server.read_log = self.kubelet.read_log
         self._jobs = JobController(self.server.verbs)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._control, daemon=True)
 
     def start(self) -> None:
-        for name, given in self._nodes.items():
-            self._add_node(name, **given)
+        for name, resources in self._nodes.items():
+            self._add_node(name, resources)
         self.add_namespace("default")
         self.server.start()
         self._thread.start()
@@ -86,17 +83,11 @@ class Cluster:
                     self.kubelet.faults.append(traceback.format_exc())
             self.store.wait(version, PERIOD)
 
-    def _add_node(self, name: str, **given: Any) -> None:
+    def _add_node(self, name: str, resources: Mapping[str, str]) -> None:
         info = self._engine.info()
-        has = {"cpu": str(info["NCPU"]), "memory": f"{info['MemTotal'] // 1024}Ki"}
-        has |= given.get("allocatable", {})
-        labels = {"kubernetes.io/hostname": name, **given.get("labels", {})}
-        node: Obj = {"apiVersion": "v1", "kind": "Node"}
-        node["metadata"] = {"name": name, "labels": labels}
-        node["spec"] = {"taints": list(given.get("taints", []))}
-        node["status"] = {"allocatable": has, "capacity": dict(has)}
-        set_condition(node, "Ready", True, reason="KubeletReady")
-        self.store.create(NODES, node)
+        has = {"cpu": str(info["NCPU"]), "memory": f"{info['MemTotal'] // 1024}Ki", **resources}
+        node: Obj = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}}
+        self.store.create(NODES, {**node, "status": {"allocatable": has, "capacity": dict(has)}})
 
     # --- users and objects
 
@@ -148,19 +139,14 @@ class Cluster:
         As on a real cluster, the pods stay in the API until somebody deletes them without grace.
         """
         self.kubelet.lose(node)
-        said = {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
         why = {"reason": "DeletionByTaintManager"}
         why["message"] = "Taint manager: deleting due to NoExecute taint"
-
-        def mark(obj: Obj) -> None:
-            set_condition(obj, "Ready", "Unknown", **said)
-            obj["spec"]["taints"] = [*obj["spec"]["taints"], UNREACHABLE]
 
         def disrupt(obj: Obj) -> None:
             set_condition(obj, "Ready", False)
             set_condition(obj, "DisruptionTarget", True, **why)
 
-        self.store.mutate(NODES, "", node, mark)
+        self.store.mutate(NODES, "", node, lambda obj: obj["spec"].update(unschedulable=True))
         time.sleep(after)
         for pod in self.store.all(PODS):
             if pod["spec"].get("nodeName") == node:

@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .admission import parse_quantity
 from .resources import Obj, part, parts
 from .store import set_condition, timestamp
 
@@ -18,15 +17,6 @@ Engine: TypeAlias = Any
 """A `docker.APIClient`, which has no types."""
 errors: Any = import_module("docker.errors")
 INSPECTED_SECONDS = 2.0
-_UNREADY = "containers with unready status: [{}]"
-
-
-class Waiting(Exception):
-    """A container cannot be started now: the reason and the message of its waiting state."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason, self.message = reason, message
 
 
 @dataclass
@@ -35,7 +25,6 @@ class Container:
 
     spec: Obj
     id: str = ""
-    image_id: str = ""
     state: Obj = field(default_factory=Obj)
     tried: float = 0.0
     pid: int = 0
@@ -59,34 +48,22 @@ class Container:
         return "running" in self.state
 
 
-def find_image(client: Engine, container: Obj) -> Obj:
-    """Return what the Engine knows of the image, pulled before if the pull policy asks for it."""
-    image, policy = container["image"], container["imagePullPolicy"]
-    if policy != "Always":
-        try:
-            return client.inspect_image(image)
-        except errors.ImageNotFound:
-            if policy == "Never":
-                said = f'Container image "{image}" is not present with pull policy of Never'
-                raise Waiting("ErrImageNeverPull", said) from None
+def find_image(client: Engine, image: str) -> Obj:
+    """Return what the Engine knows of the image, which is pulled if it is not there."""
     try:
+        return client.inspect_image(image)
+    except errors.ImageNotFound:
         client.pull(image)
         return client.inspect_image(image)
-    except errors.DockerException as error:
-        said = f'failed to pull and unpack image "{image}": {error}'
-        raise Waiting("ErrImagePull", said) from None
 
 
 def make_container(client: Engine, pod: Obj, container: Obj, image: Obj, **given: Any) -> str:
     """Create the container in the network of the holder; `given` are the Engine's options."""
     context = {**part(pod["spec"], "securityContext"), **part(container, "securityContext")}
-    env = environment(pod, container, given["address"])
+    env = environment(pod, container)
     user, group = context.get("runAsUser"), context.get("runAsGroup")
     host = client.create_host_config(
-        network_mode=f"container:{given['holder']}",
-        mounts=given["mounts"],
-        **_security(context),
-        **_limits(container),
+        network_mode=f"container:{given['holder']}", mounts=given["mounts"], **_security(context)
     )
     made = client.create_container(
         image["Id"],
@@ -112,34 +89,19 @@ def _security(context: Obj) -> Obj:
     return {key: value for key, value in kept.items() if value}
 
 
-def _limits(container: Obj) -> Obj:
-    limits = part(container["resources"], "limits")
-    kept: Obj = {}
-    if "memory" in limits:
-        kept["mem_limit"] = kept["memswap_limit"] = int(parse_quantity(limits["memory"]))
-    if "cpu" in limits:
-        kept["cpu_period"] = 100_000
-        kept["cpu_quota"] = max(1000, int(parse_quantity(limits["cpu"]) * 100_000))
-    return kept
-
-
-def environment(pod: Obj, container: Obj, address: str) -> dict[str, str]:
-    """Return the container's variables, also those taken from fields of the pod."""
+def environment(pod: Obj, container: Obj) -> dict[str, str]:
+    """Return the container's variables, also those taken from labels and annotations."""
     found: dict[str, str] = {}
     for each in parts(container, "env"):
         taken = part(part(each, "valueFrom"), "fieldRef").get("fieldPath")
-        value = _field(pod, taken, address) if taken else _expand(each.get("value") or "", found)
+        value = _field(pod, taken) if taken else _expand(each.get("value") or "", found)
         found[each["name"]] = value
     return found
 
 
-def _field(pod: Obj, path: str, address: str) -> str:
-    if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
-        return part(pod["metadata"], keyed[1]).get(keyed[2], "")
-    if path == "status.podIP":
-        return address
-    outer, _, inner = path.partition(".")
-    return str(part(pod, outer).get(inner) or "")
+def _field(pod: Obj, path: str) -> str:
+    kind, _, name = path.removeprefix("metadata.").removesuffix("']").partition("['")
+    return pod["metadata"][kind][name]
 
 
 def _expand(text: str, env: dict[str, str]) -> str:
@@ -174,7 +136,7 @@ def state_of(inspected: Obj) -> Obj:
     if state["Status"] == "created":
         return {"waiting": {"reason": "ContainerCreating"}}
     code = state["ExitCode"]
-    reason = "OOMKilled" if state["OOMKilled"] else "Error" if code else "Completed"
+    reason = "Error" if code else "Completed"
     return ended_state(code, reason, startedAt=started, finishedAt=state["FinishedAt"][:19] + "Z")
 
 
@@ -189,36 +151,14 @@ def write_status(
     """Set the pod's status from the states of its containers."""
     status = pod["status"]
     status.setdefault("startTime", timestamp())
-    initialized = all(each.ended and not each.failed for each in inits)
-    first = "ContainerCreating" if initialized else "PodInitializing"
-    status["hostIP"], status["hostIPs"] = "127.0.0.1", [{"ip": "127.0.0.1"}]
+    first = "ContainerCreating" if all(each.ended for each in inits) else "PodInitializing"
     if address:
         status["podIP"], status["podIPs"] = address, [{"ip": address}]
     if inits:
         status["initContainerStatuses"] = [_status(each, "PodInitializing") for each in inits]
     status["containerStatuses"] = [_status(each, first) for each in mains]
     status["phase"] = _phase(inits, mains)
-    _write_conditions(pod, inits, mains, initialized)
-
-
-def _write_conditions(
-    pod: Obj, inits: Sequence[Container], mains: Sequence[Container], initialized: bool
-) -> None:
-    status = pod["status"]
-    over = {"Failed": "PodFailed", "Succeeded": "PodCompleted"}.get(status["phase"], "")
-    set_condition(pod, "PodReadyToStartContainers", "podIP" in status and not over)
-    unready = " ".join(each.name for each in inits if not each.ended or each.failed)
-    why = {"reason": over} if over == "PodCompleted" else {}
-    if unready:
-        said = f"containers with incomplete status: [{unready}]"
-        why = {"reason": "ContainersNotInitialized", "message": said}
-    set_condition(pod, "Initialized", initialized, **why)
-    unready = " ".join(each.name for each in mains if not each.running)
-    why = {"reason": over}
-    if unready and not over:
-        why = {"reason": "ContainersNotReady", "message": _UNREADY.format(unready)}
-    for type in ("Ready", "ContainersReady"):
-        set_condition(pod, type, not unready, **why)
+    set_condition(pod, "Ready", all(each.running for each in mains))
 
 
 def _phase(inits: Sequence[Container], mains: Sequence[Container]) -> str:
@@ -232,9 +172,7 @@ def _phase(inits: Sequence[Container], mains: Sequence[Container]) -> str:
 
 
 def _status(container: Container, first: str) -> Obj:
-    status: Obj = {"name": container.name, "image": container.spec["image"], "lastState": {}}
-    status |= {"ready": container.running, "started": container.running, "restartCount": 0}
-    status |= {"imageID": container.image_id if container.id else ""}
+    status: Obj = {"name": container.name, "image": container.spec["image"], "restartCount": 0}
     status["state"] = container.state or {"waiting": {"reason": first}}
     if container.id:
         status["containerID"] = f"docker://{container.id}"

@@ -19,7 +19,6 @@ from .store import matches
 if TYPE_CHECKING:
     from .api_server import ApiServer, Request
 
-BOOKMARK_SECONDS = 2.0
 VERBS = {"POST": "create", "PATCH": "patch", "GET": "get", "DELETE": "delete"}
 
 
@@ -93,11 +92,10 @@ class Handler(BaseHTTPRequestHandler):
         content = self.headers.get("Content-Type", "").partition(";")[0]
         return Request(user, verb, resource, sub, namespace, name, query, body, content)
 
-    def _send(self, code: int, body: Obj | bytes) -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    def _send(self, code: int, body: Obj) -> None:
+        data = json.dumps(body).encode()
         self.send_response(code)
-        kind = "text/plain" if isinstance(body, bytes) else "application/json"
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -118,19 +116,12 @@ class Handler(BaseHTTPRequestHandler):
 
 def watch_events(api: ApiServer, call: Request, ended: threading.Event) -> Iterator[Obj]:
     """Yield events for `timeoutSeconds` of the request, or until the server ends."""
-    store, marked = api.store, time.monotonic()
-    end = marked + float(call.query.get("timeoutSeconds") or 1800)
+    store = api.store
+    end = time.monotonic() + float(call.query.get("timeoutSeconds") or 1800)
     version = int(call.query.get("resourceVersion") or 0)
     while not ended.is_set():
-        try:
-            version, events = _newer(api, call, version)
-        except ApiError as error:
-            yield {"type": "ERROR", "object": error.status()}
-            return
+        version, events = _newer(api, call, version)
         yield from events
-        if "allowWatchBookmarks" in call.query and time.monotonic() > marked + BOOKMARK_SECONDS:
-            marked = time.monotonic()
-            yield _bookmark(call, version)
         if time.monotonic() > end:
             return
         store.wait(version, min(0.5, max(0.01, end - time.monotonic())))
@@ -151,8 +142,3 @@ def _newer(api: ApiServer, call: Request, version: int) -> tuple[int, list[Obj]]
 def _is_wanted(call: Request, obj: Obj) -> bool:
     meta = obj["metadata"]
     return call.namespace in ("", meta.get("namespace", "")) and matches(obj, call.query)
-
-
-def _bookmark(call: Request, version: int) -> Obj:
-    body = {"kind": call.resource.kind, "apiVersion": call.resource.api_version}
-    return {"type": "BOOKMARK", "object": {**body, "metadata": {"resourceVersion": str(version)}}}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tests.docker.removal import owner_label, remove_abandoned, remove_labelled
 
-from .api_errors import bad_request
 from .containers import Engine
 from .pod import PodWorker
 from .resources import PODS, SERVICES, Obj, part, place
@@ -40,10 +39,9 @@ class Kubelet:
     def labels(self, uid: str) -> dict[str, str]:
         return {LABEL: self.name, "io.kubernetes.pod.uid": uid, **owner_label()}
 
-    def folders(self, uid: str) -> tuple[Path, Path, Path]:
-        """Return the folders of the pod's volumes, of those in memory, and of all claims."""
-        memory = MEMORY / self.name / uid
-        return self.folder / "pods" / uid, memory, self.folder / "claims"
+    def folders(self, uid: str) -> tuple[Path, Path]:
+        """Return the folders of the pod's volumes, and of those in memory."""
+        return self.folder / "pods" / uid, MEMORY / self.name / uid
 
     def turn(self) -> None:
         """Start workers for new pods."""
@@ -81,15 +79,6 @@ class Kubelet:
             return []
         ends = ("", f".{namespace}", f".{namespace}.svc", f".{namespace}.svc.cluster.local")
         return [f"{hostname}.{service}{end}" for end in ends]
-
-    def read_log(self, pod: Obj, container: str, tail: str) -> bytes:
-        """Return a container's output as `pods/log` does."""
-        worker, name = self.workers.get(pod["metadata"]["uid"]), pod["metadata"]["name"]
-        found = worker.log(container, tail) if worker else b""
-        if isinstance(found, str):
-            said = f'container "{container}" in pod "{name}" is waiting to start: {found}'
-            raise bad_request(said)
-        return found
 
     def lose(self, node: str) -> None:
         """End the node's workers and remove its containers; the API is not updated."""

@@ -8,9 +8,9 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from .api_errors import ApiError
 from .containers import (
     Container,
-    Waiting,
     ended_state,
     errors,
     find_image,
@@ -18,9 +18,9 @@ from .containers import (
     make_container,
     write_status,
 )
-from .resources import PODS, Obj, part, parts, place
-from .store import is_deleted, record_event
-from .volumes import VolumeError, Volumes
+from .resources import PODS, Obj, parts, place
+from .store import is_deleted
+from .volumes import Volumes
 
 if TYPE_CHECKING:
     from .kubelet import Kubelet
@@ -45,15 +45,8 @@ class PodWorker:
         self._all = [*self._inits, *self._mains]
         self._volumes = Volumes(self._store, *kubelet.folders(self._uid))
         self._hostname: str = pod["spec"].get("hostname") or self._name[:63]
-        self._holder, self._address, self._tried = "", "", 0.0
+        self._holder, self._address = "", ""
         self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def log(self, name: str, tail: str) -> bytes | str:
-        """Return the container's output; as `str`, the reason why it has not been started."""
-        found = next(each for each in self._all if each.name == name)
-        if not found.id:
-            return part(found.state, "waiting").get("reason", "ContainerCreating")
-        return self._client.logs(found.id, tail=tail if tail == "all" else int(tail))
 
     def _run(self) -> None:
         try:
@@ -88,14 +81,10 @@ class PodWorker:
             self._start(container)
 
     def _prepare(self) -> None:
-        if time.monotonic() < self._tried + AGAIN_SECONDS:
-            return
-        self._tried = time.monotonic()
         try:
             self._volumes.set_up(self._first)
-        except VolumeError as error:
-            self._event("FailedMount", str(error), "Warning")
-            return
+        except ApiError:
+            return  # its Job and the secret are being deleted
         made = self._kubelet.start_holder(self._stem, self._first, self._hostname)
         self._holder, self._address = made
         self._publish()
@@ -104,30 +93,15 @@ class PodWorker:
         if container.id or time.monotonic() < container.tried + AGAIN_SECONDS:
             return
         container.tried = time.monotonic()
+        name = container.spec["image"]
         try:
-            container.id = self._create(container)
-        except Waiting as why:
-            self._hold(container, why.reason, why.message)
-            return
-        except errors.APIError as error:
-            self._hold(container, "CreateContainerError", str(error.explanation))
-            return
-        try:
-            self._client.start(container.id)
-        except errors.APIError as error:
-            said = f"failed to create containerd task: {error}"
-            began = {"startedAt": "1970-01-01T00:00:00Z"}
-            container.state = ended_state(128, "StartError", message=said, **began)
-            self._event("Failed", f"Error: {error.explanation}", "Warning")
+            image = find_image(self._client, name)
+        except errors.DockerException as error:
+            said = f'failed to pull and unpack image "{name}": {error}'
+            container.state = {"waiting": {"reason": "ErrImagePull", "message": said}}
             self._publish()
-        else:
-            self._event("Started", "Container started")
-            self._refresh()
-
-    def _create(self, container: Container) -> str:
-        image = find_image(self._client, container.spec)
-        container.image_id = image["Id"]
-        return make_container(
+            return
+        container.id = make_container(
             self._client,
             self._pod() or self._first,
             container.spec,
@@ -135,22 +109,10 @@ class PodWorker:
             name=f"{self._stem}-{container.name}",
             labels=self._kubelet.labels(self._uid),
             holder=self._holder,
-            address=self._address,
             mounts=self._volumes.mounts(container.spec),
         )
-
-    def _hold(self, container: Container, reason: str, message: str) -> None:
-        """Set the container's waiting state; after a second failed pull it is ImagePullBackOff."""
-        self._event("Failed", message, "Warning")
-        before = part(container.state, "waiting").get("reason")
-        if reason == "ErrImagePull" and before:
-            reason = "ImagePullBackOff"
-            image = container.spec["image"]
-            message = f'Back-off pulling image "{image}": ErrImagePull: {message}'
-        if reason == "ErrImageNeverPull":
-            self._event(reason, message, "Warning")
-        container.state = {"waiting": {"reason": reason, "message": message}}
-        self._publish()
+        self._client.start(container.id)
+        self._refresh()
 
     def _refresh(self) -> None:
         """Read the states of the containers from the Engine; publish them if one has changed."""
@@ -165,7 +127,6 @@ class PodWorker:
         """End the containers within the pod's grace, then remove the pod from the API."""
         begin = time.monotonic()
         if self._pod() is not None:
-            self._event("Killing", "Stopping containers")
             self._kill("SIGTERM")
         while any(each.running for each in self._all):
             pod = self._pod()
@@ -210,6 +171,3 @@ class PodWorker:
                 write_status(pod, self._inits, self._mains, self._address)
 
         self._store.mutate(PODS, *self._place, write)
-
-    def _event(self, reason: str, message: str, type: str = "Normal") -> None:
-        record_event(self._store, "Pod", self._first, reason, message, type=type)

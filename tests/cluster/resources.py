@@ -48,19 +48,13 @@ class Resource:
         """The name in messages: `pods`, `jobs.batch`."""
         return f"{self.name}.{self.group}" if self.group else self.name
 
-    @property
-    def full_kind(self) -> str:
-        return f"{self.kind}.{self.group}" if self.group else self.kind
-
 
 PODS = Resource("pods", "Pod")
 JOBS = Resource("jobs", "Job", "batch")
 SECRETS = Resource("secrets", "Secret")
 SERVICES = Resource("services", "Service")
 EVENTS = Resource("events", "Event")
-CLAIMS = Resource("persistentvolumeclaims", "PersistentVolumeClaim")
 QUOTAS = Resource("resourcequotas", "ResourceQuota")
-ACCOUNTS = Resource("serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("configmaps", "ConfigMap")
 ROLES = Resource("roles", "Role", RBAC)
 BINDINGS = Resource("rolebindings", "RoleBinding", RBAC)
@@ -70,7 +64,7 @@ NAMESPACES = Resource("namespaces", "Namespace", namespaced=False)
 NODES = Resource("nodes", "Node", namespaced=False)
 
 RESOURCES = (
-    *(PODS, JOBS, SECRETS, SERVICES, EVENTS, CLAIMS, QUOTAS, ACCOUNTS, CONFIG_MAPS),
-    *(ROLES, BINDINGS, CLUSTER_ROLES, CLUSTER_BINDINGS, NAMESPACES, NODES),
+    *(PODS, JOBS, SECRETS, SERVICES, EVENTS, QUOTAS, CONFIG_MAPS, NAMESPACES, NODES),
+    *(ROLES, BINDINGS, CLUSTER_ROLES, CLUSTER_BINDINGS),
 )
 BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
+import secrets
 import threading
 import time
 import uuid
@@ -11,13 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .api_errors import already_exists, bad_request, expired, not_found
-from .resources import EVENTS, Obj, Resource, part, parts, place
+from .api_errors import already_exists, bad_request, not_found
+from .resources import Obj, Resource, part, parts, place
 
-LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""The letters of the names that a real API server generates."""
-OLDEST = 100
-"""The oldest version that a watch can begin from."""
 FIELDS = ("metadata.name", "involvedObject.name", "involvedObject.kind", "status.phase")
 
 
@@ -26,7 +22,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def random_letters(count: int = 5) -> str:
-    return "".join(random.choices(LETTERS, k=count))
+    return secrets.token_hex(count)[:count]
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Store:
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.version = OLDEST
+        self.version = 0
         self._objects: dict[tuple[Resource, str, str], Obj] = {}
         self._history: list[Change] = []
 
@@ -75,8 +71,6 @@ class Store:
                 raise already_exists(resource, meta["name"])
             meta["uid"] = str(uuid.uuid4())
             meta["creationTimestamp"] = timestamp()
-            if "spec" in obj:
-                meta["generation"] = 1
             self._record("ADDED", key, obj)
             return obj
 
@@ -96,8 +90,6 @@ class Store:
             change(new)
             if new == old:
                 return old
-            if "spec" in new and new["spec"] != old.get("spec"):
-                new["metadata"]["generation"] = old["metadata"].get("generation", 1) + 1
             self._record("DELETED" if _is_over(new) else "MODIFIED", key, new)
             return new
 
@@ -114,8 +106,6 @@ class Store:
 
     def changes(self, resource: Resource, after: int) -> list[Change]:
         with self.changed:
-            if after < OLDEST:
-                raise expired(after, OLDEST)
             newer = self._history[after - self.version :] if after < self.version else []
             return [change for change in newer if change.resource == resource]
 
@@ -141,15 +131,11 @@ def _is_over(obj: Obj) -> bool:
 
 
 def set_condition(obj: Obj, type: str, status: bool | str, **more: Any) -> None:
-    """Set a condition of the object. lastTransitionTime changes only if `status` does."""
+    """Set a condition of the object."""
     conditions: list[Obj] = obj.setdefault("status", {}).setdefault("conditions", [])
-    new: Obj = {"type": type, "status": str(status), "lastProbeTime": None}
-    new |= {"lastTransitionTime": timestamp()}
-    new |= {key: value for key, value in more.items() if value}
+    new: Obj = {"type": type, "status": str(status), **more}
     for number, old in enumerate(conditions):
         if old["type"] == type:
-            if old["status"] == new["status"]:
-                new["lastTransitionTime"] = old["lastTransitionTime"]
             conditions[number] = new
             return
     conditions.append(new)
@@ -197,26 +183,3 @@ def _terms(selector: str) -> list[tuple[str, str, bool]]:
         (key.removesuffix("!").strip(), value.strip(), not key.endswith("!"))
         for key, _, value in terms
     ]
-
-
-def record_event(
-    store: Store, kind: str, about: Obj, reason: str, message: str, *, type: str = "Normal"
-) -> None:
-    """Create an event about an object, or increase the count of an equal one."""
-    meta, now = about["metadata"], timestamp()
-    namespace = meta["namespace"]
-    for event in store.all(EVENTS, namespace):
-        same = (event["involvedObject"].get("uid"), event["reason"], event["message"])
-        if same == (meta["uid"], reason, message):
-            again = {"count": event["count"] + 1, "lastTimestamp": now}
-            store.mutate(EVENTS, *place(event), lambda each, new=again: each.update(new))
-            return
-    involved = {"kind": kind, "apiVersion": "batch/v1" if kind == "Job" else "v1"}
-    involved |= {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
-    source = "job-controller" if kind == "Job" else "kubelet"
-    new: Obj = {"apiVersion": "v1", "kind": "Event", "type": type, "reason": reason}
-    new["metadata"] = {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": namespace}
-    new |= {"involvedObject": involved, "message": message, "count": 1, "eventTime": None}
-    new |= {"firstTimestamp": now, "lastTimestamp": now, "reportingInstance": ""}
-    new |= {"reportingComponent": source, "source": {"component": source}}
-    store.create(EVENTS, new)

@@ -23,12 +23,7 @@ from tests.architecture.sources import (
     parse,
     read_sources,
 )
-from tests.cluster.agent_image import (
-    REQUIREMENTS,
-    USER,
-    node_distributions,
-    required_names,
-)
+from tests.cluster.agent_image import REQUIREMENTS, USER, node_distributions, required_names
 
 NODE_CODE = (
     "node_agent",
@@ -97,7 +92,7 @@ def test_the_requirements_are_what_the_nodes_code_imports() -> None:
 
 
 @pytest.mark.slow
-def test_the_walk_notices_what_is_imported_late_or_by_name() -> None:
+def test_the_walk_finds_late_imports_and_imports_by_name() -> None:
     late = 'def f():\n    import docker\n    import_module("kubernetes.client")'
     sources = {
         "": "import rich",
@@ -128,7 +123,7 @@ def test_the_requirements_take_their_versions_from_the_constraints() -> None:
     assert required_names() <= pinned
 
 
-def test_the_dockerfile_says_who_runs_what() -> None:
+def test_the_dockerfile_has_the_user_the_entrypoint_and_the_installs() -> None:
     text = DOCKERFILE.read_text().replace("\\\n", " ")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "ARG BASE=python:3.12-slim" in lines
@@ -139,7 +134,7 @@ def test_the_dockerfile_says_who_runs_what() -> None:
     assert any(words[-2:] == ["--no-deps", "."] for words in installs)
 
 
-def test_the_dockerfile_copies_what_is_there_and_sent() -> None:
+def test_the_dockerfile_copies_existing_files_of_the_build_context() -> None:
     kept = DOCKERFILE.with_name("agent.Dockerfile.dockerignore").read_text().splitlines()
     sent = {line.removeprefix("!") for line in kept if line.startswith("!")}
     copies = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Names, volumes, environment, users, limits and the end of a pod's containers."""
+"""Names, volumes, environment, users and the end of a pod's containers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.node_agent.rig import wait_until
 
 from .client import Client
+from .recordings import recorded
 from .resources import Obj
 
 if TYPE_CHECKING:
@@ -40,16 +41,19 @@ class Pods:
         """Return the lines of the pod's output, once it has ended."""
         self.start(name, command, **given)
         wait_until(lambda: self.phase(name) in ("Succeeded", "Failed"), f"{name} does not end")
-        return self.client.get(f"{PODS}/{name}/log").splitlines()
+        return self.log(name).splitlines()
+
+    def log(self, name: str) -> str:
+        """Return the output of the pod's container."""
+        (state,) = self.status(name)["containerStatuses"]
+        engine = self.cluster.kubelet.client
+        return engine.logs(state["containerID"].removeprefix("docker://")).decode()
 
     def status(self, name: str) -> Obj:
         return self.client.get(f"{PODS}/{name}")["status"]
 
     def phase(self, name: str) -> str:
         return self.status(name)["phase"]
-
-    def is_gone(self, name: str) -> bool:
-        return self.client.call("GET", f"{PODS}/{name}")[0] == 404
 
 
 @pytest.fixture
@@ -69,34 +73,28 @@ def test_pods_find_each_other_by_the_names_of_a_headless_service(pods: Pods) -> 
     assert pods.run("asks", command) == ["g-0", "g-1"]
 
 
-def test_volumes(pods: Pods, tmp_path: Any) -> None:
+def test_volumes(pods: Pods) -> None:
     data = {"key": base64.b64encode(b"value").decode()}
     pods.cluster.create("v1", "Secret", {"metadata": {"name": "s"}, "data": data}, "rec")
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    body = {"metadata": {"name": "claim"}, "spec": claim}
-    pods.cluster.create("v1", "PersistentVolumeClaim", body, "rec")
     volumes: list[Obj] = [
         {"name": "empty", "emptyDir": {}},
         {"name": "memory", "emptyDir": {"medium": "Memory"}},
         {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o400}},
-        {"name": "host", "hostPath": {"path": f"{tmp_path}/new", "type": "DirectoryOrCreate"}},
-        {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
+        {"name": "closed", "emptyDir": {}},
     ]
     mounts: list[Obj] = [
         {"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in volumes
     ]
     mounts[0]["subPath"] = "deep/folder"
-    mounts[3]["readOnly"] = True
     mounts[1]["mountPath"] = "/dev/shm"
+    mounts[3]["readOnly"] = True
     command = (
         "cat /v/secret/key; echo; stat -c %a /v/secret/key; echo x > /v/empty/x && echo written;"
-        "echo kept > /v/claim/x; echo x > /dev/shm/x;"
-        "(echo x > /v/host/x) 2>/dev/null || echo refused"
+        "echo x > /dev/shm/x; (echo x > /v/closed/x) 2>/dev/null || echo refused"
     )
     spec: Obj = {"volumes": volumes, "main": {"volumeMounts": mounts}}
-    told = pods.run("volumes", command, **spec)
-    assert [told[0], told[1], told[2], told[-1]] == ["value", "400", "written", "refused"]
-    assert pods.run("again", "cat /v/claim/x; ls /v/empty", **spec) == ["kept"]
+    assert pods.run("volumes", command, **spec) == ["value", "400", "written", "refused"]
+    assert pods.run("again", "ls /v/empty", **spec) == []
 
 
 def test_users_groups_and_privileges(pods: Pods) -> None:
@@ -109,49 +107,46 @@ def test_users_groups_and_privileges(pods: Pods) -> None:
         "id -u; id -g; id -G; stat -c '%g %a' /v; touch /x 2>/dev/null || echo refused;"
         "grep -E '^(CapBnd|NoNewPrivs)' /proc/self/status"
     )
-    told = pods.run("user", command, main=main, volumes=[volume], securityContext=security)
-    assert told[:5] == ["1000", "1001", "1001 2000", "2000 2777", "refused"]
-    assert [line.split()[1] for line in told[5:]] == ["0000000000000000", "1"]
+    lines = pods.run("user", command, main=main, volumes=[volume], securityContext=security)
+    assert lines[:5] == ["1000", "1001", "1001 2000", "2000 2777", "refused"]
+    assert [line.split()[1] for line in lines[5:]] == ["0000000000000000", "1"]
 
 
 def test_the_environment(pods: Pods) -> None:
     env = [
         {"name": "PLAIN", "value": "1"},
         {"name": "MADE", "value": "$(PLAIN)-$$(PLAIN)"},
-        {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "TEAM", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a/b']"}}},
     ]
-    command = "echo $PLAIN $MADE $POD; echo $IP; pwd"
-    told = pods.run("env", command, main={"env": env, "workingDir": "/tmp"})
-    assert told == ["1 1-$(PLAIN) env", pods.status("env")["podIP"], "/tmp"]
+    meta = {"annotations": {"a/b": "red"}}
+    main = {"env": env, "workingDir": "/tmp"}
+    lines = pods.run("env", "echo $PLAIN $MADE $TEAM; pwd", meta=meta, main=main)
+    assert lines == ["1 1-$(PLAIN) red", "/tmp"]
 
 
-def test_a_secret_that_comes_late(pods: Pods) -> None:
-    volume = {"name": "v", "secret": {"secretName": "late"}}
-    mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    pods.start("waits", "cat /v/key", main=mount, volumes=[volume])
-    selector = "fieldSelector=involvedObject.name%3Dwaits"
-    events = f"/api/v1/namespaces/rec/events?{selector}"
-
-    def is_told() -> bool:
-        return "FailedMount" in [each["reason"] for each in pods.client.get(events)["items"]]
-
-    wait_until(is_told)
-    assert pods.phase("waits") == "Pending"
-    secret = {"metadata": {"name": "late"}, "stringData": {"key": "here"}}
-    pods.cluster.create("v1", "Secret", secret, "rec")
-    wait_until(lambda: pods.phase("waits") == "Succeeded")
-    assert pods.client.get(f"{PODS}/waits/log") == "here"
-
-
-def test_two_containers_share_the_network_and_have_logs_of_their_own(pods: Pods) -> None:
-    second = {"name": "b", "image": pods.image, "command": ["sh", "-c", "seq 5; nc -l -p 81"]}
-    wait = "until nc 127.0.0.1 81; do sleep 0.1; done; echo done"
+def test_two_containers_share_the_network(pods: Pods) -> None:
+    second = {"name": "b", "image": pods.image, "command": ["nc", "-l", "-p", "81"]}
+    wait = "until nc 127.0.0.1 81; do sleep 0.1; done"
     first = {**second, "name": "a", "command": ["sh", "-c", wait]}
     pods.start("two", "", containers=[first, second])
     wait_until(lambda: pods.phase("two") == "Succeeded")
-    assert pods.client.get(f"{PODS}/two/log?container=b&tailLines=2").split() == ["4", "5"]
-    assert pods.client.get(f"{PODS}/two/log?container=a").split()[-1] == "done"
+
+
+def test_an_image_that_cannot_be_pulled_and_an_init_container_that_fails(pods: Pods) -> None:
+    pods.start("pull", "true", main={"image": "127.0.0.1:1/nothing:1"})
+    init = {"name": "i", "image": pods.image, "command": ["sh", "-c", "exit 4"]}
+    pods.start("init", "true", initContainers=[init])
+    for name in ("pull", "init"):
+        real = states(recorded("pods")["statuses"][name])
+        wait_until(lambda name=name, real=real: states(pods.status(name)) == real)
+
+
+def states(status: Obj) -> tuple[str, list[str], list[int]]:
+    """Return the phase, the kinds of the containers' states, and their exit codes."""
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    found = [(kind, state) for one in containers for kind, state in one["state"].items()]
+    codes = [state["exitCode"] for _, state in found if "exitCode" in state]
+    return status["phase"], [kind for kind, _ in found], codes
 
 
 @pytest.mark.parametrize(("trap", "code"), [("trap 'exit 7' TERM", 7), ("trap '' TERM", 137)])
@@ -159,7 +154,7 @@ def test_a_deleted_pod_has_its_grace(pods: Pods, trap: str, code: int) -> None:
     name = f"graceful-{code}"
     pods.start(name, f"{trap}; echo ready; while :; do sleep 0.1; done")
     wait_until(lambda: pods.phase(name) == "Running")
-    wait_until(lambda: "ready" in pods.client.get(f"{PODS}/{name}/log"))
+    wait_until(lambda: "ready" in pods.log(name))
     selector = f"fieldSelector=metadata.name%3D{name}&timeoutSeconds=600"
     events = pods.client.watch(f"{PODS}?watch=1&{selector}")
     first = next(events)
@@ -179,15 +174,3 @@ def test_pods_reach_this_machine(pods: Pods) -> None:
         connection, _ = server.accept()
         with connection:
             assert connection.recv(100) == b"hello\n"
-
-
-def test_limits(pods: Pods) -> None:
-    limits = {"resources": {"limits": {"memory": "64Mi", "cpu": "500m"}}}
-    pods.start("limited", "sleep 100", main=limits)
-    wait_until(lambda: pods.phase("limited") == "Running")
-    (state,) = pods.status("limited")["containerStatuses"]
-    id = state["containerID"].removeprefix("docker://")
-    host = pods.cluster.kubelet.client.inspect_container(id)["HostConfig"]
-    assert (host["Memory"], host["CpuQuota"]) == (64 << 20, 50_000)
-    assert pods.client.call("DELETE", f"{PODS}/limited?gracePeriodSeconds=0")[0] == 200
-    assert pods.is_gone("limited"), "without grace it goes at once"

@@ -5,16 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from .admission import check_account, check_quotas, fill, label_job
-from .api_errors import bad_request, conflict, details_of
+from .admission import check_quotas, fill
+from .api_errors import bad_request
 from .checks import check
-from .resources import ACCOUNTS, JOBS, NAMESPACES, PODS, Obj, Resource, as_object, parts, place
+from .resources import JOBS, NAMESPACES, PODS, Obj, Resource, as_object, parts, place
 from .store import Store, is_over, random_letters, set_condition
-
-_SET_BY_SERVER = (
-    *("uid", "creationTimestamp", "generation", "resourceVersion"),
-    *("deletionTimestamp", "deletionGracePeriodSeconds"),
-)
 
 
 class Verbs:
@@ -35,29 +30,11 @@ class Verbs:
             self.store.get(NAMESPACES, "", namespace)
         check(resource, obj)
         meta.setdefault("name", meta.get("generateName", "") + random_letters())
-        for key in _SET_BY_SERVER:
-            meta.pop(key, None)
         fill(resource, obj)
         with self.store.changed:
-            if self.store.find(resource, *place(obj)) is None and resource.namespaced:
-                self._admit(resource, obj)
-            made = self.store.create(resource, obj)
-            if resource == JOBS:
-                label_job(made)
-        if resource == NAMESPACES:
-            self._fill_namespace(meta["name"])
-        return made
-
-    def _admit(self, resource: Resource, obj: Obj) -> None:
-        if resource == PODS:
-            check_account(self.store, obj)
-        check_quotas(self.store, resource, obj)
-
-    def _fill_namespace(self, name: str) -> None:
-        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-        active = {"phase": "Active"}
-        self.store.mutate(NAMESPACES, "", name, lambda obj: obj.update(status=active))
-        self.create(ACCOUNTS, name, account)
+            if resource == PODS and self.store.find(resource, *place(obj)) is None:
+                check_quotas(self.store, obj)
+            return self.store.create(resource, obj)
 
     def patch(self, resource: Resource, namespace: str, name: str, given: Any) -> Obj:
         """Merge into the object; null removes a field."""
@@ -66,13 +43,6 @@ class Verbs:
             new = as_object(merge(copy.deepcopy(old), given))
             new.pop("status", None)
             check(resource, new)
-            version = old["metadata"]["resourceVersion"]
-            if new["metadata"].get("resourceVersion", version) != version:
-                raise conflict(resource, name)
-            for key in _SET_BY_SERVER:
-                new["metadata"].pop(key, None)
-                if key in old["metadata"]:
-                    new["metadata"][key] = old["metadata"][key]
             if "status" in old:
                 new["status"] = old["status"]
 
@@ -83,7 +53,7 @@ class Verbs:
             return self.store.mutate(resource, namespace, name, assign) or new
 
     def delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Obj:
-        """Return the object if it only got a deletionTimestamp, else a Status."""
+        """Return the object if it is a pod or only got a deletionTimestamp, else a Status."""
         with self.store.changed:
             old = self.store.get(resource, namespace, name)
             if resource == JOBS and options.get("propagationPolicy") != "Background":
@@ -93,9 +63,7 @@ class Verbs:
             left = self.store.find(resource, namespace, name)
         if left is not None or resource == PODS:
             return left or last
-        details = details_of(resource, name, uid=old["metadata"]["uid"])
-        answer: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-        return {**answer, "details": details}
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def evict(self, namespace: str, name: str) -> Obj:
         """Set the pod's condition DisruptionTarget and delete it."""

@@ -16,27 +16,20 @@ MEMORY = Path("/dev/shm")
 _types: Any = import_module("docker.types")
 
 
-class VolumeError(Exception):
-    """A volume cannot be set up now; the kubelet tries again."""
-
-    def __init__(self, volume: str, why: str) -> None:
-        super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {why}')
-
-
 def bind(source: Path, target: str, *, read_only: bool = False) -> Any:
     """Return the mount of a folder or file of this machine."""
     return _types.Mount(target, str(source), type="bind", read_only=read_only)
 
 
 class Volumes:
-    """Creates a pod's volumes in `folder`, those of claims in `claims`, which `remove` keeps."""
+    """Creates a pod's volumes in `folder`, those in memory in `memory`."""
 
-    def __init__(self, store: Store, folder: Path, memory: Path, claims: Path) -> None:
-        self._store, self._folder, self._memory, self._claims = store, folder, memory, claims
+    def __init__(self, store: Store, folder: Path, memory: Path) -> None:
+        self._store, self._folder, self._memory = store, folder, memory
         self._paths: dict[str, Path] = {}
 
     def set_up(self, pod: Obj) -> None:
-        """Create the volumes that do not exist yet. VolumeError."""
+        """Create the volumes that do not exist yet. ApiError if there is no such secret."""
         group = part(pod["spec"], "securityContext").get("fsGroup")
         for volume in parts(pod["spec"], "volumes"):
             if volume["name"] not in self._paths:
@@ -61,30 +54,18 @@ class Volumes:
 
     def _make(self, namespace: str, volume: Obj, group: int | None) -> Path:
         name = volume["name"]
-        if host := volume.get("hostPath"):
-            path = Path(host["path"])
-            if host.get("type") == "DirectoryOrCreate":
-                path.mkdir(parents=True, exist_ok=True)
-            elif not path.exists():
-                raise VolumeError(name, f"hostPath type check failed: {path} is not there")
-            return path
         if secret := volume.get("secret"):
             return self._write_secret(namespace, name, secret, group)
         path = (self._memory if "medium" in part(volume, "emptyDir") else self._folder) / name
-        if claim := volume.get("persistentVolumeClaim"):
-            path = self._claims / namespace / claim["claimName"]
-        if not path.exists():
-            path.mkdir(parents=True)
-            path.chmod(0o777)
+        path.mkdir(parents=True)
+        path.chmod(0o777)
         if group is not None:
             os.chown(path, -1, group)
             path.chmod(0o2777)
         return path
 
     def _write_secret(self, namespace: str, name: str, source: Obj, group: int | None) -> Path:
-        secret = self._store.find(SECRETS, namespace, source["secretName"])
-        if secret is None:
-            raise VolumeError(name, f'secret "{source["secretName"]}" not found')
+        secret = self._store.get(SECRETS, namespace, source["secretName"])
         path = self._folder / name
         path.mkdir(parents=True)
         for key, value in part(secret, "data").items():

@@ -220,7 +220,7 @@ def test_upload_and_download(store, tmp_path):
 SIZES = [0, 10, PART, PART + 3, 2 * PART + 100]
 
 
-def test_upload_exact_tells_every_byte(store, tmp_path):
+def test_upload_exact_reports_every_byte(store, tmp_path):
     source = tmp_path / "source"
     for size in SIZES:
         told = []
@@ -277,12 +277,7 @@ NO_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0b"]
 
 
 def test_keys_that_are_none(store):
-    acts = (
-        store.get,
-        store.delete,
-        lambda k: store.put(k, b""),
-        lambda k: store.create(k, b""),
-    )
+    acts = (store.get, store.delete, lambda k: store.put(k, b""), lambda k: store.create(k, b""))
     for key, act in itertools.product(NO_KEYS, acts):
         with pytest.raises(StoreError):
             act(key)

@@ -72,7 +72,7 @@ def test_names_and_facts(place: Place) -> None:
     assert place.substrate.leader_address(JOB, 0)
 
 
-def test_a_node_runs_and_says_how_it_ended(place: Place) -> None:
+def test_a_node_runs_and_reports_its_end(place: Place) -> None:
     handle = place.launch(place.plan("echo hello", "exit 3"))
     assert (handle.rank, handle.attempt) == (0, 0)
     status = over(handle)
@@ -124,7 +124,7 @@ def test_force_ends_a_deaf_command(place: Place) -> None:
     assert over(handle).reason == "stopped"
 
 
-def test_stopping_and_removing_what_is_over_is_no_error(place: Place) -> None:
+def test_stopping_and_removing_an_ended_node_is_no_error(place: Place) -> None:
     handle = place.launch(place.plan("true"))
     over(handle)
     handle.stop(reason="late")

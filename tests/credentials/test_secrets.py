@@ -19,7 +19,7 @@ from prefect_bt.errors import SecretError
 VALUE = 's3cr3t "Pä/ss+w0rd"'
 
 
-def test_looks_in_order_and_reports_what_is_missing_everywhere() -> None:
+def test_looks_in_order_and_reports_names_that_are_missing_everywhere() -> None:
     sources = [
         InMemorySecrets({"a": "1"}, label="one"),
         InMemorySecrets({"a": "2", "b": "3"}, "two"),
@@ -200,7 +200,7 @@ def test_masks_bytes_in_hex_and_what_other_libraries_escape(spelled: str) -> Non
 
 
 @pytest.mark.parametrize("text", [VALUE[::-1], VALUE.upper(), f"{VALUE[:5]}\x1b[0m{VALUE[5:]}"])
-def test_what_is_not_masked(text: str) -> None:
+def test_spellings_that_are_not_masked(text: str) -> None:
     """Check the limits that docs/logs.md names."""
     assert Redactor([VALUE])(text) == text
 

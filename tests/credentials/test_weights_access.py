@@ -122,7 +122,7 @@ def test_a_key_of_google_that_is_no_key_is_a_sentence() -> None:
     assert "planted" not in str(caught.value)
 
 
-def test_google_identity_names_what_is_needed(
+def test_google_identity_names_missing_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)

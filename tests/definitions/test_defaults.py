@@ -125,11 +125,7 @@ CASES = [
             "enable_baseten_workdir": True,
         },
     ),
-    (
-        d.TrainingProject,
-        {"name": "p", "job": {"image": {"base_image": "x"}}},
-        {"team_name": None},
-    ),
+    (d.TrainingProject, {"name": "p", "job": {"image": {"base_image": "x"}}}, {"team_name": None}),
     (d.LoRADetails, {}, {"rank": 16}),
     (d.FullCheckpoint, CHECKPOINT, {"model_weight_format": d.ModelWeightsFormat.FULL}),
     (d.WhisperCheckpoint, CHECKPOINT, {"model_weight_format": d.ModelWeightsFormat.WHISPER}),

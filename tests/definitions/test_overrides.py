@@ -56,12 +56,7 @@ TABLE = [
     ({"node_count": 2}, lambda p: p.job.compute.node_count, 2, "--node-count"),
     ({"entrypoint": "new"}, lambda p: p.job.runtime.start_commands, ["new"], "--entrypoint"),
     ({"priority": 0}, lambda p: p.job.priority, 0, "--priority"),
-    (
-        {"spot": True},
-        lambda p: p.job.compute.availability_model,
-        AvailabilityModel.SPOT,
-        None,
-    ),
+    ({"spot": True}, lambda p: p.job.compute.availability_model, AvailabilityModel.SPOT, None),
 ]
 
 

@@ -82,7 +82,7 @@ def test_nested_models_may_be_dicts():
     assert job.weights[0].auth.auth_secret_name == "s"
 
 
-def test_dicts_of_checkpoint_references_are_told_apart():
+def test_dicts_of_checkpoint_references_are_distinguished():
     config = LoadCheckpointConfig(
         checkpoints=[
             {},

@@ -77,12 +77,7 @@ def running_site(
 ) -> Iterator[Site]:
     """Create a machine that uses the Prefect server of `api`, variables that Prefect reads."""
     address = {"DOCKER_HOST": own.address} if own else {}
-    environment = {
-        **machine_environment(root),
-        "PREFECT_BT_SUBSTRATE": "docker",
-        **api,
-        **address,
-    }
+    environment = {**machine_environment(root), "PREFECT_BT_SUBSTRATE": "docker", **api, **address}
     machine = Machine(root, environment)
     yield Site(machine, engine, image)
     end_processes(machine)

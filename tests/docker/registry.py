@@ -48,11 +48,7 @@ class Registry:
 
 @contextlib.contextmanager
 def running_registry(
-    folder: Path,
-    *,
-    with_login: bool,
-    address: str = "127.0.0.1",
-    tls: Path | None = None,
+    folder: Path, *, with_login: bool, address: str = "127.0.0.1", tls: Path | None = None
 ) -> Iterator[Registry]:
     """`tls` is the file of a certificate and its key."""
     port = free_port()

@@ -236,10 +236,7 @@ def test_processes_that_outlive_the_kill_end_with_the_container(
 
 @pytest.mark.parametrize(
     ("phase", "left"),
-    [
-        (NodePhase.FLUSHING, 0.0),
-        pytest.param(NodePhase.DONE, 1000.0, marks=pytest.mark.extended),
-    ],
+    [(NodePhase.FLUSHING, 0.0), pytest.param(NodePhase.DONE, 1000.0, marks=pytest.mark.extended)],
 )
 def test_a_container_that_outlives_its_node_is_removed(
     rig: DockerRig, phase: NodePhase, left: float, monkeypatch: pytest.MonkeyPatch

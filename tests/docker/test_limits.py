@@ -8,15 +8,9 @@ import pytest
 
 from prefect_bt.planning.plan import Resources
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
-from tests.node_agent.rig import (
-    own_lines,
-    wait_line,
-)
+from tests.node_agent.rig import own_lines, wait_line
 
-from .node_rig import (
-    DockerRig,
-    record_of,
-)
+from .node_rig import DockerRig, record_of
 
 pytestmark = [pytest.mark.integration]
 

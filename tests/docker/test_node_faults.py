@@ -219,7 +219,7 @@ def test_images_that_cannot_be_used(rig: DockerRig, engine: docker.APIClient) ->
         remove_image(engine, image)
 
 
-def test_what_is_not_there(rig: DockerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_images_weights_and_gpus(rig: DockerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """No image, no weights, no GPU: nothing is left of the node."""
     with pytest.raises(SubstrateError, match=r"(?i)no such image") as caught:
         rig.launch("true", image="prefect-bt-test/nowhere:1")

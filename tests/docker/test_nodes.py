@@ -19,13 +19,7 @@ from prefect_bt.node_agent.commands.container_runner import ContainerRunner, Con
 from prefect_bt.node_agent.commands.runner import ExitStatus
 from prefect_bt.planning.plan import Resources, Volume, VolumeKind, WorkspacePlan
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
-from tests.node_agent.rig import (
-    all_lines,
-    own_lines,
-    wait_line,
-    wait_over,
-    with_checkpoints,
-)
+from tests.node_agent.rig import all_lines, own_lines, wait_line, wait_over, with_checkpoints
 
 from .node_rig import (
     DockerRig,
@@ -317,7 +311,7 @@ def test_what_does_not_want_to_end(
         assert bare.finish()[0] == ExitStatus(137, 9)
 
 
-def test_what_is_no_whole_order_is_not_followed(
+def test_an_incomplete_order_is_not_followed(
     engine: docker.APIClient, base_image: str, tmp_path: Path
 ) -> None:
     """As when an agent is killed in the middle of one."""

@@ -53,7 +53,7 @@ mknod /tmp/pipe p && echo pipes are left
 """
 
 
-def test_a_container_has_what_is_documented_and_no_more(rig: DockerRig) -> None:
+def test_a_container_has_the_documented_privileges_only(rig: DockerRig) -> None:
     """It makes no device on a folder of the machine, and leaves it most of its processes."""
     handle = rig.launch(f"{SHOW}; echo shown; {DEVICES} echo told; sleep 300")
     wait_line(handle, "told")

@@ -110,7 +110,7 @@ def test_a_login_a_pin_and_nothing_the_second_time(
     forget(engine, first)
 
 
-def test_the_wrong_password_is_told_apart_from_none(
+def test_a_wrong_password_has_another_message_than_none(
     engine: docker.APIClient, image: tuple[str, str], registry: Registry
 ) -> None:
     name, _ = image
@@ -188,7 +188,7 @@ def test_a_tag_that_moves_leaves_the_pin(
     forget(engine, after)
 
 
-def test_what_is_not_there(
+def test_missing_images_are_not_found(
     engine: docker.APIClient, image: tuple[str, str], registry: Registry
 ) -> None:
     for name in (f"{registry.host}/team/train:none", f"{registry.host}/team/none:1"):

@@ -49,7 +49,7 @@ def patient_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_halt_is_noticed_begun_again_and_told(
+def test_a_halted_pull_is_repeated_and_reported(
     engine: docker.APIClient,
     stored: str,
     line: Line,
@@ -92,7 +92,7 @@ def test_a_halt_that_ends_costs_a_try(
     engine.remove_image(pulled.id, force=True)
 
 
-def test_a_registry_that_says_nothing_at_all(
+def test_a_registry_that_does_not_answer(
     engine: docker.APIClient, stored: str, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "0.3")

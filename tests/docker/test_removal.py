@@ -44,7 +44,7 @@ def test_a_network_with_active_endpoints_is_removed_later(
     assert len(refused) == 3
 
 
-def test_a_network_that_a_job_left_is_told_from_one_that_the_engine_keeps(
+def test_a_network_of_a_job_is_distinguished_from_one_that_the_engine_keeps(
     engine: docker.APIClient, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (network,) = engine.networks(filters={"label": label})

@@ -132,7 +132,7 @@ print("Node", given["--node-rank"], "of", given["--nnodes"], "met the other:", s
 """Meets the other node where torchrun would, and trains nothing."""
 
 
-def test_two_nodes_meet_where_torchrun_is_told(
+def test_two_nodes_meet_at_the_address_of_torchrun(
     push: Callable[..., Trained], tmp_path: Path
 ) -> None:
     program = tmp_path / "bin" / "torchrun"

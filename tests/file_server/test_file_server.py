@@ -255,7 +255,7 @@ def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
     assert known is not None and known.process.pid == process.pid
 
 
-def test_one_that_cannot_start_says_why(shelf: Shelf):
+def test_a_server_that_cannot_start_reports_the_reason(shelf: Shelf):
     environment = {**os.environ, "PYTHONPATH": str(shelf.folder)}
     (shelf.folder / "aiohttp.py").write_text("raise ImportError('no such thing here')")
     with pytest.raises(ServerError, match="no such thing here"):
@@ -279,7 +279,7 @@ def test_in_the_foreground(shelf: Shelf):
 
 
 @pytest.mark.parametrize("bad", ["", "a/objects/b", f"{JOB}/objects/", f"x/{KEY}", f"{KEY}/../x"])
-def test_what_is_no_checkpoint_file(bad: str):
+def test_keys_of_no_checkpoint_file(bad: str):
     assert not is_servable(bad)
     assert is_servable(KEY)
 

@@ -149,7 +149,7 @@ def test_a_folder_that_becomes_a_link_while_it_is_listed(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_a_user_deletes_what_is_closed_to_it() -> None:
+def test_a_user_deletes_closed_folders() -> None:
     """Delete as a user without rights over others' files; modes close nothing to root."""
     with tempfile.TemporaryDirectory(prefix="pbt-trees-", dir="/var/tmp") as name:
         os.chown(name, NOBODY, NOBODY)

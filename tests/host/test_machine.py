@@ -108,7 +108,7 @@ def test_a_claimed_gpu_is_nobody_elses_until_it_is_let_go(driver: Path, tmp_path
         os.close(descriptor)
 
 
-def test_a_node_that_gets_no_gpu_says_so(rig: Rig) -> None:
+def test_a_node_that_gets_no_gpu_has_the_reason(rig: Rig) -> None:
     if list_gpus():
         pytest.skip("this machine has GPUs")
     status = wait_over(rig.launch("true", resources=Resources(gpus=8)))

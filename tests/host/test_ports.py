@@ -71,7 +71,7 @@ def test_it_is_free_again_with_its_last_holder(tmp_path: Path) -> None:
     assert third.number == first.number
 
 
-def test_who_holds_it_does_not_listen(claimed: ReservedPort) -> None:
+def test_a_reserved_port_is_not_listened_on(claimed: ReservedPort) -> None:
     assert is_port_free(claimed.number)
     with socket.create_server(("127.0.0.1", claimed.number)):
         assert not is_port_free(claimed.number)
@@ -211,7 +211,7 @@ print(ports.reserve_port("gang", state_dir=Path(sys.argv[1])).number)
     assert beside_a_stranger(tmp_path, stranger, code) == ["stranger: 100", "20100"]
 
 
-def test_a_machine_without_a_free_port_says_so(
+def test_a_machine_without_a_free_port_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(socket.create_server(("", 0))) as server:

@@ -56,7 +56,7 @@ def _own_site(request: pytest.FixtureRequest, folder: Path) -> Iterator[ClusterS
     from tests.cluster.cluster import Cluster
 
     agent: str = request.getfixturevalue("agent_image")
-    nodes = {name: {"allocatable": ROOM} for name in ("node-1", "node-2")}
+    nodes = dict.fromkeys(("node-1", "node-2"), ROOM)
     cluster = Cluster(engine, image, folder, nodes=nodes)
     cluster.start()
     namespace = "training"

@@ -85,7 +85,7 @@ def test_read_live_and_then_sealed(world: SealedWorld):
         (lambda data: data.replace(b"two", b"six"), "is damaged: its SHA-256", ["one", "six"]),
     ],
 )
-def test_what_is_changed_is_named_and_shown(world: SealedWorld, change, said: str, seen: list[str]):
+def test_a_changed_log_is_named_and_shown(world: SealedWorld, change, said: str, seen: list[str]):
     data = ended(world)
     world.ledger.store.put(world.key(), change(data))
     lines, damage = read(world)
@@ -95,7 +95,7 @@ def test_what_is_changed_is_named_and_shown(world: SealedWorld, change, said: st
     assert read(world, LineFilter(ranks=frozenset({1}))) == (["of the other"], [])
 
 
-def test_what_is_gone_is_named(world: SealedWorld):
+def test_a_missing_log_is_named(world: SealedWorld):
     ended(world)
     world.ledger.store.delete(world.key())
     lines, damage = read(world)
@@ -113,7 +113,7 @@ def test_followed_it_is_named_once(world: SealedWorld):
     assert len(logs.corruption) == 1
 
 
-def test_an_outcome_of_an_older_version_says_nothing(world: SealedWorld):
+def test_an_outcome_of_an_older_version_proves_nothing(world: SealedWorld):
     world.seal()
     world.ledger.end_attempt(world.record.id, Outcome(0, JobState.FAILED))
     world.ledger.store.put(world.key(), b"1 x\n")

@@ -211,7 +211,7 @@ def test_an_unfinished_last_line_is_shown(world: World):
     assert texts(list(world.logs().read_new(include_partial=True))) == ["whole", "cut"]
 
 
-def test_a_substrate_out_of_reach_leaves_what_is_sealed(world: World):
+def test_without_a_substrate_the_sealed_logs_are_read(world: World):
     world.begin()
     world.write(1, "kept")
     world.end_attempt()

@@ -130,7 +130,7 @@ def test_other_attempts_are_not_touched(place: Place):
 
 
 @pytest.mark.parametrize("broken", [0, 4, 6])
-def test_what_cannot_be_read_is_said_in_the_log(place: Place, broken: int):
+def test_a_part_that_cannot_be_read_is_noted_in_the_log(place: Place, broken: int):
     (sealed,) = place.seal(Node(0, b"1 a\n2 b\n", broken=broken))
     stored = place.stored()
     assert sealed == facts(0, stored, stored.count(b"\n"))
@@ -237,7 +237,7 @@ def test_a_scratch_folder_that_cannot_be_made(place: Place):
     assert place.seal(Node(0, b"1 a\n")) == (facts(0, b"1 a\n", 1),)
 
 
-def test_a_store_that_refuses_is_told(tmp_path: Path):
+def test_a_store_that_refuses_is_an_error(tmp_path: Path):
     place = Place(tmp_path)
     (tmp_path / "store").mkdir(exist_ok=True)
     (tmp_path / "store" / "training_projects").write_text("in the way")

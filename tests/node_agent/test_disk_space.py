@@ -48,7 +48,7 @@ class Disk:
         (0, 0, True),
     ],
 )
-def test_what_is_too_little(free: int, total: int, has_room: bool):
+def test_too_little_free_space(free: int, total: int, has_room: bool):
     assert DiskSpace(lambda: (free, total)).check(1) is has_room
 
 
@@ -70,7 +70,7 @@ def test_it_is_looked_at_now_and_then(clock: list[float]):
     assert len(looks) == 3
 
 
-def test_a_disk_that_tells_nothing_counts_as_roomy():
+def test_a_disk_that_cannot_be_measured_counts_as_roomy():
     def measure() -> tuple[int, int]:
         raise OSError(38, "Function not implemented")
 

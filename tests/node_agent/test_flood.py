@@ -65,7 +65,7 @@ def test_fifty_thousand_lines_a_second(rig: Rig) -> None:
     assert 0 < most < PEAK_KB
 
 
-def test_what_is_no_line_of_text(rig: Rig) -> None:
+def test_output_that_is_no_line_of_text(rig: Rig) -> None:
     handle, most = run_to_its_end(rig, ODD)
     lines = own_lines(handle)
     assert sum(len(line) for line in lines if set(line) == {"x"}) == 10_000_000

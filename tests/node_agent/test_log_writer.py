@@ -153,7 +153,7 @@ def test_memory_is_bounded_by_the_longest_line(tmp_path: Path) -> None:
     assert log.path.stat().st_size > 6_400_000
 
 
-def test_a_full_disk_loses_lines_and_says_how_many(
+def test_a_full_disk_loses_lines_and_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(tmp_path)

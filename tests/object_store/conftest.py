@@ -2,8 +2,10 @@
 
 import pytest
 
+from prefect_bt.object_store import open_store
 from tests.checkpoints.buckets import Bucket, use
 from tests.object_store.faulty import FaultyServer
+from tests.object_store.small import retry_at_once, use_small_parts
 from tests.s3_server import shared_s3
 
 
@@ -26,3 +28,15 @@ def bucket(server):
     made = Bucket(server.upstream)
     yield made
     made.empty()
+
+
+@pytest.fixture
+def store(bucket):
+    """As patient as a user's: a server that is slow but alive fails no test."""
+    return open_store(bucket.url)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    use_small_parts(monkeypatch)
+    retry_at_once(monkeypatch)

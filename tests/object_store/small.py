@@ -15,10 +15,7 @@ PART = 64 << 10
 def use_small_parts(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """Cut uploads and downloads at PART, until `monkeypatch` is undone or the process ends."""
     patch = monkeypatch or pytest.MonkeyPatch()
-    for module, name in (
-        (multipart, "MIN_PART_BYTES"),
-        (bucket, "_CHUNK_BYTES"),
-    ):
+    for module, name in ((multipart, "MIN_PART_BYTES"), (bucket, "_CHUNK_BYTES")):
         patch.setattr(module, name, PART)
 
 

@@ -119,7 +119,7 @@ def _size(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 5, (16 << 20) - 1, 16 << 20, (48 << 20) + 7])
-def test_upload_exact_copies_hashes_and_tells(tmp_path, size):
+def test_upload_exact_copies_hashes_and_reports_bytes(tmp_path, size):
     source = tmp_path / "source"
     data = os.urandom(1 << 20) * (size // (1 << 20)) + os.urandom(size % (1 << 20))
     source.write_bytes(data)
@@ -181,7 +181,7 @@ def test_a_folder_in_the_way(tmp_path):
         store.create("a", b"")
 
 
-def test_a_name_too_long_says_so(tmp_path):
+def test_a_name_that_is_too_long_is_an_error(tmp_path):
     with pytest.raises(StoreError, match="too long"):
         DiskStore(tmp_path).put("x" * 300, b"")
 
@@ -192,7 +192,7 @@ def tiny_disk(tmp_path):
         yield folder
 
 
-def test_a_full_disk_says_so_and_stays_clean(tiny_disk, tmp_path):
+def test_a_full_disk_is_an_error_and_stays_clean(tiny_disk, tmp_path):
     source = tmp_path / "source"
     source.write_bytes(b"x" * (2 << 20))
     digest = sha256(source.read_bytes()).hexdigest()

@@ -25,9 +25,9 @@ from tests.object_store.faulty import (
     SetHeader,
     Truncate,
 )
-from tests.object_store.small import PART, retry_at_once, use_small_parts
+from tests.object_store.small import PART
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick")]
 
 LARGE = 3 * PART + 1234
 """Four parts."""
@@ -42,18 +42,6 @@ PASSING = [
     LoseAnswer(),
     FlipUpload(strip=False),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    use_small_parts(monkeypatch)
-    retry_at_once(monkeypatch)
-
-
-@pytest.fixture
-def store(bucket):
-    """As patient as a user's: a server that is slow but alive fails no test."""
-    return open_store(bucket.url)
 
 
 @pytest.fixture
@@ -207,7 +195,7 @@ def test_etags_that_are_no_md5s(server, bucket, store):
     ],
     ids=str,
 )
-def test_what_is_read_is_whole(server, opened, fault, tmp_path):
+def test_read_bytes_are_complete(server, opened, fault, tmp_path):
     data, store = os.urandom(60_000), opened(fault)
     store.put("x", data)
     server.on(fault, method="GET", times=1)

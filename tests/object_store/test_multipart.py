@@ -7,14 +7,14 @@ from hashlib import sha256
 import pytest
 
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store import multipart, open_store
+from prefect_bt.object_store import multipart
 from tests.checkpoints.buckets import Bucket
 from tests.checkpoints.running import wait_for
 from tests.forked import Forked
 from tests.object_store.faulty import Answer, Hang
-from tests.object_store.small import PART, retry_at_once, use_small_parts
+from tests.object_store.small import PART
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick")]
 
 OF_USERS = multipart.MIN_PART_BYTES
 PARTS = 6
@@ -48,17 +48,6 @@ with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda key: store.upload_verified(key, source, sha256=sys.argv[3]), "ab"))
 print(most() - before)
 """
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    use_small_parts(monkeypatch)
-    retry_at_once(monkeypatch)
-
-
-@pytest.fixture
-def store(bucket):
-    return open_store(bucket.url)
 
 
 @pytest.fixture
@@ -220,7 +209,7 @@ def test_an_upload_needs_little_memory(upstream, server, tmp_path):
     assert int(out) < 30, "MiB; both files have 80"
 
 
-def test_what_was_begun_is_told_and_given_up(bucket, store):
+def test_unfinished_uploads_are_listed_and_aborted(bucket, store):
     unfinished = []
     for key in ("some/prefix/weights/blobs/ab/cd", "some/prefix/training_projects/p/jobs/j/x", "y"):
         made = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)

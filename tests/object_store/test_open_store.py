@@ -61,7 +61,7 @@ def test_a_malformed_bucket_shows_a_right_one(url, example):
         ("cw://team/p", "https://team.cwobject.com/p/x?"),
     ],
 )
-def test_who_answers_for_a_bucket(monkeypatch, url, start):
+def test_the_server_of_a_bucket(monkeypatch, url, start):
     """Both libraries agree on it. CoreWeave refuses buckets that are part of the path."""
     use(monkeypatch, "http://nobody")
     monkeypatch.delenv("AWS_ENDPOINT_URL")

@@ -13,11 +13,7 @@ from prefect_bt.substrates.protocol import Capacity
 GIB = 1024**3
 LAPTOP = Capacity(cpus=4, memory=8 * GIB, gpus=0, disk=100 * GIB)
 CONTEXT = PlanContext(
-    job_id="abc1234",
-    job_name="job-1",
-    project_id="pr0j3ct",
-    store="file:///store",
-    capacity=LAPTOP,
+    job_id="abc1234", job_name="job-1", project_id="pr0j3ct", store="file:///store", capacity=LAPTOP
 )
 
 

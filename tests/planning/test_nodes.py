@@ -16,7 +16,7 @@ from prefect_bt.substrates.protocol import Enforcement
 from .laptop import CONTEXT, LAPTOP, problems, project, runtime
 
 
-def test_many_nodes_on_one_machine_are_told_so() -> None:
+def test_many_nodes_on_one_machine_have_a_note() -> None:
     plan = plan_gang(project(compute={"node_count": 6}), CONTEXT)
     assert any("All 6 nodes share this machine's 4 CPUs and 8.0Gi" in note for note in plan.notes)
     assert not any("nodes share" in note for note in plan_gang(project(), CONTEXT).notes)
@@ -66,7 +66,7 @@ def test_every_row_of_5_1_on_a_single_node() -> None:
     assert node.secret_environment == {"TOKEN": "hf_access_token"}
 
 
-def test_what_is_off_sets_no_variable() -> None:
+def test_disabled_options_set_no_variable() -> None:
     node = plan_gang(project(enable_baseten_workdir=False), CONTEXT).nodes[0]
     absent = {"BT_WORKING_DIR", "BT_CHECKPOINT_DIR", "BT_LOAD_CHECKPOINT_DIR", "BT_RW_CACHE_DIR"}
     assert not absent & set(node.environment)
@@ -128,7 +128,7 @@ def test_a_jobs_name_is_exported_as_the_name_of_a_folder(
     assert bool(told) == (name != exported)
 
 
-def test_what_has_no_effect_yet_is_said_and_only_that() -> None:
+def test_fields_without_effect_are_noted_and_no_others() -> None:
     session = {"timeout_minutes": 30}
     spot = {"availability_model": "spot"}
     given = project(priority=5, compute=spot, interactive_session=session)
@@ -161,7 +161,7 @@ def test_a_store_that_nodes_cannot_use_is_refused() -> None:
     assert problems(project(), replace(IN_PODS, capacity=capacity)) == (capacity.store_problem,)
 
 
-def test_a_pod_asks_for_what_its_definition_says() -> None:
+def test_a_pod_requests_the_values_of_its_definition() -> None:
     """There is no machine whose share it could get."""
     compute = {"node_count": 3, "cpu_count": 6, "memory": "24Gi", "accelerator": "H100:8"}
     [*nodes] = plan_gang(project(compute=compute), IN_PODS).nodes
@@ -183,7 +183,7 @@ def test_limits_of_a_pod_have_shared_memory() -> None:
     assert 0 < node.resources.shared_memory < node.resources.memory
 
 
-def test_limits_of_a_pod_with_gpus_are_what_is_asked_too() -> None:
+def test_limits_of_a_pod_with_gpus_are_its_requests() -> None:
     limits = replace(CLUSTER, enforcement=Enforcement.LIMITS)
     compute = {"cpu_count": 6, "memory": "24Gi", "accelerator": "H100:8"}
     [node] = plan_gang(project(compute=compute), replace(IN_PODS, capacity=limits)).nodes

@@ -187,7 +187,7 @@ RESERVED, LIMITS, NONE = Enforcement.RESERVED, Enforcement.LIMITS, Enforcement.N
         ),
     ],
 )
-def test_the_plan_says_what_a_node_gets_and_why(
+def test_the_plan_has_the_share_of_a_node_and_the_reason(
     enforcement: Enforcement, compute: dict[str, object], line: str
 ) -> None:
     plan = planned(replace(FOUR, enforcement=enforcement), compute)

@@ -16,9 +16,7 @@ from prefect_bt.substrates.protocol import Capacity
 from .laptop import CONTEXT, GIB, problems
 
 RECIPES = Path(__file__).parents[1] / "fixtures" / "recipes"
-REFUSED = {
-    "train_and_deploy/config.py": "interactive_session.trigger is on_failure",
-}
+REFUSED = {"train_and_deploy/config.py": "interactive_session.trigger is on_failure"}
 """What this version cannot do yet, and nothing else."""
 
 

@@ -15,7 +15,7 @@ from .laptop import CONTEXT, problems, project
 
 
 @pytest.mark.parametrize("source", ["hf://a/b/c", "hf://a/", "hf://a//b", "hf://@main"])
-def test_refuses_what_is_no_repository(source: str) -> None:
+def test_refuses_names_that_are_no_repository(source: str) -> None:
     given = project(weights=[{"source": source, "mount_location": "/w"}])
     assert "is not a repository; write hf://owner/repo" in problems(given)[0]
 
@@ -29,8 +29,7 @@ def test_accepts_a_repository(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["file:///data/models/base", "bt://project", "bt://project@abc1234/checkpoint-10"],
+    "source", ["file:///data/models/base", "bt://project", "bt://project@abc1234/checkpoint-10"]
 )
 def test_folders_and_checkpoints_of_this_store_are_weights_too(source: str) -> None:
     """Ours: Baseten has neither scheme. tests/weights shows that they are mirrored and mounted."""

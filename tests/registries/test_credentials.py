@@ -98,7 +98,7 @@ def test_a_password_may_hold_colons() -> None:
 @pytest.mark.parametrize(
     "text", ["", PLANTED, f":{PLANTED}", f"{PLANTED}:", f"a:{PLANTED}\nb", f"a:{PLANTED}\x00"]
 )
-def test_what_is_no_login(text: str) -> None:
+def test_invalid_logins(text: str) -> None:
     trouble = refused("ghcr.io/team/train", LOGIN, ghcr=text)
     assert trouble.message == "the secret 'ghcr' is no login"
     assert "username:password" in trouble.next_step
@@ -122,13 +122,13 @@ def test_a_google_key_is_the_password_as_it_is() -> None:
         json.dumps({"type": "service_account", PLANTED: "x"}),
     ],
 )
-def test_what_is_no_google_key(text: str) -> None:
+def test_invalid_google_keys(text: str) -> None:
     trouble = refused("us-docker.pkg.dev/project/r/train:1", GOOGLE, gcp=text)
     assert "the secret 'gcp' is no" in trouble.message
     assert "private_key" in trouble.next_step
 
 
-def test_what_is_no_amazon_key() -> None:
+def test_invalid_amazon_keys() -> None:
     host = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/train"
     trouble = refused(host, AMAZON, **{"key-id": f"a b {PLANTED}", "key": PLANTED})
     assert trouble.message == "the secret 'key-id' is not an access key's id"

@@ -29,7 +29,7 @@ def event(status: str, layer: str = "899816a86b34", **detail: int) -> dict[str, 
     return {"status": status, "progressDetail": detail, "id": layer}
 
 
-def test_what_is_here_counts_as_done_and_the_tag_is_no_layer() -> None:
+def test_present_layers_count_as_done_and_the_tag_is_no_layer() -> None:
     seen = layers().snapshot(0.0)
     assert (seen.items_done, seen.items_total) == (1, 3)
     assert (seen.bytes_done, seen.bytes_total) == (100, 1000)
@@ -37,7 +37,7 @@ def test_what_is_here_counts_as_done_and_the_tag_is_no_layer() -> None:
     assert seen.seconds_left is None
 
 
-def test_a_layer_that_came_is_whole_whatever_was_told_last() -> None:
+def test_a_complete_layer_is_whole_whatever_was_reported_last() -> None:
     made = layers(event("Verifying Checksum"))
     assert made.snapshot(0.0).bytes_done == 1000
     made.update(event("Extracting", current=10, total=1000))

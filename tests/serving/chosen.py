@@ -12,11 +12,7 @@ from prefect_bt.serving.served_model import (
     SelectedCheckpoint,
 )
 
-FULL, LORA, WHISPER = (
-    ModelWeightsFormat.FULL,
-    ModelWeightsFormat.LORA,
-    ModelWeightsFormat.WHISPER,
-)
+FULL, LORA, WHISPER = (ModelWeightsFormat.FULL, ModelWeightsFormat.LORA, ModelWeightsFormat.WHISPER)
 DOWNLOADED = "/tmp/training_checkpoints"
 HUB_BASE = BaseModel("org/base-7b", "hf://org/base-7b", mount_location=f"{DOWNLOADED}/base")
 

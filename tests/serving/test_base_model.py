@@ -22,7 +22,7 @@ def test_two_bases(shop):
     assert base_of(shop, job, "a", "b", base_model="org/three").source == "hf://org/three"
 
 
-def test_an_adapter_that_does_not_tell_its_base(shop):
+def test_an_adapter_without_the_name_of_its_base(shop):
     job = shop.job()
     files = lora() | {"adapter_config.json": folders.text({"peft_type": "LORA", "r": 8})}
     shop.commit(job, {"a": files})

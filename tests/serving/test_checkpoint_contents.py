@@ -87,10 +87,7 @@ def test_a_configuration_without_weights(shop):
         (folders.distributed(), "FSDP"),
         (folders.verl(), "FSDP"),
         (folders.megatron(), "Megatron"),
-        (
-            {k: v for k, v in folders.deepspeed().items() if k != "model.safetensors"},
-            "DeepSpeed",
-        ),
+        ({k: v for k, v in folders.deepspeed().items() if k != "model.safetensors"}, "DeepSpeed"),
     ],
 )
 def test_weights_that_are_spread_over_processes(shop, files, by):

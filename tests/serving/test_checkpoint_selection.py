@@ -280,7 +280,7 @@ def test_a_config_loads_unchanged(shop):
     assert choice.models[0].folder == f"/models/ckpts/{job.id}/rank-0/checkpoint-10"
 
 
-def test_the_rank_that_a_config_says_itself(shop):
+def test_the_rank_in_a_config(shop):
     job = shop.job()
     shop.commit(job, {"a": lora()})
     said = LoRACheckpoint(
@@ -300,7 +300,7 @@ def test_a_config_that_calls_it_something_else(shop):
     assert "Write LoRACheckpoint(...)." in str(caught.value)
 
 
-def test_a_config_names_a_format_that_nothing_tells(shop):
+def test_a_config_names_a_format_that_no_file_shows(shop):
     job = shop.job()
     files = {"model.safetensors": folders.safetensors(), "tokenizer.json": b"{}"}
     shop.commit(job, {"a": files})
@@ -328,7 +328,7 @@ def test_names_that_no_deployment_has(name):
     assert check_model_name("My-model_1.0") == "My-model_1.0"
 
 
-def test_chat_templates_that_differ_are_told(shop):
+def test_chat_templates_that_differ_are_noted(shop):
     job = shop.job()
     shop.commit(job, {"a": lora() | TEMPLATE, "b": lora()})
     alone = select(shop, job, "a")

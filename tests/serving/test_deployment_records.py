@@ -86,7 +86,7 @@ def test_the_last_wish_counts(deployments: DeploymentLedger) -> None:
         assert deployments.get_desired_revision(NAME) == number
 
 
-def test_what_is_not_there_is_said(deployments: DeploymentLedger) -> None:
+def test_missing_deployments_and_revisions_are_named(deployments: DeploymentLedger) -> None:
     deployments.ensure_deployment("there")
     with pytest.raises(NotFoundError, match="there"):
         deployments.get_deployment("elsewhere")

@@ -81,7 +81,7 @@ def test_checkpoints_that_lie_in_each_other_are_mounted_beside_each_other(shop):
     assert not [(one, two) for one in mounts for two in mounts if two.startswith(f"{one}/")]
 
 
-def test_what_is_installed_and_where():
+def test_which_packages_are_installed_and_where():
     one = choice(lora())
     assert len(served(one).project.job.runtime.start_commands) == 1
     brought, command = served(one, install_requirements=True).project.job.runtime.start_commands

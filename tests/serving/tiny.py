@@ -111,8 +111,7 @@ def write_whisper(folder: Path) -> None:
 def adapter(base: LlamaForCausalLM, *, rank: int, seed: int) -> PeftModel:
     torch.manual_seed(seed)
     adapted = get_peft_model(
-        base,
-        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj", "o_proj"]),
+        base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj", "o_proj"])
     )
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:

@@ -136,7 +136,7 @@ def test_reservations_stay_within_what_the_engine_takes() -> None:
     assert (given["cpu_shares"], given["mem_reservation"]) == (262144, 6 * 1024**2)
 
 
-def test_limits_are_enforced_where_the_substrate_says_so() -> None:
+def test_limits_are_enforced_if_the_substrate_requires_it() -> None:
     given = render_host_config(limited(cpus=2, memory=8 * GIB), ENGINE)
     assert not {"cpu_shares", "mem_reservation", "oom_score_adj"} & given.keys()
     assert given["nano_cpus"] == 2 * 10**9
@@ -270,7 +270,7 @@ def test_engines_in_a_virtual_machine() -> None:
         ("something that nobody has heard of", "launch_failed"),
     ],
 )
-def test_what_the_engine_says_has_a_cause_and_a_cure(said: str, cause: str) -> None:
+def test_a_message_of_the_engine_has_a_cause_and_a_remedy(said: str, cause: str) -> None:
     error = engine_error(said, action="started", rank=3)
     assert (error.cause, error.rank) == (cause, 3)
     assert f"rank 3 could not be started: {said}" in str(error)

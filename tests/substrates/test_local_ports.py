@@ -40,7 +40,7 @@ def told(rig: Rig, **changes: object) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_every_node_of_a_gang_is_told_the_same(rig: Rig) -> None:
+def test_every_node_of_a_gang_gets_the_same_variables(rig: Rig) -> None:
     handles = [rig.launch(TELL, rank=rank, group_size=3) for rank in range(3)]
     assert [wait_over(handle).exit_code for handle in handles] == [0, 0, 0]
     said = [own_lines(handle) for handle in handles]
@@ -135,7 +135,7 @@ def test_a_gang_that_could_not_be_launched_holds_none(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_another_process_that_launches_a_rank_tells_it_the_same(rig: Rig) -> None:
+def test_another_process_that_launches_a_rank_gives_it_the_same_port(rig: Rig) -> None:
     number = port_of(rig, group_size=2)
     rig.substrate = LocalProcessSubstrate(rig.state, orphan_deadline=None)
     assert port_of(rig, group_size=2, rank=1) == number

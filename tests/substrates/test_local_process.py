@@ -159,7 +159,7 @@ def test_a_damaged_workspace_is_never_run(rig: Rig, tmp_path: Path) -> None:
     assert "never" not in all_lines(handle)
 
 
-def test_a_workspace_that_is_not_there_is_said(rig: Rig) -> None:
+def test_a_missing_workspace_is_named(rig: Rig) -> None:
     missing = WorkspacePlan("/b10/workspace", "p/none.tar", "", 1)
     status, _ = rig.run("echo never", workspace=missing)
     assert status.started_at is None

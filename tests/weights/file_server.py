@@ -160,9 +160,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     trusted, served = folder / "cert.pem", folder / "server.pem"
     trusted.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     served.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
     return trusted, served

@@ -75,5 +75,5 @@ def test_what_a_killed_process_had_in_its_hands_is_not_published(
     folder = mirrored(tmp_path).folder
     assert tree(folder) == source_here.files
     assert {path.name for path in folder.parent.iterdir()} == {
-        *("files", "manifest.json", "summary.json", "used", "leases"),
+        *("files", "manifest.json", "summary.json", "used", "leases")
     }

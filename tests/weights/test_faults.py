@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,7 @@ from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import TransientError
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
 from prefect_bt.weights.worker_threads import Closed
-from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
-from tests.s3_server import shared_s3
 
 from . import arranged, ranged
 from .arranged import LARGE, URL, Arranged, mirrored
@@ -258,28 +255,14 @@ def test_an_unknown_length(source_here: Arranged, tmp_path: Path) -> None:
 # -- stores -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["folder", "s3"])
-def store_url(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    if request.param == "folder":
-        yield str(tmp_path / "store")
-        return
-    endpoint = shared_s3()
-    use(monkeypatch, endpoint)
-    bucket = Bucket(endpoint)
-    yield bucket.url
-    bucket.empty()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "asked"])
 @pytest.mark.parametrize("harm", ["gone", "cut off", "flipped"])
 def test_a_damaged_copy_is_made_good(
-    source_here: Arranged, tmp_path: Path, store_url: str, harm: str, pinned: bool
+    source_here: Arranged, tmp_path: Path, url: str, harm: str, pinned: bool
 ) -> None:
     source_here.files["large.bin"] = LARGE[: 2 << 20]
-    store = open_store(store_url)
+    store = open_store(url)
     first = mirrored(tmp_path / "a", store=store)
     manifest = StoreMirror(store).find_manifest(first.name)
     assert manifest is not None
@@ -297,7 +280,7 @@ def test_a_damaged_copy_is_made_good(
     assert third.fetched_bytes == 0, "the store has it again"
 
 
-def test_nobody_else_is_told_a_signature(
+def test_a_signature_is_in_no_file_and_no_message(
     source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signed, store = f"{URL}?signature=planted", open_store(str(tmp_path / "store"))

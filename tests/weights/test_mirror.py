@@ -125,7 +125,7 @@ def test_the_same_content_twice_is_kept_once(tmp_path: Path) -> None:
     assert disk(tmp_path / "state" / "weights" / "blobs") == len(LARGE) + 1
 
 
-def test_nobody_can_write_to_what_is_shared(tmp_path: Path) -> None:
+def test_shared_files_are_read_only(tmp_path: Path) -> None:
     folder = mirror(plan(make(tmp_path / "source", FILES)), tmp_path / "state")
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o444}
 

@@ -84,7 +84,7 @@ def test_one_bit(shelf: Shelf, source: str, at: int) -> None:
     assert len(StoreMirror(shelf.store).list_names()) == 2
 
 
-def test_what_is_missing_cut_or_added(shelf: Shelf, source: str) -> None:
+def test_missing_cut_and_added_files(shelf: Shelf, source: str) -> None:
     done = shelf.mirror(source)
     done.folder.joinpath("small.txt").unlink()
     done.folder.joinpath("stray.txt").write_text("not ours")

@@ -89,7 +89,7 @@ def test_a_missing_ignore_file_means_the_built_in_list(tmp_path: Path) -> None:
         "/*\n!/a/\n",
     ],
 )
-def test_patterns_mean_what_git_says_they_mean(tmp_path: Path, text: str) -> None:
+def test_patterns_have_the_meaning_that_git_gives_them(tmp_path: Path, text: str) -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     names = [*NAMES_FOR_GIT.split(), "name ", "name"]

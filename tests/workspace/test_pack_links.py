@@ -92,7 +92,7 @@ def test_direct_points_a_link_through_a_dropped_folder_link_at_the_real_file(
     assert pack() == {**PLAIN, "link": "-> sub/deep.txt", "round": "-> real.txt"}
 
 
-def test_direct_drops_a_link_to_a_folder_and_says_so(source: Path, tmp_path: Path) -> None:
+def test_direct_drops_a_link_to_a_folder_with_a_note(source: Path, tmp_path: Path) -> None:
     (source / "alias").symlink_to("sub")
     packed = pack_workspace(plan_layout(source), tmp_path / "out.tar")
     assert packed.file_count == 2

@@ -63,7 +63,7 @@ def test_six_gibibytes_are_refused_unread(source: Path, tmp_path: Path, root: st
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_what_is_ignored_or_excluded_does_not_count(source: Path, tmp_path: Path) -> None:
+def test_ignored_and_excluded_files_do_not_count(source: Path, tmp_path: Path) -> None:
     for name in ("model.log", "data"):
         with (source / name).open("wb") as file:
             file.truncate(6 * 1024**3)

@@ -40,10 +40,7 @@ else:
 def unpack_with_little(archive: Path, target: Path) -> str:
     """Unpack in a process of little memory and five minutes of CPU time; return its output."""
     done = subprocess.run(
-        [sys.executable, "-c", UNPACK, archive, target],
-        check=False,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", UNPACK, archive, target], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()

@@ -89,8 +89,7 @@ def test_none_found(config):
 
 
 @pytest.mark.parametrize(
-    "hidden",
-    ["listed = [project]", "named = {'p': project}", "def f(p=project): return p"],
+    "hidden", ["listed = [project]", "named = {'p': project}", "def f(p=project): return p"]
 )
 def test_objects_in_containers_are_not_found(config, hidden):
     failing(config(f"{PROJECT}\n{hidden}\ndel project"), ConfigValueError)
@@ -111,9 +110,7 @@ def test_underscores_count(config):
 
 
 def test_a_project_and_what_to_deploy(config):
-    path = config(
-        PROJECT + "deploy = definitions.DeployCheckpointsConfig(model_name='m')",
-    )
+    path = config(PROJECT + "deploy = definitions.DeployCheckpointsConfig(model_name='m')")
     assert load_training_project(path).name == "p"
     assert load_deploy_checkpoints_config(path).model_name == "m"
     with pytest.raises(ConfigValueError, match="No `DeployCheckpointsConfig`"):

@@ -76,7 +76,7 @@ def test_every_public_name_is_ours_or_refused_with_a_sentence(name):
 
 @pytest.mark.skipif(not INSTALLED, reason="truss is not installed: the fixture stays unchecked")
 @pytest.mark.parametrize("name", PUBLISHED["names"])
-def test_the_fixture_is_what_is_published(name):
+def test_the_fixture_is_the_published_text(name):
     body = ast.parse(inspect.getsource(importlib.import_module(name))).body
     defined = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     if name != "truss_train":
@@ -239,7 +239,7 @@ def test_a_project_of_ours_is_itself_when_it_is_sound():
 
 
 @pytest.mark.skipif(not INSTALLED, reason="truss is not installed: no project of its classes")
-def test_a_project_of_an_installed_truss_says_the_same(brought):
+def test_a_project_of_an_installed_truss_has_the_same_values(brought):
     namespace = {}
     exec(EVERYTHING, namespace)
     theirs, ours = namespace["project"], made_of(make_stand_ins()).project
@@ -317,7 +317,7 @@ def test_another_class_of_the_same_name_is_read_field_by_field(foreign):
         ({"start_commands": [True]}, "job.runtime.start_commands[0]"),
     ],
 )
-def test_what_is_not_valid_is_refused_by_the_name_of_its_field(foreign, wrong, field):
+def test_an_invalid_value_is_refused_by_the_name_of_its_field(foreign, wrong, field):
     with pytest.raises(DefinitionError, match="The project to push") as caught:
         to_training_project(project_of(foreign, **wrong))
     assert caught.value.field == field

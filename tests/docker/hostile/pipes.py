@@ -3,11 +3,7 @@
 from .attack import Attack
 
 PIPES = (
-    Attack(
-        "reports-flood",
-        "cat /dev/zero > $PIPES/reports; sleep 100000",
-        alone=True,
-    ),
+    Attack("reports-flood", "cat /dev/zero > $PIPES/reports; sleep 100000", alone=True),
     Attack(
         "reports-forged",
         "for line in 0 0 0 ready 7 -1 99999 '' x; do echo $line > $PIPES/reports; done; sleep 100000",
@@ -34,10 +30,7 @@ PIPES = (
         endless=True,
         alone=True,
     ),
-    Attack(
-        "pipes-closed",
-        "exec 0<&- 1>&- 2>&- 3>&- 4>&- 5>&-; sleep 1; echo nothing; true",
-    ),
+    Attack("pipes-closed", "exec 0<&- 1>&- 2>&- 3>&- 4>&- 5>&-; sleep 1; echo nothing; true"),
     Attack(
         "pipes-resized",
         python="""

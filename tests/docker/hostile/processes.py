@@ -12,11 +12,7 @@ PROCESSES = (
         endless=True,
         alone=True,
     ),
-    Attack(
-        "memory-hog",
-        "tail /dev/zero; tail /dev/zero; true",
-        alone=True,
-    ),
+    Attack("memory-hog", "tail /dev/zero; tail /dev/zero; true", alone=True),
     Attack(
         "shared-memory-hog",
         python="""
@@ -86,11 +82,7 @@ PROCESSES = (
         endless=True,
         alone=True,
     ),
-    Attack(
-        "kill-all",
-        "kill -9 -1; kill -9 1; sleep 1; kill -9 -1",
-        alone=True,
-    ),
+    Attack("kill-all", "kill -9 -1; kill -9 1; sleep 1; kill -9 -1", alone=True),
     Attack(
         "stop-all",
         """
@@ -126,11 +118,7 @@ PROCESSES = (
         time.sleep(2)
         """,
     ),
-    Attack(
-        "ends-by-a-signal",
-        "kill -SEGV $$; kill -KILL $$; exit 137",
-        alone=True,
-    ),
+    Attack("ends-by-a-signal", "kill -SEGV $$; kill -KILL $$; exit 137", alone=True),
     Attack(
         "raised-limits",
         python="""

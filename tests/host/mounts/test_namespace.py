@@ -102,7 +102,7 @@ def test_weights_are_read_only_even_for_root(rig: Rig) -> None:
     assert (weights / "config.json").exists()
 
 
-def test_weights_that_are_not_published_are_said(rig: Rig) -> None:
+def test_weights_that_are_not_published_are_named(rig: Rig) -> None:
     handle = rig.launch(
         "true", volumes=(Volume(VolumeKind.WEIGHTS, "/models/x", "nokey", read_only=True),)
     )
@@ -226,7 +226,7 @@ def test_impossible_targets_are_refused(target: str) -> None:
         plan_view([Bind(Path("/tmp"), target)])
 
 
-def test_a_target_that_hides_what_is_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_target_that_hides_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ViewError, match="would hide"):
         plan_view([Bind(Path("/x"), str(tmp_path))], protected=[tmp_path / "state"])
 
@@ -279,10 +279,7 @@ def test_mapped_mode_leads_the_variables_to_folders(mapped_rig: Rig) -> None:
     )
     handle = mapped_rig.launch_plan(plan)
     assert wait_over(handle).exit_code == 0
-    assert own_lines(handle) == [
-        str(handle.folder.path / "workspace"),
-        "abc1234 /mnt/bt-scratch",
-    ]
+    assert own_lines(handle) == [str(handle.folder.path / "workspace"), "abc1234 /mnt/bt-scratch"]
     assert (handle.folder.path / "scratch/s").exists()
     assert names(mapped_rig.state / "cache/projects/k") == ["p", "z"]
     assert any("paths are mapped" in line for line in all_lines(handle))
@@ -290,7 +287,7 @@ def test_mapped_mode_leads_the_variables_to_folders(mapped_rig: Rig) -> None:
     assert (capacity.exact_paths, capacity.mapped_reason) == (False, "as asked")
 
 
-def test_mapped_mode_refuses_what_is_pinned(mapped_rig: Rig) -> None:
+def test_mapped_mode_refuses_pinned_paths(mapped_rig: Rig) -> None:
     (mapped_rig.state / "weights/trees/k/files").mkdir(parents=True)
     for volume in (
         Volume(VolumeKind.WEIGHTS, "/models/x", "k", read_only=True),

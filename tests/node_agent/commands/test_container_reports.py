@@ -54,7 +54,7 @@ def test_ready_then_a_code_for_each_order(pipe: tuple[int, int]) -> None:
         (b"x" * (MAX_REPORT_BYTES + 1), "a line without an end"),
     ],
 )
-def test_what_is_no_report_ends_it(pipe: tuple[int, int], said: bytes, why: str) -> None:
+def test_an_invalid_report_ends_it(pipe: tuple[int, int], said: bytes, why: str) -> None:
     reports = ReportReader(pipe[0])
     reports.expect_exit_code()
     os.write(pipe[1], said)

@@ -56,7 +56,7 @@ def test_nested_quotes_and_scripts_without_a_shebang(rig: Rig) -> None:
     assert [line for line in lines if line] == ["from ./run.sh", "ab"]
 
 
-def test_a_signal_is_told_as_a_shell_tells_it(rig: Rig) -> None:
+def test_a_signal_is_reported_as_by_a_shell(rig: Rig) -> None:
     status, _ = rig.run("kill -SEGV $$")
     assert (status.exit_code, status.signal) == (139, signal.SIGSEGV)
     assert not status.oom
@@ -138,7 +138,7 @@ def test_a_stop_before_the_first_command_runs_none(rig: Rig) -> None:
         assert own_lines(handle) == []
 
 
-def test_a_command_that_cannot_be_started_is_told(rig: Rig) -> None:
+def test_a_command_that_cannot_be_started_is_reported(rig: Rig) -> None:
     handle = rig.launch("echo " + "x" * 200_000)
     status = wait_over(handle)
     assert status.exit_code == 126
@@ -195,7 +195,7 @@ def test_a_pipe_held_open_does_not_hang_the_end(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_a_running_node_tells_when_it_was_active(rig: Rig) -> None:
+def test_a_running_node_reports_when_it_was_active(rig: Rig) -> None:
     handle = rig.launch("while :; do echo beat; sleep 0.2; done")
     wait_until(lambda: handle.observe().active_at is not None)
     status = handle.observe()

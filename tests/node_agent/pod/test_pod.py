@@ -20,10 +20,7 @@ from tests.planning.laptop import CONTEXT, project
 from .pod_rig import SOURCE, Pod, children_of, run, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
-SHELLS = (
-    "dash",
-    *(pytest.param(name, marks=pytest.mark.extended) for name in ("bash", "busybox")),
-)
+SHELLS = ("dash", *(pytest.param(name, marks=pytest.mark.extended) for name in ("bash", "busybox")))
 DEAF = "trap '' TERM; echo deaf; sleep 60 & while :; do wait; sleep 0.1; done"
 POLITE = "trap 'echo bye; exit 7' TERM; echo up; sleep 60 & wait"
 
@@ -94,7 +91,7 @@ def test_a_kill_ends_the_commands_and_nothing_else(pod: Pod) -> None:
     assert "node is done: exit code 137" in "\n".join(pod.log())
 
 
-def test_a_deleted_pod_is_stopped_politely_and_says_so(pod: Pod) -> None:
+def test_a_deleted_pod_is_stopped_politely_and_reports_it(pod: Pod) -> None:
     pod.start(POLITE)
     pod.wait_line("up")
     pod.signal(pod.agent, signal.SIGTERM)
@@ -229,7 +226,7 @@ def test_weights_are_mirrored_before_the_node_begins(pod: Pod) -> None:
     assert pod.log()[: len(before)] == before, "one log for both containers"
 
 
-def test_a_source_that_fails_says_why(pod: Pod) -> None:
+def test_a_failed_source_has_its_reason(pod: Pod) -> None:
     assert stage(pod, "file:///bt-nothing") == EXIT_NOT_STARTED
     status = pod.status()
     assert (status.phase, status.cause) == (NodePhase.DONE, "staging_failed")

@@ -23,11 +23,7 @@ import pytest
 
 from prefect_bt.serving.engines import transformers_server
 from prefect_bt.serving.rollout.acceptance_gate import parse_gate, run_gate
-from prefect_bt.serving.rollout.readiness import (
-    check_readiness,
-    explain_log_tail,
-    render_silence,
-)
+from prefect_bt.serving.rollout.readiness import check_readiness, explain_log_tail, render_silence
 from tests.optional import needs
 from tests.ports import free_port
 
@@ -200,7 +196,9 @@ def check_two_adapters_of_one_base_answer_each_for_itself(
         assert [complete(server, n) for n in ADAPTERS] == [first, second]
 
 
-def check_a_merged_adapter_says_what_the_adapter_says(server: Server, generated: Generated) -> None:
+def check_a_merged_adapter_generates_the_text_of_the_adapter(
+    server: Server, generated: Generated
+) -> None:
     assert complete(server, "merged") == generated["v0/checkpoint-20"]
 
 
@@ -312,7 +310,7 @@ CHECKS = [
     check_every_chosen_name_is_listed,
     check_served_tokens_are_the_training_sides,
     check_two_adapters_of_one_base_answer_each_for_itself,
-    check_a_merged_adapter_says_what_the_adapter_says,
+    check_a_merged_adapter_generates_the_text_of_the_adapter,
     check_they_chat_with_the_bases_template,
     check_a_stream_brings_the_same,
     check_a_whisper_model_transcribes,

@@ -118,7 +118,7 @@ def test_a_tokenizer_comes_whole_from_one_place(tmp_path: Path, own, expected) -
     assert words == expected
 
 
-def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
     base = folder(tmp_path / "base", FULL)
     cases: list[tuple[dict[str, str], str, Path | None, str]] = [
         ({**FULL, "config.json": "{"}, "full", None, r"c: .*config.json cannot be read"),
@@ -150,7 +150,7 @@ def test_the_program_stands_alone_and_ends_with_one_sentence(tmp_path: Path) -> 
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_python_without_the_server_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_a_python_without_the_server_names_the_missing_packages(tmp_path: Path) -> None:
     base = folder(tmp_path / "base", FULL)
     adapter = folder(tmp_path / "a", ADAPTER)
     ended = run_bare(tmp_path, served(tmp_path, ("a", adapter, "lora"), base=base))

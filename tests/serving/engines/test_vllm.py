@@ -19,11 +19,7 @@ from prefect_bt.serving.serving_job import ServerOptions, build_serving_job
 from prefect_bt.weights import NodeCache, mirror_source
 from tests.serving.committed import Shop
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 if shutil.which("vllm") is None:
     pytest.skip("vllm is not installed", allow_module_level=True)
 for needed in ("torch", "transformers", "peft"):

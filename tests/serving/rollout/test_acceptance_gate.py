@@ -66,10 +66,9 @@ def decide(command: str, seconds: float = 60) -> GateResult:
 
 
 @pytest.mark.parametrize(
-    "expected",
-    [{"contains": "a: 2+2"}, {"matches": r"^a: \d\+2=$"}, {"equals": " a: 2+2=\n"}],
+    "expected", [{"contains": "a: 2+2"}, {"matches": r"^a: \d\+2=$"}, {"equals": " a: 2+2=\n"}]
 )
-def test_an_answer_is_held_against_what_is_expected(address: str, expected) -> None:
+def test_an_answer_is_compared_with_the_expected_one(address: str, expected) -> None:
     result = put(address, {"prompt": "2+2=", "model": "a", **expected})
     assert result.passed
     assert result.message == "It passed 1 prompt of its gate."
@@ -130,12 +129,12 @@ def test_a_model_that_is_not_served_is_no_pass(address: str) -> None:
         ([{"messages": ["x"], "contains": "a"}], r"messages\[0\]: 'x' was given"),
     ],
 )
-def test_what_is_no_gate_is_refused(document, sentence: str) -> None:
+def test_an_invalid_gate_is_refused(document, sentence: str) -> None:
     with pytest.raises(DefinitionError, match=sentence):
         parse_gate(document)
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_defaults_of_a_gate() -> None:
     assert parse_gate({"command": "x"}).timeout == 600
     assert (parse_gate([{"prompt": "x", "contains": "y"}]).timeout) == 60
 
@@ -150,7 +149,7 @@ def test_a_command_decides_by_its_exit_code() -> None:
     assert decide("no-such-program").message.startswith("The command of its gate ended with 127: ")
 
 
-def test_a_command_is_told_what_to_ask() -> None:
+def test_a_command_gets_the_endpoint_and_the_models() -> None:
     names = "PREFECT_BT_ENDPOINT PREFECT_BT_MODELS OPENAI_BASE_URL OPENAI_API_KEY"
     told = decide(
         f'for name in {names}; do eval "echo \\$$name"; done; cat; test -n "$PATH" && exit 1'
@@ -162,7 +161,7 @@ def test_a_command_is_told_what_to_ask() -> None:
     assert run_gate(gate, f"{NOWHERE}/v1", ["a"], key="k").passed
 
 
-def test_only_the_end_of_much_output_is_told() -> None:
+def test_only_the_end_of_long_output_is_in_the_message() -> None:
     told = decide("seq 100000; exit 1").message
     assert told.endswith("\n99999\n100000")
     assert len(told) < 2200

@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.serving.rollout.readiness import (
-    check_readiness,
-    explain_log_tail,
-    render_silence,
-)
+from prefect_bt.serving.rollout.readiness import check_readiness, explain_log_tail, render_silence
 
 CHAT, PLAIN, HEARD = "/v1/chat/completions", "/v1/completions", "/v1/audio/transcriptions"
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -101,7 +97,7 @@ def test_ready_is_one_completion_of_any_kind_for_each(faults) -> None:
         ({CHAT: error("The model `a` does not exist.", 404)}, "404 The model `a` does not exist."),
     ],
 )  # fmt: skip
-def test_a_refused_completion_is_told_in_the_servers_words(faults, sentence: str) -> None:
+def test_a_refused_completion_has_the_servers_message(faults, sentence: str) -> None:
     with serving(["a"], faults) as address:
         assert check_readiness(address, ["a"])[0] == f"a does not answer: {sentence}"
 

@@ -177,7 +177,7 @@ class Load:
         while not ending.is_set():
             began, fault = time.monotonic(), ""
             try:
-                fault = what_is_wrong(client.chat(stream=stream, tokens=4), stream=stream)
+                fault = find_fault(client.chat(stream=stream, tokens=4), stream=stream)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 fault = repr(error)
             if fault:
@@ -186,7 +186,7 @@ class Load:
         client.close()
 
 
-def what_is_wrong(answer: Answer, *, stream: bool) -> str:
+def find_fault(answer: Answer, *, stream: bool) -> str:
     """With an answer that must be whole and from one revision."""
     if answer.status != 200:
         return f"{answer.status} {answer.body.decode()}"

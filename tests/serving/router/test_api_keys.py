@@ -34,7 +34,7 @@ def test_a_header_carries_a_key(header: str, key: str) -> None:
     assert parse_bearer(header) == key
 
 
-def test_only_who_has_the_key_is_answered(routed: Deployment) -> None:
+def test_only_requests_with_the_key_are_answered(routed: Deployment) -> None:
     place, client = routed.place, routed.client()
     assert client.ask("/v1/models").status == 200
     place.write_key(KEY)

@@ -108,7 +108,7 @@ def test_an_address_is_one_that_this_machine_can_use(host: str, address: str) ->
         b'{"revision": 1, "target": "http://x:1", "models": [1]}',
     ],
 )
-def test_what_is_no_route_says_so(tmp_path: Path, text: bytes) -> None:
+def test_an_invalid_route_is_an_error(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_route(text)
     place = RouterFolder.for_deployment(tmp_path, "m")
@@ -178,5 +178,5 @@ def test_a_router_is_replaced_by_another_process_or_with_its_folder(tmp_path: Pa
         (None, False),
     ],
 )
-def test_who_asks_from_this_machine(remote: str | None, is_here: bool) -> None:
+def test_requests_from_this_machine(remote: str | None, is_here: bool) -> None:
     assert _is_loopback(remote) is is_here

@@ -91,6 +91,6 @@ def test_the_server_is_asked_for_its_own(client: Client, size: int) -> None:
     assert client.chat().json["said"] == "hello", "the connection goes on"
 
 
-def test_what_is_no_json_is_not_read(client: Client) -> None:
+def test_a_body_that_is_not_json_is_not_read(client: Client) -> None:
     raw = b'{"model": "stories"}'
     assert client.ask("/echo", raw, **{"Content-Type": "text/plain"}).body == raw

@@ -82,7 +82,7 @@ def test_another_address_takes_another_start(deployment: Deployment, one: Upstre
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_what_is_no_port_is_refused(deployment: Deployment, port: int) -> None:
+def test_an_invalid_port_is_refused(deployment: Deployment, port: int) -> None:
     with pytest.raises(ServerError, match=f"{port} is not a port"):
         deployment.ensure(port=port)
 
@@ -107,6 +107,6 @@ def test_deployments_have_a_port_each_and_keep_it(tmp_path: Path) -> None:
             assert socket_.getsockname()[:2] == (LOOPBACK, port)
 
 
-def test_a_host_that_is_not_this_machine_is_said_at_once(tmp_path: Path) -> None:
+def test_a_host_that_is_not_this_machine_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"cannot listen at 192\.0\.2\.1:\d+: Cannot assign"):
         open_listening_socket(RouterFolder.for_deployment(tmp_path, "m"), "192.0.2.1")

@@ -119,7 +119,7 @@ def test_a_large_body_goes_both_ways_at_once(routed: Deployment) -> None:
         sent.result()
 
 
-def test_what_is_compressed_stays_so(client: Client) -> None:
+def test_compressed_answers_stay_compressed(client: Client) -> None:
     body = b"\x1f\x8b not really gzip"
     answer = client.ask("/echo", body, **{"Content-Encoding": "gzip"})
     assert (answer.status, answer.body) == (200, body)

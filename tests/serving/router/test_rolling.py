@@ -127,7 +127,7 @@ def test_requests_that_wait_for_a_dead_server_go_to_the_next_revision(
     assert {answer.headers["X-Prefect-Bt-Revision"] for answer in answers} == {"2"}
 
 
-def test_who_waits_too_long_is_told_so(deployment: Deployment) -> None:
+def test_a_request_that_waits_too_long_gets_an_error(deployment: Deployment) -> None:
     deployment.patience = 0.3
     deployment.ensure()
     answer = deployment.client().chat()
@@ -172,7 +172,7 @@ def test_the_next_owner_of_a_servers_address_is_not_asked(
         assert asked.result().json["revision"] == "2"
 
 
-def test_what_answers_no_http_is_said_to(rolled: Deployment) -> None:
+def test_a_server_that_does_not_answer_in_http(rolled: Deployment) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
         rolled.place.write_route(Route(7, f"http://127.0.0.1:{port}"))

@@ -49,11 +49,7 @@ class Case:
         return plan_gang(project(**self.job), replace(context, revisions=revisions))
 
 
-WEIGHTS = {
-    "source": "hf://team/base",
-    "mount_location": "/models/base",
-    "auth_secret_name": "hf",
-}
+WEIGHTS = {"source": "hf://team/base", "mount_location": "/models/base", "auth_secret_name": "hf"}
 LOGIN = {
     "auth_method": "REGISTRY_SECRET",
     "registry": "ghcr.io",
@@ -61,12 +57,7 @@ LOGIN = {
 }
 GPUS = {
     "image": {"base_image": "ghcr.io/team/train:1", "docker_auth": LOGIN},
-    "compute": {
-        "node_count": 4,
-        "cpu_count": 64,
-        "memory": "512Gi",
-        "accelerator": "H100:8",
-    },
+    "compute": {"node_count": 4, "cpu_count": 64, "memory": "512Gi", "accelerator": "H100:8"},
     "runtime": runtime(
         start_commands=["torchrun train.py --name $(hostname)"],
         environment_variables={

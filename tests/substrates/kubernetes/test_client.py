@@ -32,7 +32,7 @@ def refused(client: ClusterClient, method: str = "GET", **given: Any) -> Cluster
     return caught.value
 
 
-def test_what_is_sent(api: ApiStub, client: ClusterClient) -> None:
+def test_requests_that_are_sent(api: ApiStub, client: ClusterClient) -> None:
     for verb in ("GET", "POST", "PATCH"):
         api.on(f"{verb} pods", answer(200, {"kind": verb}))
     assert client.request("GET", PODS, query={"labelSelector": "a=b,c"}) == {"kind": "GET"}
@@ -48,7 +48,7 @@ def test_what_is_sent(api: ApiStub, client: ClusterClient) -> None:
 
 
 @pytest.mark.parametrize("verb", ["GET", "POST", "DELETE"])
-def test_a_busy_server_is_asked_again_when_it_says(
+def test_a_request_is_repeated_after_the_delay_of_the_server(
     api: ApiStub, client: ClusterClient, waits: Waits, verb: str
 ) -> None:
     busy = answer(429, {"message": "too many requests"}, Retry_After="7")
@@ -114,7 +114,7 @@ def test_a_refusal_in_our_words(
     assert (waits, len(api.requests)) == (early, 1 + len(early))
 
 
-def test_what_is_not_there(api: ApiStub, client: ClusterClient) -> None:
+def test_a_missing_object(api: ApiStub, client: ClusterClient) -> None:
     missing = recorded("errors")["not_found"]
     for verb in ("GET", "DELETE"):
         api.on(f"{verb} pods", answer(404, missing["body"]))

@@ -62,7 +62,7 @@ def test_tolerations_have_no_names_and_are_replaced() -> None:
     assert merge(POD, {"tolerations": []})["tolerations"] == []
 
 
-def test_mounts_of_one_volume_are_told_apart_by_their_paths() -> None:
+def test_mounts_of_one_volume_are_distinguished_by_their_paths() -> None:
     more = [{"name": "cache", "mountPath": "/c"}, {"name": "cache", "mountPath": "/d"}]
     assert commands(volumeMounts=more)["volumeMounts"] == [*MOUNTS, *more]
     changed = commands(volumeMounts=[{"name": "cache", "mountPath": "/b", "readOnly": True}])

@@ -128,9 +128,7 @@ def test_only_the_agent_has_the_secret(objects: dict[str, Json]) -> None:
         assert "secretKeyRef" not in json.dumps(container.get("env"))
 
 
-def test_every_mount_names_a_volume_and_has_a_path_of_its_own(
-    objects: dict[str, Json],
-) -> None:
+def test_every_mount_names_a_volume_and_has_a_path_of_its_own(objects: dict[str, Json]) -> None:
     volumes = [volume["name"] for volume in pod_of(objects)["volumes"]]
     assert len(set(volumes)) == len(volumes)
     used: set[str] = set()

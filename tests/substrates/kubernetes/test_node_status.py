@@ -30,10 +30,7 @@ def test_a_stop_before_the_start_is_no_failure() -> None:
 
 @pytest.mark.parametrize(
     ("cause", "known"),
-    [
-        (Cause.UNSCHEDULABLE, Cause.UNSCHEDULABLE),
-        (Cause.KILLED, Cause.IMAGE_UNUSABLE),
-    ],
+    [(Cause.UNSCHEDULABLE, Cause.UNSCHEDULABLE), (Cause.KILLED, Cause.IMAGE_UNUSABLE)],
 )
 def test_a_node_that_does_not_start(cause: Cause, known: Cause) -> None:
     status = fail_to_start(WAITING, Problem(cause, "why"), NOW)

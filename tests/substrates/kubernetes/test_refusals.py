@@ -62,13 +62,13 @@ def test_a_recorded_refusal(cause: Cause, name: str) -> None:
         ),
     ],
 )
-def test_what_admission_says(message: str, cause: Cause, remedy: str) -> None:
+def test_messages_of_admission(message: str, cause: Cause, remedy: str) -> None:
     refusal = classify_refusal(message, 403)
     assert refusal.cause is cause
     assert remedy in refusal.remedy
 
 
-def test_a_failed_quota_says_how_to_satisfy_it() -> None:
+def test_a_failed_quota_has_a_remedy() -> None:
     message = recorded("errors")["quota_must_specify"]["body"]["message"]
     assert "enforce_limits" in classify_refusal(message, 403).remedy
     assert "enforce_limits" not in classify_refusal("exceeded quota: q", 403).remedy

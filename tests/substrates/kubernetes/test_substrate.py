@@ -20,18 +20,23 @@ from tests.node_agent.rig import JOB, make_gang, make_plan
 from .api_stub import ApiStub, answer, settings_for
 
 
+@pytest.fixture
+def substrate(api: ApiStub, client: ClusterClient, tmp_path: Path) -> KubernetesSubstrate:
+    made = KubernetesSubstrate(settings_for(api.port), str(tmp_path / "store"))
+    made.client = client
+    return made
+
+
 @pytest.mark.parametrize(
     ("name", "cause"),
     [("forbidden_create_job", Cause.FORBIDDEN), ("already_exists", Cause.LAUNCH_FAILED)],
 )
 def test_a_job_that_is_refused_leaves_no_record_and_deletes_nothing(
-    api: ApiStub, client: ClusterClient, tmp_path: Path, name: str, cause: Cause
+    api: ApiStub, substrate: KubernetesSubstrate, tmp_path: Path, name: str, cause: Cause
 ) -> None:
     """Whoever may create no Job may delete none, and a Job of that name is another's."""
     said = recorded("errors")[name]
     api.on("POST jobs", answer(said["code"], said["body"]))
-    substrate = KubernetesSubstrate(settings_for(api.server.server_port), str(tmp_path / "store"))
-    substrate.client = client
     plan = make_plan(tmp_path / "state", ("true",))
     substrate.store.put(job_index_key(JOB), json.dumps({"project_id": plan.project_id}).encode())
     with pytest.raises(ClusterError) as caught:
@@ -66,7 +71,7 @@ def test_a_bucket_needs_no_claim() -> None:
 
 
 def test_a_launch_whose_user_may_not_list_pods_leaves_no_job(
-    api: ApiStub, client: ClusterClient, tmp_path: Path
+    api: ApiStub, substrate: KubernetesSubstrate, tmp_path: Path
 ) -> None:
     """The Job was created, and is not started."""
     refused = recorded("errors")["forbidden_list"]
@@ -75,8 +80,6 @@ def test_a_launch_whose_user_may_not_list_pods_leaves_no_job(
     api.on("GET pods", answer(refused["code"], refused["body"]))
     api.on("DELETE pods", answer(refused["code"], refused["body"]))
     api.on(f"DELETE {gang_name(JOB, 0)}", answer(200, {}))
-    substrate = KubernetesSubstrate(settings_for(api.server.server_port), str(tmp_path / "store"))
-    substrate.client = client
     plan = make_plan(tmp_path / "state", ("true",))
     with pytest.raises(ClusterError) as caught:
         substrate.launch(make_gang(plan), secrets={})

@@ -51,7 +51,7 @@ def test_evicting_takes_what_only_it_had(cache: NodeCache, tmp_path: Path) -> No
     assert [*cache.root.glob("blobs/*/*"), *cache.root.glob("trash/*")] == []
 
 
-def test_sweeping_leaves_what_is_young_used_or_worked_on(cache: NodeCache, tmp_path: Path) -> None:
+def test_sweeping_leaves_young_used_and_open_files(cache: NodeCache, tmp_path: Path) -> None:
     name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
     loose = cache.blob_path("f" * 64)
     loose.parent.mkdir(parents=True)

@@ -19,13 +19,7 @@ from prefect_bt.weights.sources import bucket
 from prefect_bt.weights.sources.file_listing import Listing
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
 from tests.checkpoints.buckets import Bucket, use
-from tests.object_store.faulty import (
-    Answer,
-    FaultyServer,
-    Hang,
-    SetHeader,
-    Truncate,
-)
+from tests.object_store.faulty import Answer, FaultyServer, Hang, SetHeader, Truncate
 from tests.s3_server import shared_s3
 from tests.weights.conftest import mirror, tree
 
@@ -104,7 +98,7 @@ def test_fetched_once_and_again_when_an_object_changed(
     assert mirrored(plan(made), tmp_path) == {**FILES, "config.json": b"[]"}
 
 
-def test_patterns_one_object_and_what_is_not_wanted_may_change(
+def test_patterns_one_object_and_unwanted_objects_that_change(
     server: FaultyServer, made: Bucket, tmp_path: Path
 ) -> None:
     wanted = plan(made, allow_patterns=("**/*.bin",))
@@ -120,11 +114,7 @@ def test_patterns_one_object_and_what_is_not_wanted_may_change(
 
 @pytest.mark.parametrize("place", ["r2://0123456789abcdef.{}/models/base", "cw://{}/models/base"])
 def test_others_that_speak_s3(
-    server: FaultyServer,
-    made: Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    server: FaultyServer, made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     # These know their server themselves.
     monkeypatch.setenv("PREFECT_BT_R2_ENDPOINT", server.url)
@@ -182,10 +172,7 @@ def guarded(made: Bucket, upstream: str) -> Iterator[dict[str, str]]:
 
 def _secret(key: dict[str, str]) -> str:
     return json.dumps(
-        {
-            "aws_access_key_id": key["AccessKeyId"],
-            "aws_secret_access_key": key["SecretAccessKey"],
-        }
+        {"aws_access_key_id": key["AccessKeyId"], "aws_secret_access_key": key["SecretAccessKey"]}
     )
 
 

@@ -252,9 +252,7 @@ def test_the_token_follows_no_page_elsewhere(listing: Hub, target: str) -> None:
     assert not listing.tokens["cdn"], "nothing was asked there"
 
 
-def test_the_pages_of_a_mirror_that_names_the_hub_are_asked_for_at_the_mirror(
-    listing: Hub,
-) -> None:
+def test_the_pages_of_a_mirror_that_names_the_hub_are_asked_for_at_the_mirror(listing: Hub) -> None:
     listing.repos["o/r"].commit({f"f{n}": b"1" for n in range(7)})
     listing.bad.page, listing.bad.named = 2, listing.cdn_url
     assert len(HubSource(requested("hf://o/r", SECRET)).list_files().files) == 7

@@ -80,7 +80,7 @@ def test_fetched_once_and_again_when_it_changed(served: Files, tmp_path: Path) -
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False])
-def test_what_servers_tell(
+def test_the_headers_of_servers(
     served: Files, tmp_path: Path, headers: dict[str, str | None], ranges: bool
 ) -> None:
     served.headers, served.ranges, served.truncate = headers, ranges, 1
@@ -152,7 +152,7 @@ def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> 
     assert "changed while it was read" in refused(plan(served), tmp_path)
 
 
-def test_a_busy_server_says_when(served: Files) -> None:
+def test_the_retry_time_of_a_busy_server(served: Files) -> None:
     source = WebSource(requested(f"{served.url}{PATH}"))
     [file] = source.list_files().files
     for told, after in (("7", 7.0), ("3600", 60.0), ("soon", 0.0), ("", 0.0)):

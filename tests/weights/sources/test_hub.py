@@ -239,7 +239,7 @@ def test_a_hub_without_a_byte(here: Hub) -> None:
         list(source.read(files[1], start=0, length=-1))
 
 
-def test_a_busy_hub_says_when(here: Hub) -> None:
+def test_the_retry_time_of_a_busy_hub(here: Hub) -> None:
     source, files = opened(here, FILES)
     here.bad.status = 429
     for headers, after in (

@@ -124,7 +124,7 @@ def test_the_longest_unused_go_first(
     assert kept.mirror.list_names() == [names[0]]
 
 
-def test_what_is_needed(kept: StoreOfWeights, monkeypatch: pytest.MonkeyPatch):
+def test_which_copies_are_needed(kept: StoreOfWeights, monkeypatch: pytest.MonkeyPatch):
     name = kept.publish("hf://o/m", days=100)
     assert kept.needs() == {}
     job = kept.job("hf://o/m", pin=False)

@@ -19,7 +19,7 @@ from tests.weights.store_copy.publishing import digest, read_all, stored
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
-def test_what_is_published_is_read_elsewhere(store, blobs):
+def test_a_published_copy_is_read_elsewhere(store, blobs):
     files = {
         "config.json": b"{}",
         "empty": b"",
@@ -163,7 +163,7 @@ def test_blobs_that_were_damaged_are_sent_anew(store, blobs):
     assert read_all(mirror, manifest) == {"a": b"12345", "b": b"678"}
 
 
-def test_told_to_stop(blobs):
+def test_a_stop_request(blobs):
     store, stop = open_store("memory://"), threading.Event()
     manifest = blobs.manifest({"a": b"1" * 100, "b": b"2" * (PIECE + 1)})
     mirror = StoreMirror(store)
