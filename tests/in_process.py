@@ -62,12 +62,36 @@ def _settings_of_prefect() -> Generator[None]:
     if "prefect" not in sys.modules:
         yield
         return
-    from prefect.settings import (
-        PREFECT_API_AUTH_STRING,
-        PREFECT_API_URL,
-        PREFECT_HOME,
-        temporary_settings,
-    )
+    from prefect.context import SettingsContext, get_settings_context
+
+    context = get_settings_context()
+    settings = _derive_settings(context.settings)
+    with SettingsContext(profile=context.profile, settings=settings):
+        yield
+
+
+_DERIVED: dict[Any, tuple[Any, Any]] = {}
+"""Identity of settings and variables -> those settings and what was derived from them."""
+
+
+def _derive_settings(outer: Any) -> Any:
+    """Return Prefect's settings of these variables: a validation takes longer than a command."""
+    prefixes = ("HOME", "PREFECT")
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(prefixes) and not name.startswith("PREFECT_BT_")
+    }
+    key = (id(outer), *sorted(variables.items()))
+    if key not in _DERIVED:
+        if len(_DERIVED) >= 32:
+            _DERIVED.clear()
+        _DERIVED[key] = outer, _validate_settings(outer)
+    return _DERIVED[key][1]
+
+
+def _validate_settings(outer: Any) -> Any:
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 
     home = os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
     updates: dict[Any, Any] = {PREFECT_HOME: home}
@@ -77,8 +101,7 @@ def _settings_of_prefect() -> Generator[None]:
             updates[setting] = value
         else:
             unset.add(setting)
-    with temporary_settings(updates, restore_defaults=unset):
-        yield
+    return outer.copy_with_update(updates, restore_defaults=unset)
 
 
 @contextmanager
