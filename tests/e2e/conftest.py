@@ -336,15 +336,15 @@ def serve(root: Path, *words: str, database: Path | None = None) -> Generator[di
     `words` are options of `up`; `database` is that of another new server.
     """
     root.mkdir(parents=True, exist_ok=True)
-    if database:
-        copy_database(database, root / "prefect")
-    machine = Machine(root, machine_environment(root))
-    machine.process("up", *words)
+    copied = copy_database(database, root / "prefect") if database else {}
+    machine = Machine(root, {**machine_environment(root), **copied})
+    run = machine.run if "prefect" in sys.modules else machine.process
+    run("up", *words)
     copy_database(root / "prefect" / "prefect.db", root / "new-database")
     try:
         yield machine.environment
     finally:
-        machine.process("down", "--force", check=False)
+        run("down", "--force", check=False)
         end_processes(machine)
 
 
