@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
@@ -76,13 +77,8 @@ _DERIVED: dict[Any, tuple[Any, Any]] = {}
 
 def _derive_settings(outer: Any) -> Any:
     """Return Prefect's settings of these variables: a validation takes longer than a command."""
-    prefixes = ("HOME", "PREFECT")
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(prefixes) and not name.startswith("PREFECT_BT_")
-    }
-    key = (id(outer), *sorted(variables.items()))
+    variables = sorted(one for one in os.environ.items() if re.match(r"PREFECT_(?!BT_)", one[0]))
+    key = (id(outer), _home_of_prefect(), *variables)
     if key not in _DERIVED:
         if len(_DERIVED) >= 32:
             _DERIVED.clear()
@@ -93,8 +89,7 @@ def _derive_settings(outer: Any) -> Any:
 def _validate_settings(outer: Any) -> Any:
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 
-    home = os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
-    updates: dict[Any, Any] = {PREFECT_HOME: home}
+    updates: dict[Any, Any] = {PREFECT_HOME: _home_of_prefect()}
     unset: set[Any] = set()
     for setting in (PREFECT_API_URL, PREFECT_API_AUTH_STRING):
         if value := os.environ.get(setting.name):
@@ -102,6 +97,10 @@ def _validate_settings(outer: Any) -> Any:
         else:
             unset.add(setting)
     return outer.copy_with_update(updates, restore_defaults=unset)
+
+
+def _home_of_prefect() -> str:
+    return os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
 
 
 @contextmanager
