@@ -240,6 +240,7 @@ def reschedule(machine: Machine, before: float) -> None:
     subprocess.run(module, env=machine.environment, check=True)
 
 
+@pytest.mark.extended
 def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Path) -> None:
     script = """
     echo attempt $BT_RETRY_COUNT begins
@@ -279,10 +280,17 @@ def one_run(machine: Machine, job: dict[str, Any]) -> bool:
     return [run.flow_run_id for run in runs] == [job["flow_run_id"]]
 
 
-def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> None:
+def test_a_run_from_the_form_with_blocks_whose_flow_is_killed_goes_on(
+    machine: Machine, tmp_path: Path
+) -> None:
     """Every block by reference, its store and state folder other ones than the worker's own."""
-    script = 'echo "$BT_GROUP_SIZE nodes, secret of ${#TOKEN} letters"; exec sleep 600\n'
-    config = machine.folder(script, env={"TOKEN": {"name": "form_token"}})
+    script = """
+    echo "$BT_GROUP_SIZE nodes, secret of ${#TOKEN} letters"
+    until test -e $WORD/go; do sleep 0.1; done
+    echo attempt $BT_RETRY_COUNT ends
+    """
+    environment = {"TOKEN": {"name": "form_token"}, "WORD": str(tmp_path)}
+    config = machine.folder(script, env=environment)
     store, state = tmp_path / "store", tmp_path / "state"
     chosen = {
         "compute": blocks.TrainingCompute(node_count=2, memory="64Mi"),
@@ -313,9 +321,13 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
     assert machine.ledger.runs.find_job(run_id) is None
     kill_flow(run_id)
     until(lambda: keepers(there, job_id), seconds=30, what="somebody to take the job up again")
-    there.run("stop", "--job-id", job_id)
-    there.wait(job_id, "STOPPED", seconds=30)
-    run_is(machine, run_id, "CANCELLED")
+    until(lambda: is_owned(state, job_id), seconds=60, what="the job's lock")
+    (tmp_path / "go").touch()
+    there.wait(job_id, "COMPLETED")
+    run_is(machine, run_id, "COMPLETED")
+    assert "attempt 0 ends" in there.logs(job_id)
+    assert len(there.view(job_id)["attempts"]) == 1
+    assert one_run(there, {"id": job_id, "flow_run_id": run_id})
     there.nothing_left(job_id)
 
 
