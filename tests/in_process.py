@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
@@ -62,23 +63,44 @@ def _settings_of_prefect() -> Generator[None]:
     if "prefect" not in sys.modules:
         yield
         return
-    from prefect.settings import (
-        PREFECT_API_AUTH_STRING,
-        PREFECT_API_URL,
-        PREFECT_HOME,
-        temporary_settings,
-    )
+    from prefect.context import SettingsContext, get_settings_context
 
-    home = os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
-    updates: dict[Any, Any] = {PREFECT_HOME: home}
+    context = get_settings_context()
+    settings = _derive_settings(context.settings)
+    with SettingsContext(profile=context.profile, settings=settings):
+        yield
+
+
+_DERIVED: dict[Any, tuple[Any, Any]] = {}
+"""Identity of settings and variables -> those settings and what was derived from them."""
+
+
+def _derive_settings(outer: Any) -> Any:
+    """Return Prefect's settings of these variables: a validation takes longer than a command."""
+    variables = sorted(one for one in os.environ.items() if re.match(r"PREFECT_(?!BT_)", one[0]))
+    key = (id(outer), _home_of_prefect(), *variables)
+    if key not in _DERIVED:
+        if len(_DERIVED) >= 32:
+            _DERIVED.clear()
+        _DERIVED[key] = outer, _validate_settings(outer)
+    return _DERIVED[key][1]
+
+
+def _validate_settings(outer: Any) -> Any:
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
+
+    updates: dict[Any, Any] = {PREFECT_HOME: _home_of_prefect()}
     unset: set[Any] = set()
     for setting in (PREFECT_API_URL, PREFECT_API_AUTH_STRING):
         if value := os.environ.get(setting.name):
             updates[setting] = value
         else:
             unset.add(setting)
-    with temporary_settings(updates, restore_defaults=unset):
-        yield
+    return outer.copy_with_update(updates, restore_defaults=unset)
+
+
+def _home_of_prefect() -> str:
+    return os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from docs._generate.meanings import MEANINGS
 
 PACKAGE = "prefect_bt"
+ROOT = Path(__file__).parents[2]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -42,15 +43,26 @@ def _escape_cell(text: str) -> str:
 
 
 @cache
-def parsed_package() -> griffe.Object | griffe.Alias:
-    """Return the package as griffe parses it; griffe runs none of its code."""
-    return griffe.load(PACKAGE, search_paths=[Path(__file__).parents[2]], allow_inspection=False)
+def parse_module(file: Path) -> griffe.Module:
+    """Return one module as griffe parses it; griffe runs none of its code."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(part for part in parts if part != "__init__")
+    return griffe.visit(name, filepath=file, code=file.read_text("utf-8"))
 
 
 def parse_object(path: str) -> griffe.Object:
     """Return the module, class or function of this full name as griffe parses it."""
-    found = parsed_package()[path.removeprefix(f"{PACKAGE}.")]
-    return found.final_target if isinstance(found, griffe.Alias) else found
+    if file := _find_file(path):
+        return parse_module(file)
+    outer, _, name = path.rpartition(".")
+    found = parse_object(outer)[name]
+    return parse_object(found.target_path) if isinstance(found, griffe.Alias) else found
+
+
+def _find_file(module: str) -> Path | None:
+    folder = ROOT.joinpath(*module.split("."))
+    files = (folder.with_suffix(".py"), folder / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 def load_class(path: str) -> Any:

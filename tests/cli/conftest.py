@@ -59,12 +59,13 @@ class Cli:
 
     def __post_init__(self) -> None:
         keep = {k: v for k, v in os.environ.items() if k in {"PATH", "LANG", "LD_LIBRARY_PATH"}}
-        # Prefect makes its folder in an existing home only.
         (self.folder / "home").mkdir(exist_ok=True)
         self.env = {
             **keep,
             "DO_NOT_TRACK": "1",
             "HOME": str(self.folder / "home"),
+            # Of all tests of this process: each new home costs a validation of Prefect's settings.
+            "PREFECT_HOME": str(self.folder.parent / "prefect"),
             "TZ": "UTC",
             "PYTHONPATH": str(ROOT),
             "PREFECT_BT_STORE": str(self.folder / "store"),

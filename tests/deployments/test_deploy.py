@@ -108,6 +108,7 @@ def test_weights_are_mirrored_on_a_schedule_that_is_off(deployed: Machine, tmp_p
     assert [tree.summary.source for tree in trees].count(source) == 1
 
 
+@pytest.mark.extended
 def test_a_worker_runs_it(deployed: Machine, tmp_path: Path):
     config = tmp_path / "job" / "config.py"
     config.parent.mkdir()

@@ -66,6 +66,8 @@ project = d.TrainingProject(
 
 LENIENCE = int(os.environ.get("TEST_LENIENCE", "10"))
 """A busy machine has that much longer than a test says: only what never comes takes it."""
+CLIENT = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+"""A new client reads all certificates, which takes longer than its request."""
 LONGEST = 600
 """Seconds of one wait at most: pytest's own limit is 900, and says less."""
 
@@ -317,7 +319,7 @@ def call_url(auth: str, method: str, url: str, **body: Any) -> Any:
     deadline = time.monotonic() + 200
     headers = {"Authorization": f"Basic {b64encode(auth.encode()).decode()}"}
     while True:
-        answer = httpx.request(method, url, json=body or None, headers=headers, timeout=60)
+        answer = CLIENT.request(method, url, json=body or None, headers=headers)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
             break
         time.sleep(0.5)  # its SQLite is busy; Prefect's own client tries again, too
@@ -332,15 +334,15 @@ def serve(root: Path, *words: str, database: Path | None = None) -> Generator[di
     `words` are options of `up`; `database` is that of another new server.
     """
     root.mkdir(parents=True, exist_ok=True)
-    if database:
-        copy_database(database, root / "prefect")
-    machine = Machine(root, machine_environment(root))
-    machine.process("up", *words)
+    copied = copy_database(database, root / "prefect") if database else {}
+    machine = Machine(root, {**machine_environment(root), **copied})
+    run = machine.run if "prefect" in sys.modules else machine.process
+    run("up", *words)
     copy_database(root / "prefect" / "prefect.db", root / "new-database")
     try:
         yield machine.environment
     finally:
-        machine.process("down", "--force", check=False)
+        run("down", "--force", check=False)
         end_processes(machine)
 
 

@@ -20,13 +20,11 @@ import psutil
 import pytest
 
 from prefect_bt import blocks
-from prefect_bt.host.job_lock import is_owned
 from prefect_bt.ledger.states import JobState
 from prefect_bt.prefect_api.client import MAX_CRASHES
 from tests.in_process import environment_of
 
 from .conftest import Machine, call, until
-from .test_retry import keepers
 
 pytestmark = [pytest.mark.integration]
 
@@ -238,6 +236,7 @@ def reschedule(machine: Machine, before: float) -> None:
     subprocess.run([*module, *arguments], env=machine.environment, check=True)
 
 
+@pytest.mark.extended
 def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Path) -> None:
     script = """
     echo attempt $BT_RETRY_COUNT begins
@@ -246,15 +245,7 @@ def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Pat
     """
     job = running(machine, "attempt 0 begins", script, env={"WORD": str(tmp_path)})
     kill_flow(job["flow_run_id"])
-    until(lambda: is_owned(machine.state_dir, job["id"]), seconds=60, what="somebody else")
-    adopted = "Attempt 0 continues: its 1 nodes still run"
-
-    def is_adopted() -> bool:
-        of_run = {"flow_run_id": {"any_": [job["flow_run_id"]]}}
-        lines = call(machine, "POST", "logs/filter", logs=of_run)
-        return any(line["message"].startswith(adopted) for line in lines)
-
-    until(is_adopted, seconds=60, what=adopted)
+    wait_for_adoption(machine, job["flow_run_id"])
     (tmp_path / "go").touch()
     machine.wait(job["id"], "COMPLETED")
     run_is(machine, job["flow_run_id"], "COMPLETED")
@@ -279,16 +270,34 @@ def test_the_flow_is_killed_with_its_gang_and_the_next_attempt_begins(machine: M
     machine.nothing_left(job["id"])
 
 
+def wait_for_adoption(machine: Machine, run_id: str) -> None:
+    """Wait until another flow process watches the nodes; without one they would end as well."""
+    of_run = {"flow_run_id": {"any_": [run_id]}}
+
+    def is_adopted() -> bool:
+        lines = call(machine, "POST", "logs/filter", logs=of_run)
+        return any(line["message"].startswith("Attempt 0 continues: ") for line in lines)
+
+    until(is_adopted, seconds=60, what=f"run {run_id} to adopt its nodes")
+
+
 def one_run(machine: Machine, job: dict[str, Any]) -> bool:
     """Whether all of the job's attempts are those of the run that began it."""
     runs = machine.ledger.runs.list(job["id"])
     return [run.flow_run_id for run in runs] == [job["flow_run_id"]]
 
 
-def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> None:
+def test_a_run_from_the_form_with_blocks_whose_flow_is_killed_goes_on(
+    machine: Machine, tmp_path: Path
+) -> None:
     """Every block by reference, its store and state folder other ones than the worker's own."""
-    script = 'echo "$BT_GROUP_SIZE nodes, secret of ${#TOKEN} letters"; exec sleep 600\n'
-    config = machine.folder(script, env={"TOKEN": {"name": "form_token"}})
+    script = """
+    echo "$BT_GROUP_SIZE nodes, secret of ${#TOKEN} letters"
+    until test -e $WORD/go; do sleep 0.1; done
+    echo attempt $BT_RETRY_COUNT ends
+    """
+    environment = {"TOKEN": {"name": "form_token"}, "WORD": str(tmp_path)}
+    config = machine.folder(script, env=environment)
     store, state = tmp_path / "store", tmp_path / "state"
     values = {"form_token": "planted-7c1e-form"}
     chosen = {
@@ -311,10 +320,13 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
     until(lambda: "2 nodes, secret of 17" in there.logs(job_id), seconds=30, what="its line")
     assert machine.ledger.runs.find_job(run_id) is None
     kill_flow(run_id)
-    until(lambda: keepers(there, job_id), seconds=30, what="somebody to take the job up again")
-    there.run("stop", "--job-id", job_id)
-    there.wait(job_id, "STOPPED", seconds=30)
-    run_is(machine, run_id, "CANCELLED")
+    wait_for_adoption(machine, run_id)
+    (tmp_path / "go").touch()
+    there.wait(job_id, "COMPLETED")
+    run_is(machine, run_id, "COMPLETED")
+    assert "attempt 0 ends" in there.logs(job_id)
+    assert len(there.view(job_id)["attempts"]) == 1
+    assert one_run(there, {"id": job_id, "flow_run_id": run_id})
     there.nothing_left(job_id)
 
 

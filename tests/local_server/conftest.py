@@ -33,7 +33,8 @@ def home(served_machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         (root / name).mkdir(mode=0o755)
         (root / name).chmod(0o755)
         monkeypatch.setenv(variable, str(root / name))
-    copy_database(served_machine.new_database, root / "prefect")
+    for variable, value in copy_database(served_machine.new_database, root / "prefect").items():
+        monkeypatch.setenv(variable, value)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.delenv(CLIENT_VARIABLE, raising=False)

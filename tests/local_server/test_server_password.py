@@ -19,7 +19,7 @@ from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.local_server.password import CLIENT_VARIABLE, auth_file, read_auth
 from prefect_bt.local_server.setup import DEPLOYMENT
-from tests.e2e.conftest import Machine, call
+from tests.e2e.conftest import CLIENT, Machine, call
 from tests.ports import free_port
 from tests.prefect_server import PrefectServer
 
@@ -51,19 +51,27 @@ def test_without_the_password_nothing_is_read_and_no_run_is_made(
     headers = basic(auth) if auth else {}
     mark = f"unasked-{uuid4().hex}"
     run = {"name": mark, "parameters": {"definition": {}}}
-    with httpx.Client(headers=headers) as client:
-        asked = [
-            client.get(f"{prefect_api}/block_documents/{document}?include_secrets=true"),
-            client.post(f"{prefect_api}/block_documents/filter", json={"include_secrets": True}),
-            client.post(f"{prefect_api}/deployments/{deployment}/create_flow_run", json=run),
-            client.get(f"{prefect_api}/admin/settings"),
-        ]
+    asked = [
+        CLIENT.get(
+            f"{prefect_api}/block_documents/{document}?include_secrets=true", headers=headers
+        ),
+        CLIENT.post(
+            f"{prefect_api}/block_documents/filter", json={"include_secrets": True}, headers=headers
+        ),
+        CLIENT.post(
+            f"{prefect_api}/deployments/{deployment}/create_flow_run", json=run, headers=headers
+        ),
+        CLIENT.get(f"{prefect_api}/admin/settings", headers=headers),
+    ]
     assert [answer.status_code for answer in asked] == [401] * len(asked)
     assert not any(secret in answer.text for answer in asked)
-    url, named = f"{prefect_api}/flow_runs/filter", {"flow_runs": {"name": {"any_": [mark]}}}
-    assert httpx.post(url, json=named, headers=basic(prefect_server.auth)).json() == []
+    named = {"flow_runs": {"name": {"any_": [mark]}}}
+    found = CLIENT.post(
+        f"{prefect_api}/flow_runs/filter", json=named, headers=basic(prefect_server.auth)
+    )
+    assert found.json() == []
     # Who checks whether it lives needs none.
-    assert httpx.get(f"{prefect_api}/health").text == "true"
+    assert CLIENT.get(f"{prefect_api}/health").text == "true"
 
 
 @pytest.mark.integration
@@ -77,7 +85,7 @@ def test_a_foreign_host_is_always_refused(prefect_server: PrefectServer, host: s
     for headers in ({}, basic(prefect_server.auth)):
         for path in ("/api/admin/version", "/api/health", "/ui-settings", "/"):
             named = {**headers, "Host": host.format(port=url.port)}
-            assert httpx.get(url.copy_with(path=path), headers=named).status_code == 421
+            assert CLIENT.get(url.copy_with(path=path), headers=named).status_code == 421
 
 
 @pytest.mark.integration
@@ -89,7 +97,7 @@ def test_its_own_names_are_answered(prefect_server: PrefectServer, host: str) ->
     named = {"Host": host.format(port=url.port)}
     for auth, status in (("", 401), (prefect_server.auth, 200)):
         headers = {**named, **(basic(auth) if auth else {})}
-        assert httpx.get(f"{url}/admin/version", headers=headers).status_code == status
+        assert CLIENT.get(f"{url}/admin/version", headers=headers).status_code == status
 
 
 @pytest.mark.integration
@@ -104,8 +112,8 @@ def test_a_foreign_origin_is_let_read_nothing(prefect_server: PrefectServer, ori
     }
     for auth in ({}, basic(prefect_server.auth)):
         for answer in (
-            httpx.get(url, headers={"Origin": origin, **auth}),
-            httpx.options(url, headers={"Origin": origin, **asks, **auth}),
+            CLIENT.get(url, headers={"Origin": origin, **auth}),
+            CLIENT.options(url, headers={"Origin": origin, **asks, **auth}),
         ):
             assert answer.status_code == 403
             assert "access-control-allow-origin" not in answer.headers
@@ -116,9 +124,9 @@ def test_its_own_ui_may_read_and_is_shown_in_no_frame(prefect_server: PrefectSer
     ui = prefect_server.api_url.removesuffix("/api")
     for origin in (ui, ui.replace("127.0.0.1", "localhost")):
         headers = {"Origin": origin, **basic(prefect_server.auth)}
-        answer = httpx.get(f"{prefect_server.api_url}/admin/version", headers=headers)
+        answer = CLIENT.get(f"{prefect_server.api_url}/admin/version", headers=headers)
         assert answer.headers["access-control-allow-origin"] == origin
-    policy = httpx.get(ui, follow_redirects=True).headers["content-security-policy"]
+    policy = CLIENT.get(ui, follow_redirects=True).headers["content-security-policy"]
     assert policy == "frame-ancestors 'self'"
 
 
@@ -157,7 +165,7 @@ def test_the_password_is_in_no_command_line_log_or_other_file(served_machine: Ma
         command = Path(f"/proc/{known[f'{role}_pid']}/cmdline")
         if command.exists():
             assert auth.encode() not in command.read_bytes()
-    told = served_machine.process("up")
+    told = served_machine.run("up")
     assert auth not in told.stdout + told.stderr
     assert 'PREFECT_API_AUTH_STRING="$(cat ' in told.stdout + told.stderr
     holding = [
@@ -174,7 +182,7 @@ def test_commands_find_it_with_and_without_an_address(served_machine: Machine, u
     """Run commands in a shell with only the address exported, which older releases needed."""
     address = {"PREFECT_API_URL": served_machine.api_url.replace("127.0.0.1", "localhost")}
     config = str(served_machine.folder("true\n", project="undeployed"))
-    told = served_machine.process(
+    told = served_machine.run(
         "push", config, "--deployment", "train/nobodys", check=False, **(address if url else {})
     )
     assert "No deployment is called 'train/nobodys'" in told.stderr
@@ -187,9 +195,7 @@ def test_commands_find_it_with_and_without_an_address(served_machine: Machine, u
 @pytest.mark.parametrize("url", [pytest.param(True, marks=pytest.mark.extended), False])
 def test_a_job_in_its_own_process_reports_to_the_server(served_machine: Machine, url: bool) -> None:
     address = {"PREFECT_API_URL": served_machine.api_url} if url else {}
-    config = str(served_machine.folder("true\n"))
-    pushed = served_machine.process("push", config, "-o", "json", **address)
-    job_id = json.loads(pushed.stdout)["id"]
+    job_id = served_machine.push(served_machine.folder("true\n"), **address)["id"]
     served_machine.wait(job_id, "COMPLETED")
     (run,) = served_machine.ledger.runs.list(job_id)
     assert call(served_machine, "GET", f"flow_runs/{run.flow_run_id}")["name"]
@@ -236,7 +242,7 @@ def test_a_new_password_as_documented(home: Path, monkeypatch: pytest.MonkeyPatc
     try:
         new = read_auth(home / "state")
         url = f"{second['api_url']}/admin/version"
-        told = [httpx.get(url, headers=basic(auth)).status_code for auth in (old, new)]
+        told = [CLIENT.get(url, headers=basic(auth)).status_code for auth in (old, new)]
         assert told == [401, 200]
     finally:
         server.down(force=True, echo=lambda _: None)
