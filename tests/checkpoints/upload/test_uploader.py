@@ -69,6 +69,18 @@ def test_incomplete_checkpoints_are_named(store, ckpts):
     assert "optimizer.pt is missing, which checkpoint-10 has" in status.uncommitted[1]
 
 
+def test_an_incomplete_checkpoint_is_reported_until_it_is_complete(store, ckpts):
+    complete = folders.hf_full(20)
+    late = {"optimizer.pt": complete.pop("optimizer.pt")}
+    with Running(store, ckpts) as running:
+        running.commits("checkpoint-10", folders.hf_full(10))
+        folders.write(ckpts / "checkpoint-20", complete)
+        wait_for(lambda: running.reports[-1].waiting)
+        assert "optimizer.pt is missing" in running.reports[-1].waiting[0]
+        running.commits("checkpoint-20", late)
+        wait_for(lambda: running.reports[-1].waiting == ())
+
+
 def test_the_loop_waits_until_settled(store, ckpts):
     options = UploadOptions(settle=0.4, scan=0.02)
     with Running(store, ckpts, options) as running:
