@@ -3,6 +3,8 @@
 from typing import get_args
 
 import pytest
+from prompt_toolkit.application import DummyApplication
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.layout.mouse_handlers import MouseHandlers
 from prompt_toolkit.layout.screen import Char, Screen, WritePosition
 
@@ -12,6 +14,9 @@ from prefect_bt.cli.checkpoints.browser_terminal import make_layout
 from prefect_bt.object_store import open_store
 from prefect_bt.text.fuzzy_match import rank_matches
 from tests.cli.conftest import ENDED, Shop
+
+APPLICATION = DummyApplication()
+"""Drawn in: without one each question for the application makes one, with all key bindings."""
 
 
 @pytest.fixture
@@ -47,7 +52,8 @@ def drawn(explorer: Explorer, *, width: int, height: int) -> dict[int, list[Char
     screen = Screen()
     place = WritePosition(0, 0, width, height)
     container = make_layout(explorer).container
-    container.write_to_screen(screen, MouseHandlers(), place, "", erase_bg=True, z_index=None)
+    with set_app(APPLICATION):
+        container.write_to_screen(screen, MouseHandlers(), place, "", erase_bg=True, z_index=None)
     return {
         row: [cells[column] for column in sorted(cells)]
         for row, cells in screen.data_buffer.items()
