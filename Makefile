@@ -130,7 +130,7 @@ test-fast: $(SETUP) ## the tests that need nothing outside the process and littl
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not extended and not soak' $(PYTEST_ARGS)
 
-test-all: test-deps ## everything but soak: also what repeats a kind elsewhere, and the newest Python (an hour)
+test-all: test-deps ## everything but soak: also what repeats a kind elsewhere, and the newest Python (half an hour)
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test-pythons
 	@echo "test-all: all tests, $(JOBS) at once"
