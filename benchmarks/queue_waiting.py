@@ -34,7 +34,7 @@ from queue_pool import push_all
 
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.records import Demand, QueuedJob
-from prefect_bt.capacity.waiting_jobs import add_waiting_job
+from prefect_bt.capacity.waiting_jobs import put_entry
 from prefect_bt.definitions import project_document
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.ledger.ledger import Ledger
@@ -163,8 +163,8 @@ def _write_job(ledger: Ledger, project_id: str, job: PoolJob) -> None:
         resources=Resources(cpus=1, memory=MEMORY, gpus=job.gpus, gpu_type=GPU_TYPE),
         max_run_time=job.run_time,
     )
-    add_waiting_job(ledger.store, _queue(record, job))
     ledger.write_job(record, state=JobState.PENDING)
+    put_entry(ledger.store, replace(_queue(record, job), event=0))
 
 
 def _queue(record: JobRecord, job: PoolJob) -> QueuedJob:
@@ -197,7 +197,7 @@ def hold_machine(ledger: Ledger, state_dir: Path) -> Iterator[None]:
     lock.acquire(job_id)
     try:
         ledger.write_job(record, host=host_id(state_dir))
-        leases.create(replace(_queue(record, full), since=0.0), host=host, at=now)
+        leases.create(_queue(record, full), host=host)
         yield
     finally:
         lock.release_and_remove()

@@ -20,7 +20,7 @@ class IdleWatch(threading.Thread):
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(daemon=True)
-        self._store, self._over = pool.ledger.store, threading.Event()
+        self._ledger, self._over = pool.ledger, threading.Event()
         self.seconds = 0.0
 
     def run(self) -> None:
@@ -28,7 +28,7 @@ class IdleWatch(threading.Thread):
         looked = time.monotonic()
         while not self._over.wait(SAMPLE_INTERVAL):
             try:
-                starts = {one.job.id for one in read_schedule(self._store).starts}
+                starts = {one.job.id for one in read_schedule(self._ledger).starts}
             except PrefectBtError:
                 continue
             now = time.monotonic()

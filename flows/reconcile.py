@@ -17,7 +17,8 @@ from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
-from prefect_bt.jobs.queue.admission import start_waiting_jobs
+from prefect_bt.jobs.queue.lost_jobs import LostJobs
+from prefect_bt.jobs.queue.start_queued import start_waiting_jobs
 from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import use_settings
@@ -39,8 +40,10 @@ def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[An
     except PrefectBtError as error:
         return failed_state(error)
     with use_settings(settings):
-        done = dict(recover_jobs(settings.state_dir))
-        done |= dict.fromkeys(start_waiting_jobs(open_ledger()), "started")
+        done, ledger = dict(recover_jobs(settings.state_dir)), open_ledger()
+        for sentence in LostJobs(ledger, settings.state_dir).put_back():
+            get_run_logger().warning("%s.", sentence)
+        done |= dict.fromkeys(start_waiting_jobs(ledger), "started")
     for job_id, what in done.items():
         get_run_logger().warning("Job %s: %s.", job_id, what)
     return done

@@ -40,7 +40,7 @@ LEVELS: dict[int, str] = {
     # adapters: see SDKs, never each other
     3: "object_store.* substrates.*",
     # protocols, literal tables imported on use, pure planning
-    2: "credentials host ledger object_store object_store.connect"
+    2: "credentials host ledger object_store object_store.clock object_store.connect"
     " object_store.faults object_store.protocols planning registries settings substrates"
     " substrates.protocol",
     # data

@@ -15,6 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import StateError
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
@@ -65,8 +66,8 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.controls.delete_stop_request(site.job_id)
-        if state.terminal or not job.waits:
-            transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
+        transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
+        remove_void_entries(site.ledger, site.job_id)  # of a suspended run
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     if site.resumed or (state is JobState.CREATED and not is_first):
         report_recovery(site)

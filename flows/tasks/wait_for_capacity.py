@@ -23,21 +23,20 @@ from prefect.runtime import flow_run
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.capacity.records import KUBERNETES, QueuedJob
-from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
+from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_void_entries
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
-from prefect_bt.jobs.queue.admission import (
+from prefect_bt.jobs.queue.acceptance import enter_queue
+from prefect_bt.jobs.queue.cluster_reader import find_cluster
+from prefect_bt.jobs.queue.queued_runs import queued_state
+from prefect_bt.jobs.queue.start_queued import (
     admit_job,
     build_queued_job,
-    find_reason,
     is_queued_here,
-    return_to_queue,
     start_if_room_came,
     start_next_jobs,
 )
-from prefect_bt.jobs.queue.cluster_reader import find_cluster
-from prefect_bt.jobs.queue.queued_runs import queued_state
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 
@@ -45,17 +44,17 @@ if TYPE_CHECKING:
     from prefect_bt.flows.tasks.finish_job import JobRun
 
 POLL_INTERVAL: Final = 1.0
+_ADMITTED: Final = "this machine has room for it"
+_STOPPED: Final = "Stopped while it waited in the queue."
 
 
 def find_wait(site: JobContext) -> str:
     """Begin a lease of the job and return "", or return what the job waits for."""
-    if is_queued_here(site.record, site.settings):
-        job = build_queued_job(site.ledger, site.record, site.settings)
-        no_wait = site.record.serving is not None
-        if waits := admit_job(site.ledger, job, waits=not no_wait, settings=site.settings):
-            return find_reason(waits, job.id)
-    remove_waiting_job(site.ledger.store, site.job_id)  # of a suspended run that a worker continues
-    return ""
+    if not is_queued_here(site.record, site.settings):
+        return ""
+    job = build_queued_job(site.ledger, site.record, site.settings)
+    waits = site.record.serving is None
+    return admit_job(site.ledger, job, waits=waits, settings=site.settings)
 
 
 def wait_in_queue(run: JobRun) -> bool:
@@ -70,27 +69,26 @@ def wait_in_queue(run: JobRun) -> bool:
     site.ledger.controls.delete_preemption(site.job_id)
     if _may_suspend(site):
         _suspend(run, site)
+    transition_job(site, JobState.PENDING, message=f"waits for {run.waits}")
     host = host_id(site.settings.state_dir).partition(":")[2]
     job = replace(build_queued_job(site.ledger, site.record, site.settings), host=host)
-    add_waiting_job(site.ledger.store, job)
+    add_waiting_job(site.ledger, job)
     # In the place that a preempted job gave up.
     start_next_jobs(site.ledger, ended=site.job_id, settings=site.settings)
-    try:
-        return _poll(site, job, run.waits)
-    finally:
-        remove_waiting_job(site.ledger.store, job.id)
+    admitted = _poll(site, job)
+    state = JobState.CREATED if admitted else JobState.STOPPED
+    transition_job(site, state, message=_ADMITTED if admitted else _STOPPED)
+    remove_void_entries(site.ledger, job.id)
+    return admitted
 
 
-def _poll(site: JobContext, job: QueuedJob, reason: str) -> bool:
-    if site.ledger.get_state(job.id) is not JobState.PENDING:
-        transition_job(site, JobState.PENDING, message=f"waits for {reason}")
+def _poll(site: JobContext, job: QueuedJob) -> bool:
+    """Return True when the job has a lease, False when a stop was requested."""
     with watch_for_stop(site) as stop_requested:
         while not stop_requested():
-            if admit_job(site.ledger, job, is_new=False, settings=site.settings) is None:
-                transition_job(site, JobState.CREATED, message="this machine has room for it")
+            if not admit_job(site.ledger, job, is_new=False, settings=site.settings):
                 return True
             time.sleep(POLL_INTERVAL)
-    transition_job(site, JobState.STOPPED, message="Stopped while it waited in the queue.")
     return False
 
 
@@ -111,8 +109,7 @@ def _suspend(run: JobRun, site: JobContext) -> NoReturn:
     # First, because the machine that starts the job sets the state of the run, too.
     with suppress(*API_ERRORS), get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(str(flow_run.get_id())), state, force=True)
-    add_waiting_job(ledger.store, build_queued_job(ledger, site.record, site.settings))
-    return_to_queue(ledger, site.job_id, epoch=site.epoch, message=message)
+    enter_queue(ledger, site.record, message, epoch=site.epoch, settings=site.settings)
     # In the place that a preempted job gave up.
     start_next_jobs(ledger, ended=site.job_id, settings=site.settings)
     run.site = None  # the job is not this process's any more

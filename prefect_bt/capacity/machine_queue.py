@@ -1,14 +1,13 @@
 """The queue as one machine sees it: leases of jobs whose processes are gone end, others begin.
 
-<state_dir>/queue.lock      flock of the process that decides for this machine
+<state_dir>/queue.lock      flock of the process whose turn it is to decide for this machine
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +24,27 @@ from prefect_bt.capacity.machines import (
 )
 from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
 from prefect_bt.capacity.schedule import Schedule, Start, make_schedule
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
-from prefect_bt.errors import StateError
+from prefect_bt.capacity.waiting_jobs import (
+    is_still_waiting,
+    list_waiting_jobs,
+    remove_waiting_job,
+    select_unclaimed,
+)
+from prefect_bt.errors import NotFoundError, StateError
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.job_lock import JobLock, has_lock_file, is_job_alive, is_owned
+from prefect_bt.host.job_lock import JobLock, has_lock_file, is_job_alive, is_owned, try_lock
+from prefect_bt.host.lock_holders import describe_lock_holder
+from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_store.clock import StoreClock
 
 IDLE_SECONDS: Final = 10.0
 """Seconds after which a process decides again although no lease and no waiting job has changed."""
+TURN_SECONDS: Final = 2.0
+"""Seconds to wait for the process whose turn it is."""
+_TURN_POLL: Final = 0.02
+HEAD: Final = 10
+"""Jobs at the head of the queue whose records are checked although nothing starts."""
 
 
 class MachineQueue:
@@ -58,6 +70,12 @@ class MachineQueue:
         self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
         self._ledger, self._store, self.state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
+        self.clock = StoreClock(ledger.store)
+        self.obstacle = ""
+        """The process that did not end its turn; "" for none."""
+        self._unreadable = dict[str, int]()
+        """Job -> event of its entry, for jobs whose records cannot be read."""
+        self._problems, self._told = list[str](), set[str]()
         self._idle: tuple[object, float] = None, 0.0
         """The leases and jobs of the last schedule that started nothing here, and its time."""
 
@@ -67,19 +85,28 @@ class MachineQueue:
         report_machine(self._store, self.machine)
 
     @contextmanager
-    def lock(self) -> Generator[None]:
-        """Decide alone on this machine; blocks while another process does."""
+    def take_turn(self) -> Generator[None]:
+        """Decide while no other process of this machine does, or after a short wait beside it.
+
+        Leases keep two decisions apart; a turn only saves repetitions. So a process that was
+        stopped in its turn stops no other: `obstacle` names it then.
+        """
         ensure_private_folder(self.state_dir)
         path = self.state_dir / "queue.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            deadline, self.obstacle = time.monotonic() + TURN_SECONDS, ""
+            while not try_lock(descriptor):
+                if time.monotonic() >= deadline:
+                    self.obstacle = f"{describe_lock_holder(path)} has held {path} for long"
+                    break
+                time.sleep(_TURN_POLL)
             yield
         finally:
             os.close(descriptor)
 
     def release_ended(self, *, ended: str = "") -> bool:
-        """End the leases of this machine's jobs that have no process any more. Needs the lock.
+        """End the leases of this machine's jobs that have no process any more.
 
         `ended`: ID of a job that is over although a process still holds its lock. Return whether
         any job had a lease here.
@@ -109,9 +136,9 @@ class MachineQueue:
         own = self.machine.gpus
         if not (demand.gpus and own) or demand.gpu_type in own:
             return demand
-        known = list_machines(self._store)
-        machines = [one for one in known if is_present(one) and not one.is_cluster]
-        if any(demand.gpu_type in one.gpus for one in machines):
+        machines, now = list_machines(self._store), self.clock.now()
+        others = [one for one in machines if is_present(one, now) and not one.is_cluster]
+        if any(demand.gpu_type in one.gpus for one in others):
             return demand
         return replace(demand, gpu_type=max(own, key=lambda kind: own[kind]))
 
@@ -122,61 +149,105 @@ class MachineQueue:
     def admit(self, job: QueuedJob, *, waits: bool = True) -> Lease | Schedule:
         """Begin a lease of the job if it may start here now, else return the schedule.
 
-        Needs the lock and `release_ended`. The caller owns the job. `waits`: False for a job that
-        starts whether there is room or not.
+        Needs `release_ended`. The caller owns the job. `waits`: False for a job that starts
+        whether there is room or not.
         """
         while True:
             if waits:
-                others = [one for one in list_waiting_jobs(self._store) if one.id != job.id]
+                others = [one for one in self._list_waiting() if one.id != job.id]
                 schedule = self._make_schedule([*others, job])
                 if not any(s.job.id == job.id for s in self._starts_here(schedule)):
                     return schedule
-            if lease := self._leases.create(job, host=self.machine.host, at=time.time()):
+            if lease := self.begin_lease(job):
                 return lease
-            self._leases.read()  # another machine decided meanwhile
 
-    def iter_admitted(self) -> Iterator[Lease]:
-        """Yield a lease for each waiting job that may start here now. Needs the lock.
+    def begin_lease(self, job: QueuedJob) -> Lease | None:
+        """Begin a lease; None, and read the leases again, if another decision was made meanwhile.
 
-        The caller starts the job, or calls `give_back`.
+        The caller owns the job: a lease whose job has no owner ends.
         """
-        skipped = set[str]()
-        while waiting := [j for j in list_waiting_jobs(self._store) if j.id not in skipped]:
+        lease = self._leases.create(job, host=self.machine.host)
+        if lease is None:
+            self._leases.read()
+        return lease
+
+    def end_lease(self, lease: Lease) -> None:
+        """End the lease of a job that is not started here."""
+        self._leases.release(lease)
+
+    def choose(self, skipped: Container[str]) -> list[QueuedJob]:
+        """Return the waiting jobs that may start here now, and ask spot jobs for their places.
+
+        `skipped`: IDs of jobs that count as not waiting. Needs `release_ended`.
+        """
+        while waiting := [job for job in self._list_waiting() if job.id not in skipped]:
             seen = ([lease.number for lease in self._leases.active], waiting)
             if self._idle[0] == seen and time.monotonic() < self._idle[1] + IDLE_SECONDS:
-                return
-            mine = self._choose(waiting)
-            if not mine:
+                return []
+            schedule = self._make_schedule(waiting)
+            # A spot job ends for a job that waits, not for an entry that was left behind.
+            if not all(self.check_waiting(wait.job) for wait in schedule.waits if wait.stops):
+                continue
+            for lease in schedule.preempted:
+                self._ledger.controls.request_preemption(lease.job.id, by="the queue")
+            # A flow that waits in its own process takes the job itself.
+            starts = [start.job for start in self._starts_here(schedule)]
+            starts = [job for job in starts if not is_owned(self.state_dir, job.id)]
+            if not starts:
                 self._idle = seen, time.monotonic()
-                return
-            for job in mine:
-                lease = self._leases.create(job, host=self.machine.host, at=time.time())
-                if lease is None:  # another machine decided meanwhile
-                    break
-                skipped.add(job.id)
-                yield lease
-            self._leases.read()
+            return starts
+        return []
 
-    def _choose(self, waiting: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """Return the jobs that may start here, and ask spot jobs for their places."""
-        schedule = self._make_schedule(waiting)
-        for lease in schedule.preempted:
-            self._ledger.controls.request_preemption(lease.job.id, by="the queue")
-        starts = [start.job for start in self._starts_here(schedule)]
-        # A flow that waits in its own process takes the job itself.
-        return [job for job in starts if not is_owned(self.state_dir, job.id)]
+    def check_waiting(self, job: QueuedJob) -> bool:
+        """Return whether the job waits; remove an entry that was left behind.
+
+        A job whose records cannot be read counts as not waiting from now on.
+        """
+        try:
+            self._ledger.get_job(job.id)
+            if is_still_waiting(self._ledger, job):
+                return True
+        except NotFoundError:  # an entry is written after the job: the job was deleted
+            pass
+        except DAMAGED as error:
+            self._unreadable[job.id] = job.event
+            self.add_problem(job, f"is skipped: its records cannot be read ({error!r})")
+            return False
+        remove_waiting_job(self._store, job.id, through=job.event)
+        return False
+
+    def add_problem(self, job: QueuedJob, problem: str) -> None:
+        """Keep a sentence about a job for `pop_problems`, unless it was told before."""
+        sentence = f"job {job.id} {problem}"
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._problems.append(sentence)
+
+    def pop_problems(self) -> list[str]:
+        """Return the sentences that were not told yet."""
+        problems, self._problems = self._problems, []
+        return problems
+
+    def list_head(self) -> list[QueuedJob]:
+        """Return the first jobs of the queue."""
+        return self._list_waiting()[:HEAD]
+
+    def _list_waiting(self) -> list[QueuedJob]:
+        waiting = list_waiting_jobs(self._store)
+        waiting = [job for job in waiting if self._unreadable.get(job.id) != job.event]
+        claimed = {lease.job.id for lease in self._leases.active}
+        if any(job.id in claimed for job in waiting):
+            now = self.clock.now()
+            return select_unclaimed(self._ledger, waiting, self._leases.active, now)
+        return waiting
 
     def _starts_here(self, schedule: Schedule) -> list[Start]:
         here, clusters = self.machine.host, self._clusters
         starts = [one for one in schedule.starts if one.host == here or one.host in clusters]
         return [start for start in starts if start.job.host in {"", here}]
 
-    def give_back(self, lease: Lease) -> None:
-        """End a lease whose job was not started."""
-        self._leases.release(lease)
-
     def _make_schedule(self, waiting: Sequence[QueuedJob]) -> Schedule:
-        now, own = time.time(), [self.machine, *self._read_clusters(waiting)]
+        now, own = self.clock.now(), [self.machine, *self._read_clusters(waiting)]
         known = {one.host: one for one in list_machines(self._store)}
         if self.machine.host not in known:  # others show what it offers
             report_machine(self._store, replace(self.machine, seen_at=0.0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,6 +20,7 @@ from prefect_bt.errors import ObjectNotFound
 from prefect_bt.host.cgroup import count_cpus, measure_memory
 from prefect_bt.host.gpu_reservation import list_gpus
 from prefect_bt.host.job_lock import host_id
+from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.object_keys import QUEUE_LIMITS, QUEUE_MACHINES, quote_name
 from prefect_bt.object_store.protocols import Store
 
@@ -46,16 +48,18 @@ def report_machine(store: Store, machine: Machine) -> None:
 
 def list_machines(store: Store) -> list[Machine]:
     """Return the machines that ever took jobs of the store."""
+    reports = [(info, _read(store, info.key, Machine)) for info in store.list(QUEUE_MACHINES)]
     return [
-        machine
-        for info in store.list(QUEUE_MACHINES)
-        if (machine := _read(store, info.key, Machine)) is not None
+        # Its own clock may be wrong.
+        replace(machine, seen_at=info.modified if machine.seen_at else 0.0)
+        for info, machine in reports
+        if machine is not None
     ]
 
 
-def is_present(machine: Machine, now: float | None = None) -> bool:
-    """Return whether the machine reported lately."""
-    return (time.time() if now is None else now) - machine.seen_at < ABSENCE_SECONDS
+def is_present(machine: Machine, now: float) -> bool:
+    """Return whether the machine reported lately. `now`: by the store's clock."""
+    return now - machine.seen_at < ABSENCE_SECONDS
 
 
 def write_limit(store: Store, limit: Limit) -> None:
@@ -75,6 +79,6 @@ def list_limits(store: Store) -> list[Limit]:
 
 
 def _read(store: Store, key: str, kind: type[T]) -> T | None:
-    with suppress(ObjectNotFound, ValueError, TypeError, KeyError):
+    with suppress(ObjectNotFound, *DAMAGED):
         return codec.loads(kind, store.get(key))
     return None

@@ -13,11 +13,16 @@ from prefect_bt.capacity.machines import is_present, list_limits, list_machines,
 from prefect_bt.capacity.pod_placement import PodPlacement
 from prefect_bt.capacity.records import Lease, Limit, Machine, to_cpus
 from prefect_bt.capacity.schedule import Schedule, make_schedule
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs, set_priority
-from prefect_bt.errors import StateError, UsageError
+from prefect_bt.capacity.waiting_jobs import (
+    list_waiting_jobs,
+    select_unclaimed,
+    set_priority,
+)
+from prefect_bt.errors import StateError, StoreError, UsageError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.substrates.protocol import CPUS, MEMORY
 from prefect_bt.text.quantities import format_iso
@@ -26,18 +31,25 @@ Document = dict[str, Any]
 ABOUT_TO_START: Final = "nothing: it is about to start"
 
 
-def read_schedule(store: Store, *, now: float | None = None) -> Schedule:
+def read_schedule(ledger: Ledger) -> Schedule:
     """Decide about the jobs that wait. A job in `starts` is about to start: no machine has it."""
-    now = time.time() if now is None else now
+    store, now = ledger.store, _read_clock(ledger.store)
     waiting = list_waiting_jobs(store)  # before the leases: a job may start between the two
     leases = Leases(store).read()
-    begun = {lease.job.id: lease.at for lease in leases}
-    waiting = [job for job in waiting if job.id not in begun or begun[job.id] < job.since]
+    waiting = select_unclaimed(ledger, waiting, leases, now)
     machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
     return make_schedule(machines, leases, waiting, list_limits(store), now=now)
 
 
-def is_in_use(machine: Machine, leases: Iterable[Lease], now: float | None = None) -> bool:
+def _read_clock(store: Store) -> float:
+    """Return the store's time; this machine's for a user who may only read the store."""
+    try:
+        return StoreClock(store).now()
+    except StoreError:
+        return time.time()
+
+
+def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:
     """Return whether the machine takes jobs by itself, or starts the next job when one ends."""
     return is_present(machine, now) or any(lease.place == machine.host for lease in leases)
 
@@ -74,9 +86,9 @@ def change_priority(ledger: Ledger, job_id: str, priority: int) -> Document:
             state=state.value,
             next_step=f"See: prefect-bt view --job-id {job_id}",
         )
-    set_priority(ledger.store, job_id, priority)
-    ledger.controls.set_priority(job_id, priority)
-    rows = queue_documents(read_schedule(ledger.store))
+    ledger.controls.set_priority(job_id, priority)  # also for an entry that is yet to come
+    set_priority(ledger, job_id, priority)
+    rows = queue_documents(read_schedule(ledger))
     place = next((row["place"] for row in rows if row["id"] == job_id), None)
     return {"id": job_id, "priority": priority, "place": place}
 
@@ -84,8 +96,10 @@ def change_priority(ledger: Ledger, job_id: str, priority: int) -> Document:
 def capacity_document(store: Store) -> Document:
     """Return GPU types with limits and use, of all jobs and by team, and what machines have."""
     leases, machines, limits = Leases(store).read(), list_machines(store), list_limits(store)
+    now = _read_clock(store)
+    used = [one for one in machines if is_in_use(one, leases, now)]
     held = [lease for lease in leases if lease.job.demand.gpus]
-    owned = _count_gpus(one for one in machines if is_in_use(one, leases))
+    owned = _count_gpus(used)
     types = {*owned, *(one.job.demand.gpu_type for one in held), *(one.gpu_type for one in limits)}
     teams = {(one.job.team, one.job.demand.gpu_type) for one in held}
     teams |= {(one.team, one.gpu_type) for one in limits if one.team is not None}
@@ -94,7 +108,7 @@ def capacity_document(store: Store) -> Document:
             _gpu_document(kind, owned[kind], limits, held) for kind in sorted(types)
         ],
         "team_gpu_capacities": [_team_document(*one, limits, held) for one in sorted(teams)],
-        "machines": [_machine_document(one, leases) for one in machines],
+        "machines": [_machine_document(one, leases, present=one in used) for one in machines],
     }
 
 
@@ -160,7 +174,7 @@ def _usage(leases: Iterable[Lease]) -> Document:
     }
 
 
-def _machine_document(machine: Machine, leases: Sequence[Lease]) -> Document:
+def _machine_document(machine: Machine, leases: Sequence[Lease], *, present: bool) -> Document:
     placed = [lease for lease in leases if lease.place == machine.host]
     used = PodPlacement(machine.pod_hosts, placed).foreign
     for lease in placed:
@@ -168,7 +182,7 @@ def _machine_document(machine: Machine, leases: Sequence[Lease]) -> Document:
     return {
         "name": machine.name,
         "host": machine.host,
-        "present": is_in_use(machine, leases),
+        "present": present,
         "cpus": machine.cpus,
         "cpus_used": to_cpus(used[CPUS]),
         "memory": machine.memory,

@@ -26,7 +26,7 @@ def queue_context(ledger: Ledger, job_id: str) -> Document | None:
         record, events = ledger.get_job(job_id), ledger.list_events(job_id)
     except NotFoundError:
         return None
-    rows = queue_documents(read_schedule(ledger.store))
+    rows = queue_documents(read_schedule(ledger))
     place: int | None = next((row["place"] for row in rows if row["id"] == job_id), None)
     document = _context(ledger, record, events, waits=place is not None)
     if place is None:

@@ -59,6 +59,8 @@ class QueuedJob:
     cluster: str = ""
     """ID of the cluster whose machines run its pods; "" on other substrates."""
     nodes: int = 1
+    event: int = -1
+    """Number of the job's event since which it waits; a later event ends the wait for good."""
 
     @property
     def pod(self) -> dict[str, int]:
@@ -79,8 +81,9 @@ class Lease:
     job: QueuedJob
     host: str
     """ID of the state folder whose processes run the job."""
-    at: float
-    """When the lease began."""
+    at: float = 0.0
+    """When the lease began, by the store's clock."""
+    nonce: str = ""
 
     @property
     def place(self) -> str:
@@ -105,7 +108,7 @@ class Machine:
     gpus: dict[str, int] = field(default_factory=dict[str, int])
     """Number of GPUs by type."""
     seen_at: float = 0.0
-    """When a process that takes jobs reported it last; 0: none has."""
+    """When a process that takes jobs reported it last, by the store's clock; 0: none has."""
     substrates: tuple[str, ...] = ("local", "docker")
     """Substrates that run nodes there."""
     pod_hosts: tuple[PodHost, ...] = ()

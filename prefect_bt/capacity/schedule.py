@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -33,14 +33,19 @@ class Wait:
     """What it waits for, as a phrase: `8 H100: 4 of 16 are free`."""
     starts_at: float | None = None
     """Estimated start in epoch seconds; None: unknown."""
+    stops: tuple[Lease, ...] = ()
+    """Leases of spot jobs that must end first."""
 
 
 @dataclass(frozen=True)
 class Schedule:
     starts: tuple[Start, ...] = ()
     waits: tuple[Wait, ...] = ()
-    preempted: tuple[Lease, ...] = ()
-    """Leases of spot jobs whose places a job of the queue needs."""
+
+    @property
+    def preempted(self) -> tuple[Lease, ...]:
+        """Leases of spot jobs whose places jobs of the queue need."""
+        return tuple(lease for wait in self.waits for lease in wait.stops)
 
 
 def make_schedule(
@@ -64,8 +69,7 @@ def make_schedule(
     waits = [decision for decision in ordered if isinstance(decision, Wait)]
     return Schedule(
         tuple(decision for decision in ordered if isinstance(decision, Start)),
-        tuple(Wait(x.job, place, x.reason, x.starts_at) for place, x in enumerate(waits, 1)),
-        tuple(walk.preempted),
+        tuple(replace(wait, place=place) for place, wait in enumerate(waits, 1)),
     )
 
 
@@ -145,7 +149,6 @@ class _Walk:
         self.rooms = [Room(machine, by_place.get(machine.host, []), now) for machine in machines]
         self.quotas = _Quotas(leases, limits, now)
         self.hosts = {"", *(machine.host for machine in machines)}
-        self.preempted: list[Lease] = []
         self.shortages: dict[tuple[Demand, str, str, int], str] = {}
         self.now = now
 
@@ -161,7 +164,7 @@ class _Walk:
             self.quotas.hold(job, self.now + run_time(job))
             return Start(job, room.host)
         if stopped := self._preempt(job, rooms):
-            return Wait(job, 0, _format_stops(stopped))
+            return Wait(job, 0, _format_stops(stopped), stops=tuple(stopped))
         key = (job.demand, job.host, job.cluster, job.nodes)
         if key not in self.shortages:
             self.shortages[key] = _find_shortage(job, rooms)
@@ -244,7 +247,6 @@ class _Walk:
         self.shortages.clear()
         room.replace(stopped, job)
         self.quotas.hold(job, self.now + run_time(job))
-        self.preempted += stopped
         return stopped
 
     def _reserve(self, job: QueuedJob, rooms: Sequence[Room]) -> float | None:

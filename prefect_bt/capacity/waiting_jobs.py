@@ -2,61 +2,122 @@
 
     queue/waiting/<job id>/<facts>/team-<quoted team>
 
-One request lists a thousand jobs. A change of the priority writes a second key with a higher
-revision before it deletes the first.
+One request lists a thousand jobs. An entry names the event of the job since which the job waits.
+Events are never deleted, so an entry of which the job has a later event is void, whatever happens
+afterwards: any process may delete it, and only such entries are deleted. A change of the priority
+writes a second key with a higher revision before it deletes the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, unquote
 
-from prefect_bt.capacity.records import Demand, QueuedJob
+from prefect_bt.capacity.records import Demand, Lease, QueuedJob
 from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING, quote_name, waiting_job_prefix
 from prefect_bt.object_store.protocols import Store
 
+START_SECONDS: Final = 30.0
+"""Seconds by the store's clock from one write of a starter to the next, before any other process
+may start the job. A starter that is only slow is refused at its next write."""
 _TEAM: Final = "team-"
 
 
-def add_waiting_job(store: Store, job: QueuedJob) -> None:
-    """Write the job to the queue. Idempotent."""
-    store.put(_key(job, 0), b"")
+def add_waiting_job(ledger: Ledger, job: QueuedJob, *, revision: int = 0) -> bool:
+    """Write the job to the queue; return False if it waits no more since that event. Idempotent.
+
+    This process may have been stopped before: another one may have started the job meanwhile.
+    """
+    put_entry(ledger.store, job, revision=revision)
+    if is_still_waiting(ledger, job):
+        return True
+    remove_waiting_job(ledger.store, job.id, through=job.event)
+    return False
 
 
-def remove_waiting_job(store: Store, job_id: str) -> None:
-    """Remove the job from the queue. Idempotent."""
-    for info in list(store.list(waiting_job_prefix(job_id))):
-        store.delete(info.key)
+def put_entry(store: Store, job: QueuedJob, *, revision: int = 0) -> None:
+    """Write the entry alone."""
+    store.put(_key(job, revision), b"")
 
 
-def is_waiting_job(store: Store, job_id: str) -> bool:
-    """Return whether the job is in the queue."""
-    return any(True for _ in store.list(waiting_job_prefix(job_id)))
+def is_still_waiting(ledger: Ledger, job: QueuedJob) -> bool:
+    """Return whether the job waits since the event that the entry names."""
+    number, last = ledger.find_last_event(job.id)
+    return number == job.event and last is not None and last.state is JobState.PENDING
 
 
-def set_priority(store: Store, job_id: str, priority: int) -> QueuedJob:
+def remove_waiting_job(store: Store, job_id: str, *, through: int) -> None:
+    """Remove the entries of events up to this number, after which the job has another."""
+    for _, job, key in list(_iter_entries(store, waiting_job_prefix(job_id))):
+        if job.event <= through:
+            store.delete(key)
+
+
+def remove_void_entries(ledger: Ledger, job_id: str) -> None:
+    """Remove the entries of events after which the job has another. Idempotent."""
+    remove_waiting_job(ledger.store, job_id, through=ledger.find_last_event(job_id)[0] - 1)
+
+
+def is_waiting_job(store: Store, job_id: str, *, event: int) -> bool:
+    """Return whether the queue has an entry of this event of the job."""
+    entries = _iter_entries(store, waiting_job_prefix(job_id))
+    return any(job.event == event for _, job, _ in entries)
+
+
+def set_priority(ledger: Ledger, job_id: str, priority: int) -> QueuedJob:
     """Change the priority of a waiting job and return the job; NotFoundError if none waits."""
-    found = list(_iter_entries(store, waiting_job_prefix(job_id)))
-    if not found:
-        raise NotFoundError("queued job", job_id, next_step="Show the queue: prefect-bt queue")
-    revision, job, _ = max(found, key=lambda entry: entry[0])
+    entries = list(_iter_entries(ledger.store, waiting_job_prefix(job_id)))
+    missing = NotFoundError("queued job", job_id, next_step="Show the queue: prefect-bt queue")
+    if not entries:
+        raise missing
+    revision, job, _ = max(entries, key=_entry_order)
     changed = replace(job, priority=priority)
-    store.put(_key(changed, revision + 1), b"")
-    for _, _, key in found:
-        store.delete(key)
+    if not add_waiting_job(ledger, changed, revision=revision + 1):
+        raise missing
+    for _, _, key in entries:
+        ledger.store.delete(key)
     return changed
 
 
 def list_waiting_jobs(store: Store) -> list[QueuedJob]:
-    """Return the jobs that wait, the first of the queue first."""
-    newest = dict[str, tuple[int, QueuedJob]]()
-    for revision, job, _ in _iter_entries(store, QUEUE_WAITING):
-        if job.id not in newest or newest[job.id][0] < revision:
-            newest[job.id] = revision, job
-    return sorted((job for _, job in newest.values()), key=lambda job: job.rank)
+    """Return the jobs with an entry, each once, the first of the queue first."""
+    newest = dict[str, tuple[int, QueuedJob, str]]()
+    for entry in _iter_entries(store, QUEUE_WAITING):
+        known = newest.get(entry[1].id)
+        if known is None or _entry_order(known) < _entry_order(entry):
+            newest[entry[1].id] = entry
+    return sorted((job for _, job, _ in newest.values()), key=lambda job: job.rank)
+
+
+def select_unclaimed(
+    ledger: Ledger, waiting: Sequence[QueuedJob], leases: Iterable[Lease], now: float
+) -> list[QueuedJob]:
+    """Return the jobs that no starter has; remove entries that a starter left behind.
+
+    A starter has a lease. Once its time has passed, it is dead, or is refused when it goes on.
+    `now`: by the store's clock.
+    """
+    claimed = {(lease.job.id, lease.job.event): lease.at for lease in leases}
+    unclaimed = list[QueuedJob]()
+    for job in waiting:
+        at = claimed.get((job.id, job.event))
+        if at is not None and now - at <= START_SECONDS:
+            continue
+        if at is not None and not is_still_waiting(ledger, job):
+            remove_waiting_job(ledger.store, job.id, through=job.event)
+            continue
+        unclaimed.append(job)
+    return unclaimed
+
+
+def _entry_order(entry: tuple[int, QueuedJob, str]) -> tuple[int, int, str]:
+    revision, job, key = entry
+    return job.event, revision, key
 
 
 def _iter_entries(store: Store, prefix: str) -> Iterator[tuple[int, QueuedJob, str]]:
@@ -74,6 +135,7 @@ def _iter_entries(store: Store, prefix: str) -> Iterator[tuple[int, QueuedJob, s
 def _key(job: QueuedJob, revision: int) -> str:
     facts = {
         "v": revision,
+        "e": job.event,
         "p": job.priority,
         "t": f"{job.submitted_at:.3f}",
         "s": f"{job.since or job.submitted_at:.3f}",
@@ -110,5 +172,6 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         project_id=facts["j"],
         cluster=facts["l"],
         nodes=int(facts["n"]),
+        event=int(facts.get("e", -1)),  # an older release's, which is void
     )
     return int(facts["v"]), job

@@ -11,6 +11,7 @@ from prefect_bt.gc.findings import Findings, Scan, run_scans
 from prefect_bt.gc.job_folders import JobScanner
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.gc.processes import ProcessScanner, scan_routers
+from prefect_bt.gc.queue import scan_queue, scan_unwritten_jobs
 from prefect_bt.gc.store_objects import UploadScanner, scan_holds, scan_shared_downloads
 from prefect_bt.gc.weights import WeightsScanner
 from prefect_bt.kubernetes_settings import ClusterSettings
@@ -35,6 +36,9 @@ def scan_for_orphans(
     stores = JobStores(open_ledger, settings.store)
     cache = NodeCache(state_dir / settings.weights_dir.name)
     scans: list[Scan] = [
+        # Before the folders of jobs, which show that a push died here.
+        ("The jobs of the store", partial(scan_unwritten_jobs, state_dir, stores, older_than)),
+        ("The queue of the store", partial(scan_queue, state_dir, stores)),
         ("The jobs of this machine", JobScanner(state_dir, stores, include_unsaved).scan),
         *(
             (f"The Docker Engine at {one.address}", ContainerScanner(state_dir, stores, one).scan)

@@ -27,6 +27,8 @@ class OrphanKind(StrEnum):
     UPLOAD = "unfinished upload"
     HOLD = "checkpoint hold"
     SHARED_DOWNLOAD = "shared download"
+    QUEUE = "queued job"
+    UNWRITTEN_JOB = "unwritten job"
 
 
 @dataclass(frozen=True)

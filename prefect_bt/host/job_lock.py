@@ -23,6 +23,7 @@ from prefect_bt.errors import StateError
 from prefect_bt.filesystem.confined import open_file
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.host.lock_holders import describe_lock_holder
 
 OWNER_FD_VARIABLE: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
@@ -121,11 +122,13 @@ class JobLock:
         """Whether another process of the job, its supervisor, holds the same lock."""
         self.job_id = ""
 
-    def acquire(self, job_id: str) -> None:
-        """Lock the job, as `lock_job` does."""
+    def acquire(self, job_id: str, *, store: str = "") -> None:
+        """Lock the job, as `lock_job` does. `store`: URL to write beside the lock."""
         held = lock_job(self.state_dir, job_id, timeout=self._patience)
         self.descriptor, self.job_id = self._held.enter_context(held), job_id
         self.is_inherited = _find_inherited_fd(lock_path(self.state_dir, job_id)) is not None
+        if store:
+            self.write_store_url(store)
 
     def write_store_url(self, url: str) -> None:
         """Write where the job's records are, for the recovery of an abandoned job."""
@@ -154,6 +157,11 @@ class JobLock:
         Idempotent."""
         self._held.close()
         self.descriptor = None
+
+    def drop(self) -> None:
+        """Remove the lock of an ID that another job has."""
+        self.release_and_remove()
+        self.job_id = ""
 
     def release_and_remove(self) -> None:
         """Remove the lock and its folder, because the job has ended or was never created."""
@@ -290,7 +298,7 @@ def _acquire(path: Path, job_id: str, timeout: float) -> int:
         os.close(descriptor)
         if not locked and time.monotonic() > deadline:
             raise StateError(
-                f"Job {job_id} is run by another process on this machine.",
+                f"Job {job_id} is run by {describe_lock_holder(path)} on this machine.",
                 state="owned",
                 next_step=f"Follow it instead: prefect-bt logs --tail --job-id {job_id}",
             )

@@ -23,7 +23,7 @@ from prefect_bt.attempts.lifecycle import (
     remove_nodes,
     terminal_state,
 )
-from prefect_bt.capacity.waiting_jobs import is_waiting_job, remove_waiting_job
+from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import NotFoundError, PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import (
     JobLock,
@@ -38,7 +38,9 @@ from prefect_bt.host.job_lock import (
 )
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs.job_json import store_ended_job
-from prefect_bt.jobs.queue.admission import start_next_jobs
+from prefect_bt.jobs.queue.acceptance import put_back
+from prefect_bt.jobs.queue.lost_jobs import put_back_lost_job
+from prefect_bt.jobs.queue.start_queued import start_next_jobs
 from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -71,22 +73,28 @@ def recover_job(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
         claim.release()
 
 
-def release_unstarted_claim(ledger: Ledger, job_id: str, *, state_dir: Path) -> None:
-    """Release the claim of a worker that died before its job began, so that any worker can begin.
+def release_unstarted_job(ledger: Ledger, job_id: str, *, state_dir: Path) -> str:
+    """Put back a job of which a process of this machine died before it began; return what was done.
 
     Do nothing for a job that a process of this machine owns, or that another machine claimed.
+    Delete what a push wrote that died before the job existed.
     """
     if not has_lock_file(state_dir, job_id):
-        return
-    claim, epochs = JobLock(state_dir.absolute()), ledger.get_epochs(job_id)
+        return ""
+    claim, done = JobLock(state_dir.absolute()), ""
     with suppress(StateError):
         claim.acquire(job_id)
-        held = epochs.find_active()
-        waits = ledger.get_state(job_id) is JobState.PENDING
-        if waits and held and is_this_host(state_dir, held.host):
-            epochs.release_unused(held.number)
-            claim.release_and_remove()
+        if ledger.delete_unwritten_job(job_id):
+            done = "removed: its push ended before the job existed"
+        elif ledger.get_state(job_id) is JobState.PENDING:
+            epochs = ledger.get_epochs(job_id)
+            held = epochs.find_active()
+            if held is None or is_this_host(state_dir, held.host):
+                done = "put back into the queue" if put_back(ledger, ledger.get_job(job_id)) else ""
+                epochs.release(held.number if held else 0)
+        claim.release_and_remove()
     claim.release()
+    return done
 
 
 def _recover(ledger: Ledger, record: JobRecord, claim: JobLock) -> bool:
@@ -124,12 +132,15 @@ def recover_jobs(state_dir: Path, finished: set[str] | None = None) -> Iterator[
             state = ledger.get_state(job_id)
             elsewhere = not is_this_host(state_dir, ledger.get_host(job_id))
             if state is JobState.PENDING and not elsewhere:
-                release_unstarted_claim(ledger, job_id, state_dir=state_dir)
+                if done := release_unstarted_job(ledger, job_id, state_dir=state_dir):
+                    yield job_id, done
                 continue
             if recover_job(ledger, job_id, state_dir=state_dir):
                 yield job_id, "recovered"
             elif state.terminal or elsewhere:
                 finished.add(entry)
+        except NotFoundError:
+            yield job_id, "is not in its store; `prefect-bt gc` removes what is left here"
         except _JOB_ERRORS as error:
             yield job_id, f"could not be recovered: {error}"
 
@@ -161,10 +172,13 @@ def reconcile_job(ledger: Ledger, job_id: str) -> None:
 
 def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
     """End, or schedule again, a job whose Prefect run ended before the flow began."""
-    release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
+    release_unstarted_job(ledger, record.id, state_dir=Settings().state_dir)
     request = ledger.controls.find_stop_request(record.id)
-    if not request and is_waiting_job(ledger.store, record.id):
-        return  # the run of a job in the queue has no process, and is asked when its turn comes
+    _, last = ledger.find_last_event(record.id)
+    if not request and not (last and last.deployment):
+        # The run of a job in the queue has no process, and is asked when its turn comes.
+        put_back_lost_job(ledger, record, state_dir=Settings().state_dir)
+        return
     from prefect.client.schemas.objects import StateType
 
     from prefect_bt.prefect_api.client import get_run_state
@@ -242,7 +256,7 @@ def finalize_abandoned_job(
         ledger.get_epochs(job_id).release_unused(site.epoch)  # if the job was over before
         store_ended_job(ledger, job_id)
         remove_nodes(site)
-        remove_waiting_job(ledger.store, job_id)
+        remove_void_entries(ledger, job_id)
         kill_flow_helpers(job_id)
         start_next_jobs(ledger, ended=job_id, settings=site.settings)
         remove_job_lock(state_dir, job_id, lock)

@@ -9,9 +9,9 @@ from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.job_json import job_document
-from prefect_bt.jobs.queue.admission import admit_new_job, return_to_queue, start_if_room_came
+from prefect_bt.jobs.queue.acceptance import start_job
 from prefect_bt.jobs.reconcile import reconcile_job
-from prefect_bt.jobs.start import open_launcher, start_job
+from prefect_bt.jobs.start import default_deployment, open_launcher
 from prefect_bt.jobs.stop import describe_owning_machine
 from prefect_bt.ledger.fencing_epochs import ANY_HOST
 from prefect_bt.ledger.ledger import Ledger
@@ -39,13 +39,7 @@ def retry(
     with open_launcher() as launcher:
         with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
             epoch = _request_attempt(ledger, job_id, limit, any_host=launcher is None)
-            if launcher:
-                launcher.waits_for = admit_new_job(ledger, record, again=True)
-                if launcher.waits_for:
-                    message = f"waits for {launcher.waits_for}"
-                    return_to_queue(ledger, job_id, epoch=epoch, message=message)
-        start_job(ledger, record, launcher)
-    start_if_room_came(ledger, record)
+        start_job(ledger, record, launcher, epoch=epoch)
     flat = job_document(ledger, record)
     return {**flat, "training_job": flat}
 
@@ -58,7 +52,13 @@ def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, *, any_ho
         if limit is not None:
             ledger.controls.set_max_run_time(job_id, limit)
         ledger.controls.delete_stop_request(job_id)
-        ledger.append_event(job_id, JobState.CREATED, message="requested again", epoch=epoch)
+        ledger.append_event(
+            job_id,
+            JobState.CREATED,
+            message="requested again",
+            epoch=epoch,
+            deployment=default_deployment() if any_host else "",
+        )
     except BaseException:
         ledger.get_epochs(job_id).release_unused(epoch)
         raise

@@ -1,8 +1,7 @@
-"""Start the flow of an accepted job: through a deployment, or in a detached process.
+"""Run the flow of a job in a detached process on this machine, its supervisor.
 
-If a deployment is named, its worker runs the flow. Otherwise a detached process on this machine
-runs it, with the configured Prefect API or with Prefect's temporary server (docs/decisions/005).
-This module imports almost nothing, so that the process can be started before anything else.
+The flow uses the configured Prefect API or Prefect's temporary server (docs/decisions/005). This
+module imports almost nothing, so that the process can be started before anything else.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +46,6 @@ class JobLauncher:
 
         self.lock = lock
         self._socket, theirs = socket.socketpair()
-        self.waits_for = ""
-        """What the job waits for in the queue; "" for a job that starts now."""
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect_bt.supervisor.process", self.job_id],
@@ -64,29 +61,33 @@ class JobLauncher:
     def state_dir(self) -> Path:
         return _state_dir()
 
-    def acquire(self, job_id: str) -> None:
-        """Own the job with this process until it is handed over."""
+    def acquire(self, job_id: str, *, store: str) -> None:
+        """Own the job with this process until it is handed over. `store`: URL of its records."""
         from prefect_bt.host.job_lock import JobLock
 
         self.lock = JobLock(self.state_dir, timeout=LOCK_TIMEOUT)
-        self.lock.acquire(job_id)
+        self.lock.acquire(job_id, store=store)
+
+    def drop(self) -> None:
+        """Remove the lock of an ID that another job has; `job_id` is a new one."""
+        if self.lock is not None:
+            self.lock.drop()
+        self.lock, self.job_id = None, make_id()
 
     @contextmanager
     def hold_lock(self, ledger: Ledger, job_id: str) -> Generator[None]:
         """Own the job for a block that writes its records; keep the lock's file if it raises."""
-        self.acquire(job_id)
+        self.acquire(job_id, store=ledger.store.url)
         assert self.lock is not None
-        self.lock.write_store_url(ledger.store.url)
         with self.lock.keep_on_error():
             yield
 
     def hand_over(self, ledger: Ledger, record: JobRecord) -> None:
         """Send the job and its lock to the supervisor; ServerError if the supervisor has ended."""
         if self.lock is None:
-            self.acquire(record.id)
+            self.acquire(record.id, store=ledger.store.url)
         assert self.lock is not None
         assert self.lock.descriptor is not None
-        self.lock.write_store_url(ledger.store.url)
         self._send(ledger, record, self.lock.descriptor, self.lock.state_dir)
         # The socket, and then the supervisor, holds the same open file.
         self.lock.release()
@@ -145,7 +146,7 @@ def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None
 
     ServerError if there is no such deployment, before anything is written.
     """
-    chosen = deployment or _default_deployment()
+    chosen = deployment or default_deployment()
     launcher = None if chosen else _take_prestarted() or JobLauncher()
     try:
         if chosen:
@@ -158,58 +159,7 @@ def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None
             launcher.close()
 
 
-def start_job(
-    ledger: Ledger,
-    record: JobRecord,
-    launcher: JobLauncher | None,
-    deployment: str | None = None,
-    on_created: Callable[[JobRecord], object] = lambda _: None,
-) -> None:
-    """Call `on_created`, then start the job. On an error, record the job as FAILED and raise.
-
-    A job of the launcher that waits in the queue is shown in Prefect, not started.
-    """
-    try:
-        on_created(record)
-        if launcher and not launcher.waits_for:
-            launcher.hand_over(ledger, record)
-        elif launcher is None:
-            from prefect_bt.prefect_api.client import run_deployment
-
-            chosen, store = deployment or _default_deployment(), ledger.store.url
-            run = run_deployment(chosen, job_id=record.id, store=store)
-            ledger.runs.bind(run.flow_run_id, record.id, url=run.url)
-    except BaseException as error:
-        _note_failed_start(ledger, record.id, error, owned=launcher is not None)
-        raise
-    if launcher and launcher.waits_for:
-        from prefect_bt.jobs.queue.queued_runs import show_queued_job
-
-        launcher.close()
-        show_queued_job(ledger, record, launcher.waits_for)
-
-
-def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, owned: bool) -> None:
-    """Record the failure unless a worker claimed the job meanwhile. `owned`: by this process."""
-    from prefect_bt.errors import StateError
-    from prefect_bt.host.job_lock import JobLock, host_id
-    from prefect_bt.jobs.job_json import store_ended_job
-    from prefect_bt.ledger.states import JobState
-
-    state_dir = _state_dir()
-    claim = JobLock(state_dir)
-    with suppress(StateError):
-        if not owned:
-            claim.acquire(job_id)
-        if not ledger.get_state(job_id).terminal:
-            epoch = ledger.claim(job_id, host_id(state_dir))
-            why = f"It could not be started: {error}"
-            ledger.append_event(job_id, JobState.FAILED, message=why, epoch=epoch)
-            store_ended_job(ledger, job_id)
-    claim.release_and_remove()
-
-
-def _default_deployment() -> str:
+def default_deployment() -> str:
     from prefect_bt.settings import Settings
 
     return Settings().deployment

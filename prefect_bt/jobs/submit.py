@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
-from prefect_bt.capacity.waiting_jobs import remove_waiting_job
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
+from prefect_bt.errors import NotFoundError, PrefectBtError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import current_user, job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
-from prefect_bt.jobs.queue.admission import (
-    admit_new_job,
-    list_cluster_notes,
-    list_secret_notes,
-    start_if_room_came,
-)
-from prefect_bt.jobs.start import JobLauncher, open_launcher, start_job
+from prefect_bt.jobs.queue.acceptance import accept_here, note_failed_start, start_job
+from prefect_bt.jobs.queue.start_queued import list_cluster_notes, list_secret_notes
+from prefect_bt.jobs.start import JobLauncher, open_launcher
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget
 from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR
-from prefect_bt.object_keys import job_prefix
+from prefect_bt.object_keys import job_prefix, make_id
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning.planner import plan_gang
@@ -144,12 +140,8 @@ def submit(
         ledger = open_ledger(options.store)
         plan = plan_submission(ledger, project, options)
         with _pack_workspace(project, source_dir) as packed:
-            state = JobState.CREATED if starter else JobState.PENDING
-            record = write_job(
-                ledger, project, options, packed, owner=starter, state=state, plan=plan
-            )
+            record = write_job(ledger, project, options, packed, owner=starter, plan=plan)
             start_job(ledger, record, starter, options.deployment, on_created)
-    start_if_room_came(ledger, record)
     document = build_submission_document(ledger, record, plan)
     return {**document, **workspace_document(packed.contents)}
 
@@ -164,11 +156,17 @@ def create_job(
 ) -> tuple[JobRecord, GangPlan]:
     """Write a job to the store for the caller to run; return its record and its plan.
 
-    `lock` acquires the job before it exists. If this function raises, the store contains no job.
+    `lock` acquires the job before it exists. If this function raises, no job will run.
     """
     plan = plan_submission(ledger, project, options)
     with _pack_workspace(project, source_dir) as packed:
-        return write_job(ledger, project, options, packed, owner=lock, plan=plan), plan
+        record = write_job(ledger, project, options, packed, owner=lock, plan=plan)
+        try:
+            accept_here(ledger, record, host_id(lock.state_dir))
+        except BaseException as error:
+            note_failed_start(ledger, record.id, error, owned=True)
+            raise
+        return record, plan
 
 
 def dry_run(
@@ -205,12 +203,8 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, options)
     with _download_workspace(ledger, old) as packed, open_launcher(options.deployment) as launcher:
-        state = JobState.CREATED if launcher else JobState.PENDING
-        record = write_job(
-            ledger, project, options, packed, owner=launcher, state=state, plan=plan, old=old
-        )
+        record = write_job(ledger, project, options, packed, owner=launcher, plan=plan, old=old)
         start_job(ledger, record, launcher, options.deployment)
-    start_if_room_came(ledger, record)
     return build_submission_document(ledger, record, plan)
 
 
@@ -254,7 +248,6 @@ def write_job(  # noqa: PLR0913 (what the record says)
     workspace: PackedWorkspace | None,
     *,
     owner: JobLauncher | JobLock | None = None,
-    state: JobState = JobState.CREATED,
     plan: GangPlan | None = None,
     old: JobRecord | None = None,
 ) -> JobRecord:
@@ -265,11 +258,9 @@ def write_job(  # noqa: PLR0913 (what the record says)
     """
     known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
-    job_id = ledger.reserve_job_id(known.id, preferred=owner.job_id if owner else "")
+    job_id = _reserve_id(ledger, known.id, owner)
     workspace_key = f"{job_prefix(known.id, job_id)}/workspace.tar"
     try:
-        if owner:
-            owner.acquire(job_id)
         record = JobRecord(
             id=job_id,
             name=project.job.name or ledger.reserve_job_name(known.id),
@@ -291,18 +282,40 @@ def write_job(  # noqa: PLR0913 (what the record says)
         )
         if workspace:
             ledger.store.upload_verified(workspace_key, workspace.path)
-        if isinstance(owner, JobLauncher):
-            owner.waits_for = admit_new_job(ledger, record)
-            state = JobState.PENDING if owner.waits_for else state
-        state_dir = owner.state_dir if owner else Settings().state_dir
-        host = "" if state is JobState.PENDING else host_id(state_dir)
-        ledger.write_job(record, state=state, host=host)
-    except BaseException:
-        remove_waiting_job(ledger.store, job_id)
-        ledger.store.delete(workspace_key)
-        ledger.release_job_id(job_id)
+        ledger.create_job(record)
+    except BaseException as error:
+        with suppress(PrefectBtError):  # gc removes what is left
+            _undo(ledger, job_id, workspace_key, error)
         raise
     return record
+
+
+def _reserve_id(ledger: Ledger, project_id: str, owner: JobLauncher | JobLock | None) -> str:
+    """Reserve an ID in the store, after the owner's lock, by which a death is noticed."""
+    if owner is None:
+        return ledger.reserve_job_id(project_id)
+    while True:
+        wanted = owner.job_id or make_id()
+        owner.acquire(wanted, store=ledger.store.url)
+        job_id = ledger.reserve_job_id(project_id, preferred=wanted)
+        if job_id == wanted:
+            return job_id
+        ledger.release_job_id(job_id)
+        owner.drop()
+
+
+def _undo(ledger: Ledger, job_id: str, workspace_key: str, error: BaseException) -> None:
+    """Delete what was written for a job, or record its failure if the store has its record.
+
+    It can have the record although its answer was lost.
+    """
+    try:
+        ledger.get_job(job_id)
+    except NotFoundError:
+        ledger.store.delete(workspace_key)
+        ledger.release_job_id(job_id)
+    else:
+        note_failed_start(ledger, job_id, error, owned=True)
 
 
 @contextmanager

@@ -27,6 +27,12 @@ def parse_ended_document_key(key: str) -> tuple[str, str, float] | None:
     return found if ended_document_key(*found) == key else None
 
 
+def list_ended_ids(store: Store) -> set[str]:
+    """Return the IDs of the jobs whose document is stored."""
+    keys = (parse_ended_document_key(info.key) for info in store.list(INDEX_ENDED))
+    return {key[0] for key in keys if key}
+
+
 def delete_ended_document(store: Store, job_id: str) -> None:
     """Remove the job from the index, because its records are about to change."""
     for info in store.list(f"{INDEX_ENDED}/{job_id}"):

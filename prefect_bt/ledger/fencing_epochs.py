@@ -19,14 +19,14 @@ person and a crash.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError, StoreError
+from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, StoreError
+from prefect_bt.ledger.numbered_objects import NumberedObjects
 from prefect_bt.ledger.records import JobEvent
 from prefect_bt.object_store.protocols import Store
 
@@ -38,7 +38,6 @@ ANY_HOST: Final = ""
 NO_HOST: Final = ":"
 """Holder that is no machine, so that no machine takes the job for its own."""
 _UNREADABLE_HOST: Final = "a machine whose claim cannot be read:?"
-_NAME: Final = re.compile(r"\d{6,}\.(json|released)")
 _PAST_TENSE: Final = {PRUNE: "pruned", DELETE: "deleted"}
 
 
@@ -92,27 +91,27 @@ class Epochs:
     ) -> None:
         self.store, self.job_id, self.prefix = store, job_id, prefix
         self._clock, self.new_nonce = clock, nonce
+        self._claims = NumberedObjects(store, f"{prefix}/epochs")
 
     def find_newest(self) -> Epoch | None:
         """Return the newest claim, whether it has ended or not; None before the first."""
-        return self._newest(self._list_names())
+        return self._read(self._claims.list().newest)
 
     def newest_run(self) -> int:
         """Return the number of the newest claim to run the job; 0 if there is none."""
-        claims = _claim_names(self._list_names())
-        while newest := self._newest(claims):
-            if newest.purpose == RUN:
-                return newest.number
-            claims.pop()
+        for number in reversed(self._claims.list().modified):
+            claim = self._read(number)
+            if claim and claim.purpose == RUN:
+                return number
         return 0
 
     def find_holder(self) -> str:
         """Return the host of the newest claim, NO_HOST if any may follow; "" before the first."""
-        names = self._list_names()
-        newest = self._newest(names)
+        numbers = self._claims.list()
+        newest = self._read(numbers.newest)
         if newest is None:
             return ""
-        free = newest.host == ANY_HOST or f"{newest.number:06d}.released" in names
+        free = newest.host == ANY_HOST or newest.number in numbers.released
         return NO_HOST if free else newest.host
 
     def check(self, number: int) -> None:
@@ -122,26 +121,30 @@ class Epochs:
         """
         if not number:
             return
-        names = self._list_names()
-        if _claim_names(names)[-1:] != [f"{number:06d}.json"]:
-            raise Superseded(self.job_id, self._newest(names))
+        newest = self._claims.list().newest
+        if newest != number:
+            raise Superseded(self.job_id, self._read(newest))
 
-    def claim(self, host: str, *, purpose: str = RUN, abandoned: bool = False) -> int:
+    def claim(
+        self, host: str, *, purpose: str = RUN, abandoned: bool = False, unstarted: bool = False
+    ) -> int:
         """Return the number of the epoch in which `host` may act.
 
         The caller holds the job's lock on `host`. Raises StateError while another machine holds
-        the job, unless a person says that it is `abandoned`; NotFoundError when the job is deleted
-        meanwhile.
+        the job, unless a person says that it is `abandoned`, or the job is `unstarted`: it waits,
+        and the time of the starter that claimed it has passed. NotFoundError when the job is
+        deleted meanwhile.
         """
         while True:
             held, ended = self._newest_and_ended()
+            followed = abandoned or (unstarted and held.purpose == RUN)
             if held.host != ANY_HOST and not ended:
                 if not is_same_host(held.host, host):
-                    if not abandoned:
+                    if not followed:
                         raise self._held_error(held, host)
                 elif held.number and held.purpose == purpose == RUN:
                     return held.number
-            by = "abandoned" if abandoned and not ended else ""
+            by = "" if ended or not followed else "abandoned" if abandoned else "unstarted"
             mine = Epoch(held.number + 1, host, self.new_nonce(), self._clock(), purpose, by)
             if self._create(mine):
                 return mine.number
@@ -149,8 +152,7 @@ class Epochs:
     def release(self, number: int) -> None:
         """End a claim of this host under which the job did not end. Idempotent."""
         if number:
-            with suppress(ObjectExists):
-                self.store.create(f"{self._folder}/{number:06d}.released", b"{}")
+            self._claims.release(number)
 
     def release_unused(self, number: int) -> None:
         """End a claim of this host in which nothing was recorded; any other may have a gang."""
@@ -167,25 +169,30 @@ class Epochs:
         """Return whether the newest claim has ended, also for a job that ended without claims."""
         return self._newest_and_ended()[1]
 
+    def find_last_change(self) -> float:
+        """Return when a claim or an event was written last, by the store's clock; 0.0 for none."""
+        events = (info.modified for info in self.store.list(f"{self.prefix}/events"))
+        return max([*self._claims.list().modified.values(), *events], default=0.0)
+
     def fence(self, number: int) -> Callable[[], None]:
         """Return a function that an actor of `number` calls before each act (`check`)."""
         return lambda: self.check(number)
 
     def _newest_and_ended(self) -> tuple[Epoch, bool]:
         """Return the newest claim, number 0 if there is none, and whether it has ended."""
-        names = self._list_names()
-        newest = self._newest(names) or Epoch(0, ANY_HOST, "", 0.0)
-        if f"{newest.number:06d}.released" in names:
+        numbers = self._claims.list()
+        newest = self._read(numbers.newest) or Epoch(0, ANY_HOST, "", 0.0)
+        if newest.number in numbers.released:
             return newest, True
         last = self._last_event()
         return newest, last is not None and last.state.terminal and last.epoch >= newest.number
 
-    def _newest(self, names: Sequence[str]) -> Epoch | None:
-        if not (claims := _claim_names(names)):
+    def _read(self, number: int) -> Epoch | None:
+        """Return the claim of this number; None for 0, the number before the first."""
+        if not number:
             return None
-        number = int(claims[-1].partition(".")[0])
         try:
-            found = codec.loads(Epoch, self.store.get(f"{self._folder}/{claims[-1]}"))
+            found = codec.loads(Epoch, self._claims.get(number))
         except ObjectNotFound:
             raise self._deleted_error() from None
         except (ValueError, TypeError, KeyError):  # it counts as held, until a person gives it up
@@ -194,13 +201,12 @@ class Epochs:
 
     def _create(self, mine: Epoch) -> bool:
         """Create the claim; return whether its number belongs to this claim."""
-        key = f"{self._folder}/{mine.number:06d}.json"
-        if not try_create(self.store, key, codec.dumps(mine).encode()):
+        if not self._claims.create(mine.number, codec.dumps(mine).encode()):
             return False
         try:
             self.store.get_range(f"{self.prefix}/job.json", start=0, length=1)
         except ObjectNotFound:
-            self.store.delete(key)
+            self._claims.delete(mine.number)
             raise self._deleted_error() from None
         except BaseException:  # the caller does not learn the number, so it cannot release it
             with suppress(StoreError):
@@ -215,15 +221,6 @@ class Epochs:
         keys = [info.key for info in self.store.list(f"{self.prefix}/events")]
         return codec.loads(JobEvent, self.store.get(keys[-1])) if keys else None
 
-    def _list_names(self) -> list[str]:
-        """Return the records' names, sorted; a store may hold other objects there."""
-        names = (info.key.rpartition("/")[2] for info in self.store.list(self._folder))
-        return [name for name in names if _NAME.fullmatch(name)]
-
-    @property
-    def _folder(self) -> str:
-        return f"{self.prefix}/epochs"
-
     def _held_error(self, held: Epoch, host: str) -> StateError:
         where, gone = describe_holder(held.host, host), abandon_hint(self.job_id, held.host, host)
         if held.purpose == RUN:
@@ -237,10 +234,6 @@ class Epochs:
         return StateError(
             f"Job {self.job_id} {what} (epoch {held.number}).", state="held", next_step=gone
         )
-
-
-def _claim_names(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.endswith(".json")]
 
 
 def describe_holder(held: str, host: str) -> str:
@@ -264,17 +257,3 @@ def is_same_host(one: str, other: str) -> bool:
     """Return whether two hosts are one: the state folder's id counts, not the machine's name."""
     folder = one.partition(":")[2]
     return bool(folder) and folder == other.partition(":")[2]
-
-
-def try_create(store: Store, key: str, data: bytes) -> bool:
-    """Create an object with unique bytes; return whether this call or an earlier one created it.
-
-    An earlier call whose answer was lost is recognized by the bytes.
-    """
-    try:
-        store.create(key, data)
-    except ObjectExists:
-        with suppress(ObjectNotFound):
-            return store.get(key) == data
-        return False
-    return True

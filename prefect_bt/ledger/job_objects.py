@@ -28,7 +28,8 @@ from prefect_bt.object_store.protocols import Store
 
 T = TypeVar("T")
 _REVISION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
-_DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors of reading a record that is damaged, or a newer release's."""
 
 
 def find_object(store: Store, key: str, kind: type[T]) -> T | None:
@@ -186,7 +187,7 @@ def load_pin(data: bytes, *, key: str) -> PinnedWeights:
         if _REVISION.fullmatch(pin.revision):
             return pin
         why = f"pins weights to {pin.revision[:80]!r}, which is not a revision"
-    except _DAMAGED:
+    except DAMAGED:
         why = "is not a record of pinned weights"
     raise StoreError(
         f"{key} {why}.",

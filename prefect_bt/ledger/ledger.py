@@ -15,9 +15,10 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.errors import NotFoundError
-from prefect_bt.ledger.fencing_epochs import RUN, Epochs, try_create
+from prefect_bt.errors import NotFoundError, ObjectExists
+from prefect_bt.ledger.fencing_epochs import RUN, Epochs
 from prefect_bt.ledger.job_objects import FlowRuns, JobControls, Pins, create_object, find_object
+from prefect_bt.ledger.numbered_objects import try_create
 from prefect_bt.ledger.projects import Projects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.state_changes import append_event
@@ -75,6 +76,32 @@ class Ledger:
         self._prefixes.pop(job_id, None)
         self.store.delete(job_index_key(job_id))
 
+    def create_job(self, record: JobRecord) -> None:
+        """Create the job, which exists from now on. It waits, although it is in no queue yet."""
+        key = f"{job_prefix(record.project_id, record.id)}/job.json"
+        if not try_create(self.store, key, codec.dumps(record).encode()):
+            raise ObjectExists(f"{key} is already in {self.store.url}.", key=key)
+
+    def is_deleted(self, job_id: str) -> bool:
+        """Return whether the ID is that of a job that was deleted."""
+        pointer = find_object(self.store, job_index_key(job_id), dict[str, Any])
+        return pointer is not None and "deleted" in pointer
+
+    def delete_unwritten_job(self, job_id: str) -> bool:
+        """Delete what a push wrote before the job existed; return False if the job exists.
+
+        The caller knows that the push does not go on.
+        """
+        pointer = find_object(self.store, job_index_key(job_id), dict[str, Any])
+        if pointer is None or "deleted" in pointer:
+            return False
+        prefix = job_prefix(str(pointer["project_id"]), job_id)
+        if any(info.key == f"{prefix}/job.json" for info in self.store.list(prefix)):
+            return False
+        self.store.delete(f"{prefix}/workspace.tar")
+        self.release_job_id(job_id)
+        return True
+
     def write_job(
         self, record: JobRecord, *, state: JobState = JobState.CREATED, host: str = ""
     ) -> None:
@@ -82,8 +109,7 @@ class Ledger:
 
         `host` holds the job from its first event on; "": any host may claim it.
         """
-        prefix = job_prefix(record.project_id, record.id)
-        self.store.create(f"{prefix}/job.json", codec.dumps(record).encode())
+        self.create_job(record)
         epoch = self.get_epochs(record.id).claim(host) if host else 0
         self.append_event(record.id, state, message="accepted", epoch=epoch)
 
@@ -112,13 +138,22 @@ class Ledger:
         """Return the claims of the job: which machine may act for it."""
         return Epochs(self.store, job_id, self._job_prefix(job_id), clock=self._clock)
 
-    def claim(self, job_id: str, host: str, *, purpose: str = RUN, abandoned: bool = False) -> int:
+    def claim(
+        self,
+        job_id: str,
+        host: str,
+        *,
+        purpose: str = RUN,
+        abandoned: bool = False,
+        unstarted: bool = False,
+    ) -> int:
         """Return the epoch in which `host` may act for the job (Epochs.claim)."""
-        return self.get_epochs(job_id).claim(host, purpose=purpose, abandoned=abandoned)
+        epochs = self.get_epochs(job_id)
+        return epochs.claim(host, purpose=purpose, abandoned=abandoned, unstarted=unstarted)
 
     # -- lifecycle --------------------------------------------------------------------------
 
-    def append_event(
+    def append_event(  # noqa: PLR0913 (the fields of an event)
         self,
         job_id: str,
         state: JobState,
@@ -126,10 +161,13 @@ class Ledger:
         message: str = "",
         attempt: int | None = None,
         epoch: int = 0,
+        after: int | None = None,
+        deployment: str = "",
     ) -> JobEvent:
-        """Move the job to `state`, acting in `epoch` (events.append_event)."""
-        event = JobEvent(state, self._clock(), message, attempt, epoch)
-        return append_event(self.get_epochs(job_id), event, lambda: self.list_events(job_id))
+        """Move the job to `state`, acting in `epoch` (state_changes.append_event)."""
+        event = JobEvent(state, self._clock(), message, attempt, epoch, deployment=deployment)
+        epochs = self.get_epochs(job_id)
+        return append_event(epochs, event, lambda: self.list_events(job_id), after=after)
 
     def list_events(self, job_id: str) -> list[JobEvent]:
         """Return the events of the job, oldest first."""
@@ -138,8 +176,14 @@ class Ledger:
         ]
 
     def get_state(self, job_id: str) -> JobState:
+        last = self.find_last_event(job_id)[1]
+        return last.state if last else JobState.PENDING
+
+    def find_last_event(self, job_id: str) -> tuple[int, JobEvent | None]:
+        """Return the number of the last event, and the event; -1 and None before the first."""
         keys = self.list_event_keys(job_id)
-        return codec.loads(JobEvent, self._get_cached(keys[-1])).state if keys else JobState.PENDING
+        last = codec.loads(JobEvent, self._get_cached(keys[-1])) if keys else None
+        return len(keys) - 1, last
 
     def list_event_keys(self, job_id: str) -> list[str]:
         """Return the keys of the job's events, oldest first."""

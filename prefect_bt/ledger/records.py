@@ -45,8 +45,7 @@ class Cause(StrEnum):
     BROKEN_PIPE = "broken_pipe"
     LIMIT_EXCEEDED = "limit_exceeded"
     CALL_FORBIDDEN = "call_forbidden"
-    CONTAINER_PROTOCOL = "container_protocol"
-    """A process in the container wrote into the pipes between it and its agent."""
+    CONTAINER_PROTOCOL = "container_protocol"  # a process wrote into the pipes of its agent
     SIGNALLED = "signalled"
     """The command died of a signal that has no cause of its own."""
     OUT_OF_MEMORY = "out_of_memory"
@@ -76,8 +75,7 @@ class Cause(StrEnum):
     IMAGE_NOT_FOUND = "image_not_found"
     IMAGE_UNUSABLE = "image_unusable"
     """The image is for another processor, or lacks a program that a node needs."""
-    MAX_RUN_TIME = "max_run_time"
-    """The job's own limit. It is never retried automatically, whatever the policy allows."""
+    MAX_RUN_TIME = "max_run_time"  # the job's own limit: never retried automatically
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
     UNKNOWN = "unknown"
@@ -216,6 +214,8 @@ class JobEvent:
     attempt: int | None = None
     epoch: int = 0
     nonce: str = ""
+    deployment: str = ""
+    """Deployment whose worker starts the job; "": the queue, or the writer of the event."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class GitState:
     branch: str = ""
     """"" for a detached HEAD."""
     dirty: bool | None = None
-    """Whether a tracked file differs from the commit; None: `git` did not answer in time."""
+    """Whether a tracked file differs from the commit; None: unknown."""
     tag: str = ""
     """The newest tag that the commit contains."""
     commits_since_tag: int | None = None

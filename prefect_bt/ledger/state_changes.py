@@ -12,23 +12,32 @@ from dataclasses import replace
 from prefect_bt import codec
 from prefect_bt.errors import StateError
 from prefect_bt.ledger.ended_documents import delete_ended_document
-from prefect_bt.ledger.fencing_epochs import Epochs, try_create
+from prefect_bt.ledger.fencing_epochs import Epochs
+from prefect_bt.ledger.numbered_objects import try_create
 from prefect_bt.ledger.records import JobEvent
 from prefect_bt.ledger.states import TRANSITIONS
 
 
 def append_event(
-    epochs: Epochs, event: JobEvent, read_events: Callable[[], Sequence[JobEvent]]
+    epochs: Epochs,
+    event: JobEvent,
+    read_events: Callable[[], Sequence[JobEvent]],
+    *,
+    after: int | None = None,
 ) -> JobEvent:
     """Return the event as stored. Repeating the last state of the same epoch changes nothing.
 
-    `read_events` returns the job's events as stored, oldest first. Raises StateError for an illegal
-    transition, Superseded for an epoch that is not the newest.
+    `read_events` returns the job's events as stored, oldest first. `after`: number of the last
+    event that the caller has seen, -1 for none; None: any. Raises StateError for an illegal
+    transition and after a further event, Superseded for an epoch that is not the newest.
     """
     store, event = epochs.store, replace(event, nonce=epochs.new_nonce())
     while True:
         events = read_events()
         epochs.check(event.epoch)
+        if after is not None and len(events) - 1 != after:
+            last = events[-1].state
+            raise StateError(f"Job {epochs.job_id} is {last.value} by now.", state=last.value)
         if events:
             last = events[-1]
             if (last.state, last.attempt, last.epoch) == (event.state, event.attempt, event.epoch):

@@ -74,8 +74,8 @@ class _JobPoller:
 
     def take(self) -> None:
         self._queue = self._queue or QueuePoller()
-        for job_id in self._queue.poll():
-            _log(f"job {job_id}: started")
+        for news in self._queue.poll():
+            _log(news)
 
 
 class _RunRescheduler:

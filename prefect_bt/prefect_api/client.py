@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import product
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -55,9 +55,10 @@ class DeploymentRun:
     url: str
 
 
-def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
+def run_deployment(name: str, *, job_id: str, store: str, idempotency_key: str) -> DeploymentRun:
     """Schedule a run of `flow/deployment` for an accepted job, without waiting for it.
 
+    The same key gives the same run, also if the first answer was lost.
     Raises ServerError if no lasting API answers, or the deployment is unknown or refuses the run.
     """
     with prefect_client(temporary=False) as client:
@@ -65,7 +66,7 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
             _get_deployment_id(client, name),
             # The fields of a TrainingStore block: where the flow wants a block, text is refused.
             parameters={"job_id": job_id, "store": {"url": store}},
-            idempotency_key=str(uuid4()),  # the client itself repeats requests that time out
+            idempotency_key=idempotency_key,
         )
         return DeploymentRun(str(run.id), url_for("flow-run", obj_id=run.id) or "")
 

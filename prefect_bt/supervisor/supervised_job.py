@@ -26,7 +26,7 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
-from prefect_bt.jobs.queue.admission import start_next_jobs
+from prefect_bt.jobs.queue.start_queued import start_next_jobs
 from prefect_bt.jobs.reconcile import finalize_abandoned_job
 from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
 from prefect_bt.ledger.open_ledger import open_ledger

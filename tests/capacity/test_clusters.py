@@ -12,10 +12,11 @@ from prefect_bt.capacity.overview import capacity_document, read_schedule
 from prefect_bt.capacity.pod_placement import PodPlacement
 from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
 from prefect_bt.capacity.schedule import Schedule, make_schedule
-from prefect_bt.capacity.waiting_jobs import add_waiting_job, list_waiting_jobs
+from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
 from prefect_bt.substrates.protocol import CPUS, MEMORY, PodHost
+from tests.capacity.queued_jobs import queue_job
 
 GIB = 1024**3
 NOW = 1000.0
@@ -183,29 +184,30 @@ def open_queue(ledger: Ledger, folder: Path, place: Machine | None) -> MachineQu
 
 
 def admit_all(queue: MachineQueue) -> list[str]:
-    with queue.lock():
+    """Begin a lease of each job that may start; return their IDs."""
+    with queue.take_turn():
         queue.release_ended()
-        return [one.job.id for one in queue.iter_admitted()]
+        return [job.id for job in queue.choose(()) if queue.begin_lease(job)]
 
 
 def test_two_machines_start_a_job_of_their_cluster_once(ledger: Ledger, tmp_path: Path) -> None:
     place = cluster(host())
     first, second = (open_queue(ledger, tmp_path / name, place) for name in ("a", "b"))
-    add_waiting_job(ledger.store, job("x"))
+    queue_job(ledger, job("x"))
     assert [*admit_all(first), *admit_all(second)] == ["x"]
 
 
 def test_a_job_stays_queued_while_its_cluster_is_away(ledger: Ledger, tmp_path: Path) -> None:
     queue = open_queue(ledger, tmp_path / "a", None)
-    add_waiting_job(ledger.store, job("x"))
-    add_waiting_job(ledger.store, QueuedJob("local", Demand(cpus=1), 1.0))
+    queue_job(ledger, job("x"))
+    queue_job(ledger, QueuedJob("local", Demand(cpus=1), 1.0))
     assert admit_all(queue) == ["local"]
     assert [one.id for one in list_waiting_jobs(ledger.store)] == ["x", "local"]
 
 
 def test_a_job_that_waits_in_a_process_is_left_to_it(ledger: Ledger, tmp_path: Path) -> None:
     queue = open_queue(ledger, tmp_path / "a", cluster(host()))
-    add_waiting_job(ledger.store, job("x", host="another"))
+    queue_job(ledger, job("x", host="another"))
     assert admit_all(queue) == []
 
 
@@ -213,10 +215,10 @@ def test_others_see_the_cluster_that_a_machine_has_read(ledger: Ledger, tmp_path
     place = replace(cluster(host(free=4)), seen_at=2e9, cpus=64, gpus={"H100": 8}, memory=512 * GIB)
     queue = open_queue(ledger, tmp_path / "a", place)
     waiting = job("x", 8, cpus=8.1)
-    add_waiting_job(ledger.store, waiting)
+    waiting = queue_job(ledger, waiting)
     assert list_waiting_jobs(ledger.store) == [replace(waiting, since=waiting.submitted_at)]
     assert admit_all(queue) == []
-    assert place in list_machines(ledger.store)
-    assert reasons(read_schedule(ledger.store)) == ["8 H100: 4 of 8 are free"]
+    assert place in [replace(x, seen_at=place.seen_at) for x in list_machines(ledger.store)]
+    assert reasons(read_schedule(ledger)) == ["8 H100: 4 of 8 are free"]
     row = next(x for x in capacity_document(ledger.store)["machines"] if x["host"] == "c")
     assert (row["cpus_used"], row["gpus"]) == (32, [{"gpu_type": "H100", "count": 8, "used": 4}])

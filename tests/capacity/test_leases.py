@@ -11,19 +11,24 @@ from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.records import Demand, Lease, QueuedJob
 from prefect_bt.capacity.waiting_jobs import (
     add_waiting_job,
-    is_waiting_job,
     list_waiting_jobs,
-    remove_waiting_job,
     set_priority,
 )
 from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
+from tests.capacity.queued_jobs import queue_job
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(str(tmp_path / "store"))
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(open_store(str(tmp_path / "store")))
+
+
+@pytest.fixture
+def store(ledger: Ledger) -> Store:
+    return ledger.store
 
 
 def job(name: str = "abc1234", **changes: object) -> QueuedJob:
@@ -41,29 +46,28 @@ def job(name: str = "abc1234", **changes: object) -> QueuedJob:
         {"demand": Demand(0, "", 1, 0)},
     ],
 )
-def test_an_entry_is_read_as_it_was_written(store: Store, changes: dict[str, object]) -> None:
-    add_waiting_job(store, job(**changes))
-    assert list_waiting_jobs(store) == [job(**changes)]
-    assert is_waiting_job(store, "abc1234")
-    remove_waiting_job(store, "abc1234")
-    remove_waiting_job(store, "abc1234")
-    assert list_waiting_jobs(store) == []
+def test_an_entry_is_read_as_it_was_written(ledger: Ledger, changes: dict[str, object]) -> None:
+    waiting = queue_job(ledger, job(**changes))
+    assert list_waiting_jobs(ledger.store) == [waiting]
+    assert waiting == job(**changes, event=0)
 
 
-def test_the_order_is_priority_then_age_and_the_newest_priority_counts(store: Store) -> None:
+def test_the_order_is_priority_then_age_and_the_newest_priority_counts(ledger: Ledger) -> None:
+    store = ledger.store
     for name, priority, at in (("old", 0, 1.0), ("new", 0, 2.0), ("urgent", 5, 3.0)):
-        add_waiting_job(store, job(name, priority=priority, submitted_at=at))
+        queue_job(ledger, job(name, priority=priority, submitted_at=at))
     assert [one.id for one in list_waiting_jobs(store)] == ["urgent", "old", "new"]
-    set_priority(store, "new", 9)
+    set_priority(ledger, "new", 9)
     # The process that changed it died before it deleted the entry with the old priority.
-    add_waiting_job(store, job("new", priority=0, submitted_at=2.0))
+    add_waiting_job(ledger, job("new", priority=0, submitted_at=2.0, event=0))
     assert [one.id for one in list_waiting_jobs(store)] == ["new", "urgent", "old"]
     with pytest.raises(NotFoundError):
-        set_priority(store, "unknown", 1)
+        set_priority(ledger, "unknown", 1)
 
 
-def test_a_foreign_object_in_the_queue_is_ignored(store: Store) -> None:
-    add_waiting_job(store, job())
+def test_a_foreign_object_in_the_queue_is_ignored(ledger: Ledger) -> None:
+    queue_job(ledger, job())
+    store = ledger.store
     store.put("queue/waiting/other", b"")
     store.put("queue/waiting/other2/v=2,q=unknown/team-", b"")
     assert [one.id for one in list_waiting_jobs(store)] == ["abc1234"]
@@ -73,11 +77,11 @@ def test_a_decision_from_old_leases_is_refused(store: Store) -> None:
     one, other = Leases(store), Leases(store)
     one.read()
     other.read()
-    first = one.create(job(), host="a", at=1.0)
+    first = one.create(job(), host="a")
     assert first is not None and first.number == 1
-    assert other.create(job("def5678"), host="b", at=1.0) is None
+    assert other.create(job("def5678"), host="b") is None
     assert other.read() == [first]
-    second = other.create(job("def5678"), host="b", at=2.0)
+    second = other.create(job("def5678"), host="b")
     assert second is not None and second.number == 2
 
 
@@ -85,11 +89,11 @@ def test_a_number_that_was_used_and_deleted_is_refused(store: Store) -> None:
     slow, other = Leases(store), Leases(store)
     slow.read()
     other.read()
-    first = other.create(job("first"), host="b", at=1.0)
-    second = other.create(job("second"), host="b", at=2.0)
+    first = other.create(job("first"), host="b")
+    second = other.create(job("second"), host="b")
     assert first is not None and second is not None
     other.release(first)
-    assert slow.create(job("third"), host="a", at=3.0) is None
+    assert slow.create(job("third"), host="a") is None
     assert slow.read() == [second]
 
 
@@ -97,8 +101,8 @@ def test_no_number_is_used_twice_when_leases_end(store: Store) -> None:
     leases = Leases(store)
     leases.read()
     seen: list[int] = []
-    for round_number in range(5):
-        lease = leases.create(job(), host="a", at=float(round_number))
+    for _ in range(5):
+        lease = leases.create(job(), host="a")
         assert lease is not None
         seen.append(lease.number)
         leases.release(lease)
@@ -119,7 +123,7 @@ def test_of_racing_machines_each_gets_a_number_of_its_own(store: Store) -> None:
         lease = None
         while lease is None:
             leases.read()
-            lease = leases.create(job(f"job{host}"), host=str(host), at=0.0)
+            lease = leases.create(job(f"job{host}"), host=str(host))
         return lease
 
     with ThreadPoolExecutor(8) as pool:

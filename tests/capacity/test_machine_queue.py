@@ -10,9 +10,9 @@ from prefect_bt.capacity.machine_queue import MachineQueue
 from prefect_bt.capacity.machines import report_machine
 from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
 from prefect_bt.capacity.schedule import Schedule
-from prefect_bt.capacity.waiting_jobs import add_waiting_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
+from tests.capacity.queued_jobs import queue_job
 from tests.forked import Forked
 
 _OWNER = """
@@ -53,7 +53,7 @@ def queue(ledger: Ledger, tmp_path: Path) -> MachineQueue:
 
 
 def admit(queue: MachineQueue, one: QueuedJob, *, waits: bool = True) -> Lease | Schedule:
-    with queue.lock():
+    with queue.take_turn():
         queue.release_ended()
         return queue.admit(one, waits=waits)
 
@@ -77,7 +77,7 @@ def test_a_job_that_does_not_wait_exceeds_the_machine(queue: MachineQueue, tmp_p
 
 
 def test_new_jobs_pass_no_waiting_ones(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
-    add_waiting_job(ledger.store, job("older", at=0.5))
+    queue_job(ledger, job("older", at=0.5))
     with owner(tmp_path / "state", "younger"):
         assert isinstance(admit(queue, job("younger")), Schedule)
         assert isinstance(admit(queue, job("urgent", priority=1)), Lease)
@@ -85,12 +85,15 @@ def test_new_jobs_pass_no_waiting_ones(queue: MachineQueue, ledger: Ledger, tmp_
 
 def test_admitted_jobs_hold_resources(queue: MachineQueue, ledger: Ledger, tmp_path: Path) -> None:
     for number in range(4):
-        add_waiting_job(ledger.store, job(f"job{number}", cpus=1, at=float(number)))
-    with owner(tmp_path / "state", "job0"), queue.lock():
+        queue_job(ledger, job(f"job{number}", cpus=1, at=float(number)))
+    with owner(tmp_path / "state", "job0"), queue.take_turn():
         queue.release_ended()
-        leases = list(queue.iter_admitted())
-        assert [lease.job.id for lease in leases] == ["job1"]
-        queue.give_back(leases[0])
+        (chosen,) = queue.choose(())
+        assert chosen.id == "job1", "job0 is another process's"
+        lease = queue.begin_lease(chosen)
+        assert lease == queue.find_lease("job1") is not None
+        assert queue.choose(()) == []
+        queue.end_lease(lease)
         assert queue.find_lease("job1") is None
 
 
@@ -102,7 +105,7 @@ def test_leases_of_other_machines_stay(queue: MachineQueue, ledger: Ledger, tmp_
         process.wait()
     assert isinstance(admit(queue, job("here")), Lease)
     assert other.find_lease("there") is not None
-    with other.lock():
+    with other.take_turn():
         other.release_ended()
     assert other.find_lease("there") is None
 

@@ -1,6 +1,7 @@
 """The queue, priorities and capacity: what the commands show of a store, and what they change."""
 
 import json
+import os
 import signal
 import time
 from dataclasses import replace
@@ -12,12 +13,14 @@ from prefect_bt.capacity.machines import list_limits, report_machine
 from prefect_bt.capacity.overview import ABOUT_TO_START, read_schedule
 from prefect_bt.capacity.queue_context import queue_context
 from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
-from prefect_bt.capacity.waiting_jobs import add_waiting_job, list_waiting_jobs, remove_waiting_job
+from prefect_bt.capacity.schedule import Schedule
+from prefect_bt.capacity.waiting_jobs import add_waiting_job, list_waiting_jobs, put_entry
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import SupportsLinks
 from tests.cli.conftest import Cli, Within
 from tests.jobs.records import new_record, small_project
 
@@ -41,7 +44,15 @@ class Queue:
     def machine(self, host: str = "a1", *, name: str = "big", gpus: int = 8, age: float = -60):
         """A machine whose report is `age` seconds old; it stays present during a test."""
         offered = {"H100": gpus} if gpus else {}
-        report_machine(self.store, Machine(host, name, 64, 512 * GIB, offered, self.now - age))
+        report_machine(self.store, Machine(host, name, 64, 512 * GIB, offered, 1.0))
+        self.backdate(f"queue/machines/{host}.json", age)
+
+    def backdate(self, key: str, age: float) -> None:
+        """Make an object `age` seconds old by the store's clock."""
+        assert isinstance(self.store, SupportsLinks)
+        path = self.store.find_local_path(key)
+        assert path
+        os.utime(path, (self.now - age, self.now - age))
 
     def record(self, *, team: str = "", state: JobState = JobState.PENDING) -> JobRecord:
         spec = AcceleratorSpec(accelerator=Accelerator.H100, count=8)
@@ -55,8 +66,8 @@ class Queue:
     ) -> QueuedJob:
         """A job that has waited for `age` seconds."""
         record, at = self.record(team=team), self.now - age
-        job = QueuedJob(record.id, demand, submitted_at=at, since=at, team=team, **facts)
-        add_waiting_job(self.store, job)
+        job = QueuedJob(record.id, demand, at, since=at, team=team, event=0, **facts)
+        assert add_waiting_job(self.ledger, job)
         return job
 
     def run(self, demand: Demand = EIGHT, *, host: str = "a1", **facts) -> Lease:
@@ -64,9 +75,10 @@ class Queue:
         job = QueuedJob(record.id, demand, self.now - 600, since=self.now - 600, **facts)
         leases = Leases(self.store)
         leases.read()
-        lease = leases.create(job, host=host, at=self.now - 300)
+        lease = leases.create(job, host=host)
         assert lease
-        return lease
+        self.backdate(f"queue/leases/{lease.number:06d}.json", 300)
+        return replace(lease, at=self.now - 300)
 
 
 @pytest.fixture
@@ -142,12 +154,16 @@ def test_the_queue_as_json(within: Within, waiting: Queue):
 
 def test_a_job_that_a_machine_took_waits_no_more(waiting: Queue):
     waiting.machine()
-    lease = waiting.run(FOUR)
-    add_waiting_job(waiting.store, lease.job)  # its entry is deleted after the lease began
-    assert read_schedule(waiting.store).starts == ()
-    remove_waiting_job(waiting.store, lease.job.id)
-    add_waiting_job(waiting.store, replace(lease.job, since=lease.at + 1))  # it was preempted
-    assert len(read_schedule(waiting.store).starts) == 1
+    job = waiting.wait(FOUR)
+    leases = Leases(waiting.store)
+    leases.read()
+    assert leases.create(job, host="a1")  # its entry is deleted after the lease began
+    assert read_schedule(waiting.ledger) == Schedule()
+    put_entry(waiting.store, replace(job, event=1))  # it was preempted
+    waiting.ledger.append_event(job.id, JobState.CREATED)
+    waiting.ledger.append_event(job.id, JobState.PENDING)
+    put_entry(waiting.store, replace(job, event=2))
+    assert [start.job.event for start in read_schedule(waiting.ledger).starts] == [2]
 
 
 def test_jobs_without_a_machine_that_is_present(within: Within, waiting: Queue):
@@ -174,13 +190,13 @@ def test_a_thousand_jobs_in_json_need_no_record_of_a_job(within: Within, waiting
     waiting.run(run_time=900)
     for index in range(1000):  # no job is written: their records would be missing
         at = waiting.now - index
-        add_waiting_job(waiting.store, QueuedJob(f"j{index:06d}", FOUR, at, run_time=600))
+        put_entry(waiting.store, QueuedJob(f"j{index:06d}", FOUR, at, run_time=600))
     found = within("queue", "-o", "json").json
     assert [one["place"] for one in found] == list(range(1, 1001))
 
 
 def test_the_names_of_a_deleted_job_are_empty(within: Within, waiting: Queue):
-    add_waiting_job(waiting.store, QueuedJob("gone123", FOUR, waiting.now))
+    put_entry(waiting.store, QueuedJob("gone123", FOUR, waiting.now))
     assert "gone123" in within("queue").out
 
 

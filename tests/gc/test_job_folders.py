@@ -65,7 +65,7 @@ def test_what_was_taken_up_since_it_was_found_stays(site: Site) -> None:
     site.ledger.append_event(job_id, JobState.CREATED)
     assert all("runs again" in one.error for one in remove_all(found))
     with lock_job(site.state, job_id):
-        assert all("another process" in one.error for one in remove_all(found))
+        assert all("is run by process" in one.error for one in remove_all(found))
     assert handle.folder.path.exists()
 
 

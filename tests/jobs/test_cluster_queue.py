@@ -10,12 +10,12 @@ import pytest
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.definitions import Compute
-from prefect_bt.host.job_lock import JobLock
-from prefect_bt.jobs.queue.admission import admit_new_job, list_cluster_notes, start_waiting_jobs
+from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.jobs.queue.acceptance import accept_here, enter_queue
 from prefect_bt.jobs.queue.cluster_reader import RETRY_INTERVAL, find_cluster
+from prefect_bt.jobs.queue.start_queued import admit_new_job, list_cluster_notes, start_waiting_jobs
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
-from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from tests.jobs.records import new_record, small_project
@@ -41,8 +41,12 @@ class Site:
         """Ask for room as a push does, which owns the job; return what it waits for."""
         lock = JobLock(self.state_dir)
         lock.acquire(record.id)
+        self.ledger.create_job(record)
         reason = admit_new_job(self.ledger, record)
-        self.ledger.write_job(record, state=JobState.PENDING if reason else JobState.CREATED)
+        if reason:
+            enter_queue(self.ledger, record, "accepted")
+        else:
+            accept_here(self.ledger, record, host_id(self.state_dir))
         self.locks.append(lock)
         return reason
 

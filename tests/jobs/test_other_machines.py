@@ -60,7 +60,7 @@ def test_a_stop_names_the_machine_and_the_way_out(ledger: Ledger, state_dir: Pat
 
 def test_what_somebody_here_runs_is_not_abandoned(ledger: Ledger, state_dir: Path) -> None:
     job_id = job_of(ledger, host_id(state_dir), FAILED[:3])
-    with lock_job(state_dir, job_id), pytest.raises(StateError, match="run by another process"):
+    with lock_job(state_dir, job_id), pytest.raises(StateError, match="run by process"):
         stop_job(ledger, job_id, by="me", abandoned=True)
     assert ledger.controls.find_stop_request(job_id) is None
 

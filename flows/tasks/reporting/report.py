@@ -20,6 +20,7 @@ from prefect.exceptions import PrefectException
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.retry_policy import parse_checkpoint_name
+from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
@@ -54,6 +55,7 @@ def transition_job(
         payload=event_document(happened),
     )
     if state.terminal:
+        remove_void_entries(site.ledger, site.job_id)
         store_ended_job(site.ledger, site.job_id)
 
 

@@ -64,8 +64,7 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
 
 def _format_wait(document: dict[str, Any]) -> str:
     """Return what a pending job waits for: its place in the queue, or a worker."""
-    store = open_ledger(document.get("store")).store
-    rows = queue_documents(read_schedule(store))
+    rows = queue_documents(read_schedule(open_ledger(document.get("store"))))
     found = next((row for row in rows if row["id"] == document["id"]), None)
     if found is None:
         return "is waiting for capacity: a worker must take it."

@@ -8,6 +8,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.queue.poller import POLL_INTERVAL, QueuePoller
 from prefect_bt.jobs.reconcile import RecoveryPoller
+from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.settings import Settings
 
 
@@ -25,12 +26,14 @@ def worker(*, terminal: InjectedTerminal) -> int:
     machine = queue.machine
     gpus = "".join(f", {count} {kind}" for kind, count in sorted(machine.gpus.items()))
     terminal.echo(f"{machine.name} takes jobs: {machine.cpus} CPUs{gpus}. Ctrl-C ends the worker.")
+    told = ""
     while True:
         try:
-            for job_id in queue.poll():
-                terminal.echo(f"Started job {job_id}.")
-            for news in jobs.poll():
-                terminal.echo(news)
-        except PrefectBtError as error:
-            terminal.warn(str(error))
+            for news in [*queue.poll(), *jobs.poll()]:
+                terminal.echo(f"{news[:1].upper()}{news[1:]}.")
+            told = ""
+        except (PrefectBtError, OSError, *DAMAGED) as error:
+            if (text := str(error) or repr(error)) != told:  # it may last
+                terminal.warn(text)
+            told = text
         time.sleep(POLL_INTERVAL)

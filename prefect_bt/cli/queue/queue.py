@@ -13,9 +13,11 @@ from prefect_bt.capacity.overview import queue_documents, read_schedule
 from prefect_bt.cli.ui.options import InjectedTerminal, Output, Watch
 from prefect_bt.cli.ui.tables import Column, Document, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-from prefect_bt.errors import NotFoundError
+from prefect_bt.errors import NotFoundError, StoreError
+from prefect_bt.jobs.queue.lost_jobs import LostJobs
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_elapsed
 
 _LIMIT: Final = 50
@@ -50,6 +52,9 @@ def queue(
     `prefect-bt queue -o json`
     """
     ledger = open_ledger()
+    with suppress(StoreError):  # a user may only read
+        for sentence in LostJobs(ledger, Settings().state_dir).put_back():
+            terminal.warn(f"{sentence[:1].upper()}{sentence[1:]}.")
     read = partial(_read, terminal, ledger, cache(partial(_find_names, ledger)), all=all)
     if watch:
         terminal.watch(read)
@@ -60,7 +65,7 @@ def _read(
     terminal: Terminal, ledger: Ledger, find_names: Callable[[str], Document], *, all: bool
 ) -> tuple[list[Document], Callable[[], None]]:
     """Return the document and a function that prints it as a table."""
-    documents = queue_documents(read_schedule(ledger.store))
+    documents = queue_documents(read_schedule(ledger))
     if terminal.machine_readable or not documents:
         return documents, lambda: terminal.echo("No job waits.")
     from concurrent.futures import ThreadPoolExecutor  # slow to import

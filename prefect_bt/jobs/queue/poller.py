@@ -1,22 +1,35 @@
 """Take jobs of the queue for this machine as long as a process runs: `up` and `worker`.
 
 A job that ends here starts the next ones itself. The poller notices what happens elsewhere: jobs
-that other machines push, and limits that their jobs no longer use.
+that other machines push, limits that their jobs no longer use, jobs that no process has any more.
+Prefect's server is asked in a thread: it may be slow, and no start depends on it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 from prefect_bt.capacity.machines import REPORT_INTERVAL
 from prefect_bt.capacity.records import Machine
-from prefect_bt.jobs.queue.admission import has_waiting_jobs, open_machine_queue, start_waiting_jobs
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.queue.cancelled_runs import CancelledRuns
+from prefect_bt.jobs.queue.lost_jobs import LostJobs
 from prefect_bt.jobs.queue.queued_runs import WaitReasons
+from prefect_bt.jobs.queue.start_queued import (
+    has_waiting_jobs,
+    open_machine_queue,
+    start_waiting_jobs,
+)
+from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.settings import Settings
 
 POLL_INTERVAL: Final = 1.0
+LOST_INTERVAL: Final = 20.0
+"""Seconds between two looks for jobs that no process has."""
 MAX_CPU_SHARE: Final = 0.01
 """Most of a core that the poller uses: with a thousand waiting jobs it polls less often."""
 
@@ -27,8 +40,10 @@ class QueuePoller:
     def __init__(self) -> None:
         self._ledger = open_ledger()
         self._queue = open_machine_queue(self._ledger)
-        self._cancelled, self._reasons = CancelledRuns(), WaitReasons()
-        self._due_at = self._report_due_at = 0.0
+        self._lost = LostJobs(self._ledger, Settings().state_dir)
+        self._due_at = self._report_due_at = self._lost_due_at = 0.0
+        thread = threading.Thread(target=_follow_prefect, daemon=True, name="queue-in-prefect")
+        thread.start()
 
     @property
     def machine(self) -> Machine:
@@ -36,21 +51,42 @@ class QueuePoller:
         return self._queue.machine
 
     def poll(self) -> list[str]:
-        """Start the jobs for which there is room, if it is time; return their IDs."""
+        """Start the jobs for which there is room, if it is time; return sentences about that."""
         now, used = time.monotonic(), time.thread_time()
         if now < self._due_at:
             return []
         self._due_at = now + POLL_INTERVAL  # also after an error
+        news = self._report(now)
+        if has_waiting_jobs(self._ledger):
+            started = start_waiting_jobs(self._ledger, queue=self._queue)
+            news += [f"job {job_id}: started" for job_id in started]
+            news += self._queue.pop_problems()
+            used = time.thread_time() - used
+            self._due_at = time.monotonic() + max(POLL_INTERVAL, used / MAX_CPU_SHARE)
+        return news
+
+    def _report(self, now: float) -> list[str]:
+        """Tell the other machines of this one, and put back lost jobs, each when it is time."""
+        news = list[str]()
         if now >= self._report_due_at:
             self._queue.report()
-            with self._queue.lock():
+            with self._queue.take_turn():
                 self._queue.release_ended()
             self._report_due_at = now + REPORT_INTERVAL
-        if not has_waiting_jobs(self._ledger):
-            return []
-        self._cancelled.poll(self._ledger)
-        started = start_waiting_jobs(self._ledger, queue=self._queue)
-        self._reasons.poll(self._ledger)
-        used = time.thread_time() - used
-        self._due_at = time.monotonic() + max(POLL_INTERVAL, used / MAX_CPU_SHARE)
-        return started
+        if now >= self._lost_due_at:
+            self._lost_due_at = now + LOST_INTERVAL
+            news = self._lost.put_back()
+            for job in self._queue.list_head():
+                self._queue.check_waiting(job)
+        return news
+
+
+def _follow_prefect() -> None:
+    """Take cancelled jobs out of the queue and keep Prefect's reasons up to date, for ever."""
+    ledger, cancelled, reasons = open_ledger(), CancelledRuns(), WaitReasons()
+    while True:
+        with suppress(PrefectBtError, OSError, *DAMAGED):
+            if has_waiting_jobs(ledger):
+                cancelled.poll(ledger)
+                reasons.poll(ledger)
+        time.sleep(POLL_INTERVAL)

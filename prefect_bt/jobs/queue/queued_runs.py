@@ -74,22 +74,18 @@ def show_queued_job(
 ) -> None:
     """Show a job that waits as a run, if a lasting Prefect server answers in `timeout` seconds."""
     with suppress(*_UNAVAILABLE):
-        api = find_http_api()
-        if api is None or ledger.runs.list(record.id):
+        api, runs = find_http_api(), ledger.runs.list(record.id)
+        if api is None:
+            return
+        if runs:  # it has run before
+            state = queued_state(reason, deployed=True)
+            _change_reason(api, ledger, record.id, runs[-1].flow_run_id, state, force=True)
             return
         post = partial(api.post, timeout=timeout)
         run_id = str(create_job_run(post, record, queued_state(reason), "train")["id"])
         ledger.runs.bind(run_id, record.id, url=api.run_url(run_id))
         if ledger.get_state(record.id) is JobState.STOPPED:  # `stop` did not see the run
             _set_state(api, run_id, {"type": "CANCELLED", "name": "Cancelled"})
-
-
-def show_job_again(ledger: Ledger, job_id: str, reason: str) -> None:
-    """Show a job that is to run again, and that no machine may start yet, as waiting."""
-    with suppress(*_UNAVAILABLE):
-        api, runs = find_http_api(), ledger.runs.list(job_id)
-        if api and runs:
-            _set_state(api, runs[-1].flow_run_id, queued_state(reason, deployed=True))
 
 
 class WaitReasons:
@@ -111,7 +107,7 @@ class WaitReasons:
                 self._look(api, ledger, until=now + LONGEST_LOOK)
 
     def _look(self, api: HttpApi, ledger: Ledger, *, until: float) -> None:
-        waits = {wait.job.id: wait.reason for wait in read_schedule(ledger.store).waits}
+        waits = {wait.job.id: wait.reason for wait in read_schedule(ledger).waits}
         self._runs = {job: self._find_run(ledger, job) for job in list(waits)[:SHOWN_REASONS]}
         for job in (job for job, run in self._runs.items() if not run):
             # The push found no server, or none that answered.
@@ -140,11 +136,22 @@ def _list_runs(api: HttpApi, run_ids: list[str]) -> list[Document]:
     return api.post("/flow_runs/filter", {"flow_runs": wanted}) if run_ids else []
 
 
-def _change_reason(api: HttpApi, ledger: Ledger, job_id: str, run_id: str, state: Document) -> None:
-    """Change the state, unless the run has ended, and undo that if the job starts meanwhile."""
+def _change_reason(  # noqa: PLR0913 (a run, its job and its state)
+    api: HttpApi,
+    ledger: Ledger,
+    job_id: str,
+    run_id: str,
+    state: Document,
+    *,
+    force: bool = False,
+) -> None:
+    """Change the state of a waiting job's run, and undo that if the job starts meanwhile.
+
+    `force`: also the state of a run that has ended.
+    """
     if ledger.get_state(job_id) is not JobState.PENDING:
         return
-    _set_state(api, run_id, state, force=False)
+    _set_state(api, run_id, state, force=force)
     now = ledger.get_state(job_id)
     if now is not JobState.PENDING and not now.terminal:
         # A second Running would count as a second run of the flow.

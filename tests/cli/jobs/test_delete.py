@@ -84,7 +84,7 @@ def test_a_job_that_is_taken_up_again_is_refused(cli: Cli, shop: Shop, job):
     with lock_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), job.id):
         done = cli("delete", "--yes", "--job-id", job.id)
     assert done.code == 1
-    assert f"Job {job.id} is run by another process on this machine." in done.err
+    assert f"Job {job.id} is run by process " in done.err
     assert cli("checkpoints", "verify", "--job-id", job.id).code == 0
 
 

@@ -12,11 +12,17 @@ ELSEWHERE = "box-7:0123456789ab"
 FAILED = (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING, JobState.FAILED)
 
 
-def job_of(ledger: Ledger, host: str, states: tuple[JobState, ...] = FAILED) -> str:
-    """Create a job that `host` has brought so far, in epoch 1."""
+def job_of(
+    ledger: Ledger, host: str, states: tuple[JobState, ...] = FAILED, *, deployment: str = ""
+) -> str:
+    """Create a job that `host` has brought so far, in epoch 1; or that waits for a deployment."""
     project = ledger.projects.ensure("p")
     job_id = ledger.reserve_job_id(project.id)
     record = JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION)
+    if deployment:
+        ledger.create_job(record)
+        ledger.append_event(job_id, states[0], deployment=deployment)
+        return job_id
     ledger.write_job(record, state=states[0], host=host)
     for state in states[1:]:
         if state is JobState.DEPLOYING:

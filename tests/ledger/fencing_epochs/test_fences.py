@@ -267,7 +267,7 @@ with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose=
 def test_a_worker_that_dies_before_its_job_began_leaves_it_to_any_other(
     ledger: Ledger, state_dir: Path, look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
+    job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,), deployment="train/train")
     ledger.runs.bind(RUN, job_id)
     killed(f"""
 from prefect_bt.flows.tasks.train_request import JobRequest

@@ -12,8 +12,8 @@ from prefect_bt.errors import ServerError, StateError, StoreError
 from prefect_bt.flows.tasks.finish_job import finalize_job
 from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import JobLock, is_owned, lock_path
-from prefect_bt.jobs import start
 from prefect_bt.jobs.delete import claim_finished_job
+from prefect_bt.jobs.queue import acceptance
 from prefect_bt.jobs.reconcile import reconcile_job, recover_job, recover_jobs
 from prefect_bt.jobs.stop import stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
@@ -147,7 +147,7 @@ def test_a_start_that_failed_is_not_written_over_a_worker_of_this_machine(
         raise ServerError("the answer was lost")
 
     with pytest.raises(ServerError):
-        start.start_job(ledger, ledger.get_job(job_id), None, "d/d", lose_answer)
+        acceptance.start_job(ledger, ledger.get_job(job_id), None, "d/d", lose_answer)
     assert ledger.get_state(job_id) is JobState.CREATED
     assert is_owned(state_dir, job_id)
     worker.release()

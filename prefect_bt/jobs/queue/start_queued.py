@@ -2,25 +2,26 @@
 
 A queued job has no process. Each process that ends a job on this machine starts the jobs that fit
 now; so do `prefect-bt up`, `prefect-bt worker` and the flow `reconcile`.
+
+The order of writes is that of docs/decisions/024: the lock of the job, a lease, an epoch, the event
+that ends the wait, the end of the entry, and the start of the supervisor.
 """
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.capacity.machine_queue import MachineQueue
-from prefect_bt.capacity.records import KUBERNETES, Demand, Lease, QueuedJob
+from prefect_bt.capacity.records import KUBERNETES, Demand, QueuedJob
 from prefect_bt.capacity.schedule import Schedule
-from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_waiting_job
+from prefect_bt.capacity.waiting_jobs import START_SECONDS, remove_waiting_job
 from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel
-from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
+from prefect_bt.errors import PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
 from prefect_bt.jobs.queue.cluster_reader import find_cluster
-from prefect_bt.jobs.queue.queued_runs import show_job_again
 from prefect_bt.jobs.start import hand_over_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
@@ -31,8 +32,6 @@ from prefect_bt.planning.planner import list_job_secret_names
 from prefect_bt.settings import Settings, process_environment
 
 _DOCKER_SOCKET: Final = "/var/run/docker.sock"
-UNWRITTEN_SECONDS: Final = 60.0
-"""Seconds after which a queue entry without a job's record was left by a process that died."""
 
 
 def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> MachineQueue:
@@ -68,8 +67,8 @@ def has_waiting_jobs(ledger: Ledger) -> bool:
 def build_queued_job(
     ledger: Ledger, record: JobRecord, settings: Settings | None = None
 ) -> QueuedJob:
-    """Return what the queue knows of a job."""
-    project, now, settings = load_definition(record), ledger.now(), settings or Settings()
+    """Return what the queue knows of a job that asks whether it may start."""
+    project, settings = load_definition(record), settings or Settings()
     nodes, each = project.job.compute.node_count, record.resources or Resources()
     demand = Demand(each.gpus * nodes, each.gpu_type, each.cpus * nodes, each.memory * nodes)
     cluster = find_cluster(settings) if record.substrate == KUBERNETES else None
@@ -77,11 +76,12 @@ def build_queued_job(
         demand = cluster.build_demand(each, nodes)
     elif each.gpus:
         demand = open_machine_queue(ledger, settings).match_gpus(demand)
+    number, last = ledger.find_last_event(record.id)
     return QueuedJob(
         id=record.id,
         demand=demand,
         submitted_at=record.created_at,
-        since=now,
+        since=last.at if last else record.created_at,
         priority=ledger.controls.get_priority(record.id, default=project.job.priority or 0),
         team=project.team_name or "",
         spot=project.job.compute.availability_model is AvailabilityModel.SPOT,
@@ -90,6 +90,7 @@ def build_queued_job(
         project_id=record.project_id,
         cluster=cluster.id if cluster else "",
         nodes=nodes,
+        event=number,
     )
 
 
@@ -100,28 +101,28 @@ def admit_job(
     waits: bool = True,
     is_new: bool = True,
     settings: Settings | None = None,
-) -> Schedule | None:
-    """Begin a lease of a job that this process owns; None if it may start, else the schedule.
+) -> str:
+    """Begin a lease of a job that this process owns and return "", or return what it waits for.
 
     `waits`: False for a job that starts whether there is room or not. `is_new`: whether the job is
     not in the queue yet; it starts without a lease if its cluster cannot be read.
     """
     queue = open_machine_queue(ledger, settings)
-    with queue.lock():
+    with queue.take_turn():
         queue.release_ended()
         if queue.find_lease(job.id):
-            return None
+            return ""
         if job.substrate == KUBERNETES:
             cluster = queue.read_cluster(job.cluster)
             if cluster is None:
-                return None if is_new else Schedule()
+                return "" if is_new else find_reason(Schedule(), job.id)
             waits = waits and not cluster.has_pods_of(job.id)  # recovered
         decided = queue.admit(job, waits=waits)
     if isinstance(decided, Schedule):
-        return decided
+        return find_reason(decided, job.id)
     if job.spot:  # of an earlier lease
         ledger.controls.delete_preemption(job.id)
-    return None
+    return ""
 
 
 def find_reason(schedule: Schedule, job_id: str) -> str:
@@ -130,39 +131,23 @@ def find_reason(schedule: Schedule, job_id: str) -> str:
     return reasons[0] if reasons else "another machine, which has room for it"
 
 
-def admit_new_job(ledger: Ledger, record: JobRecord, *, again: bool = False) -> str:
-    """Return "" if a job of this process starts now; else write it to the queue: what it waits for.
+def admit_new_job(ledger: Ledger, record: JobRecord) -> str:
+    """Begin a lease of a job that this process owns and return "", or return what it waits for.
 
-    The job's record need not exist yet. A server starts whether there is room or not. `again`: the
-    job has run before.
+    A server starts whether there is room or not.
     """
     if not is_queued_here(record):
         return ""
     find_cluster(Settings()).retry()  # rights may have been granted since
-    job = build_queued_job(ledger, record)
-    schedule = admit_job(ledger, job, waits=record.serving is None)
-    if schedule is None:
-        return ""
-    reason = find_reason(schedule, job.id)
-    if again:  # before the entry: then a machine may start the job, and sets the state of the run
-        show_job_again(ledger, job.id, reason)
-    add_waiting_job(ledger.store, job)
-    return reason
-
-
-def return_to_queue(ledger: Ledger, job_id: str, *, epoch: int, message: str) -> None:
-    """Record that a job of this process, whose entry is in the queue, waits again."""
-    if ledger.get_state(job_id) is not JobState.PENDING:
-        ledger.append_event(job_id, JobState.PENDING, message=message, epoch=epoch)
-    ledger.get_epochs(job_id).release(epoch)
+    return admit_job(ledger, build_queued_job(ledger, record), waits=record.serving is None)
 
 
 def start_waiting_jobs(ledger: Ledger, *, queue: MachineQueue | None = None) -> list[str]:
     """Start the waiting jobs for which this machine has room; return their IDs."""
     queue = queue or open_machine_queue(ledger)
-    with queue.lock():
+    with queue.take_turn():
         queue.release_ended()
-        return _start_admitted(ledger, queue)
+        return _start_chosen(ledger, queue)
 
 
 def start_next_jobs(ledger: Ledger, *, ended: str = "", settings: Settings | None = None) -> None:
@@ -175,13 +160,93 @@ def start_next_jobs(ledger: Ledger, *, ended: str = "", settings: Settings | Non
     with suppress(PrefectBtError, OSError):
         find_cluster(settings or Settings()).forget()  # the job's pods are gone
         queue = open_machine_queue(ledger, settings)
-        with queue.lock():
+        with queue.take_turn():
             if queue.release_ended(ended=ended):
-                _start_admitted(ledger, queue)
+                _start_chosen(ledger, queue)
 
 
-def _start_admitted(ledger: Ledger, queue: MachineQueue) -> list[str]:
-    return [lease.job.id for lease in queue.iter_admitted() if _start(ledger, queue, lease)]
+def start_if_room_came(ledger: Ledger, record: JobRecord, settings: Settings | None = None) -> None:
+    """Start a job that was queued just now, if room came before its entry was written.
+
+    An error is left to the next process: the job is in the queue.
+    """
+    with suppress(PrefectBtError, OSError):
+        if is_queued_here(record, settings) and ledger.get_state(record.id) is JobState.PENDING:
+            start_waiting_jobs(ledger, queue=open_machine_queue(ledger, settings))
+
+
+def _start_chosen(ledger: Ledger, queue: MachineQueue) -> list[str]:
+    started, tried = list[str](), set[str]()
+    while jobs := queue.choose(tried):
+        for job in jobs:
+            has_started = _start(ledger, queue, job)
+            if has_started is None:
+                break
+            tried.add(job.id)
+            if has_started:
+                started.append(job.id)
+    return started
+
+
+def _start(ledger: Ledger, queue: MachineQueue, job: QueuedJob) -> bool | None:
+    """Hand the job to a supervisor; return False if it is no longer this machine's to start.
+
+    None: another decision was made meanwhile, so that this one must be made again. An error of the
+    job alone becomes a problem of the queue.
+    """
+    existed, lock = has_lock_file(queue.state_dir, job.id), JobLock(queue.state_dir, timeout=0.0)
+    try:
+        lock.acquire(job.id, store=ledger.store.url)  # by which recover_jobs finds the job
+        has_started = _start_owned(ledger, queue, job, lock)
+        if not has_started and not existed:
+            lock.release_and_remove()
+    except StateError:  # another process of this machine has it
+        return False
+    except (ServerError, OSError) as error:  # recover_jobs goes on with a job that has begun
+        queue.add_problem(job, f"could not be started ({error})")
+        return False
+    else:
+        return has_started
+    finally:
+        lock.release()
+
+
+def _start_owned(ledger: Ledger, queue: MachineQueue, job: QueuedJob, lock: JobLock) -> bool | None:
+    lease = queue.begin_lease(job)
+    if lease is None:
+        return None
+    with suppress(StateError):  # another machine has it
+        if queue.check_waiting(job):
+            _begin(ledger, queue, job)
+            remove_waiting_job(ledger.store, job.id, through=job.event)
+            hand_over_job(ledger, ledger.get_job(job.id), lock)
+            return True
+    queue.end_lease(lease)
+    return False
+
+
+def _begin(ledger: Ledger, queue: MachineQueue, job: QueuedJob) -> None:
+    """Claim the job and record its start. StateError if another process has it, or has ended it.
+
+    A starter that claimed the job and did not go on in time is followed. If it does go on, it is
+    refused at its next act, so that the job is this process's in every case.
+    """
+    host, epochs, follows = host_id(queue.state_dir), ledger.get_epochs(job.id), False
+    try:
+        epoch = ledger.claim(job.id, host)
+    except StateError:
+        if queue.clock.now() - epochs.find_last_change() <= START_SECONDS:
+            raise
+        follows, epoch = True, ledger.claim(job.id, host, unstarted=True)
+    ledger.controls.delete_preemption(job.id)  # of an earlier lease
+    message = f"{queue.machine.name} has room for it"
+    try:
+        ledger.append_event(job.id, JobState.CREATED, message=message, epoch=epoch, after=job.event)
+    except StateError:
+        state = ledger.get_state(job.id)
+        if not follows or state.terminal or state is JobState.PENDING:
+            epochs.release_unused(epoch)
+            raise
 
 
 def list_secret_notes(record: JobRecord) -> list[str]:
@@ -200,60 +265,3 @@ def list_cluster_notes(record: JobRecord) -> list[str]:
     """Return why a job did not enter the queue although its cluster has no queue, as a note."""
     problem = find_cluster(Settings()).problem
     return [problem] if problem and record.substrate == KUBERNETES else []
-
-
-def start_if_room_came(ledger: Ledger, record: JobRecord, settings: Settings | None = None) -> None:
-    """Start a job that was queued just now, if room came before its record was written.
-
-    An error is left to the next process: the job is in the queue.
-    """
-    with suppress(PrefectBtError, OSError):
-        if is_queued_here(record, settings) and ledger.get_state(record.id) is JobState.PENDING:
-            start_waiting_jobs(ledger, queue=open_machine_queue(ledger, settings))
-
-
-def _start(ledger: Ledger, queue: MachineQueue, lease: Lease) -> bool:
-    """Hand the job to a supervisor; return False if it is no longer this machine's to start."""
-    job_id, state_dir = lease.job.id, queue.state_dir
-    existed, claim = has_lock_file(state_dir, job_id), JobLock(state_dir, timeout=0.0)
-    try:
-        record = _find_waiting(ledger, lease.job)
-        if record is None:
-            queue.give_back(lease)
-            return False
-        claim.acquire(job_id)
-        _begin(ledger, record, state_dir=state_dir, where=queue.machine.name)
-        remove_waiting_job(ledger.store, job_id)
-        hand_over_job(ledger, record, claim)
-    except StateError:  # another process or machine has it
-        queue.give_back(lease)
-        claim.release() if existed else claim.release_and_remove()
-        return False
-    finally:
-        claim.release()
-    return True
-
-
-def _find_waiting(ledger: Ledger, job: QueuedJob) -> JobRecord | None:
-    """Return the record; None, and no entry of the queue, for a job that does not wait any more."""
-    try:
-        record = ledger.get_job(job.id)
-        if ledger.get_state(job.id) is JobState.PENDING:
-            return record
-    except NotFoundError:
-        if time.time() - job.since < UNWRITTEN_SECONDS:  # its push still writes it
-            return None
-    remove_waiting_job(ledger.store, job.id)
-    return None
-
-
-def _begin(ledger: Ledger, record: JobRecord, *, state_dir: Path, where: str) -> None:
-    """Claim the job and record its start. StateError for a job that does not wait any more."""
-    epoch = ledger.claim(record.id, host_id(state_dir))
-    state = ledger.get_state(record.id)
-    if state is not JobState.PENDING:
-        ledger.get_epochs(record.id).release_unused(epoch)
-        raise StateError(f"Job {record.id} is {state.value}.", state=state.value)
-    ledger.controls.delete_preemption(record.id)  # of an earlier lease
-    message = f"{where} has room for it"
-    ledger.append_event(record.id, JobState.CREATED, message=message, epoch=epoch)
