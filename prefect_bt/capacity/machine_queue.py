@@ -38,7 +38,7 @@ from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store.clock import StoreClock
 
-IDLE_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 3.0
 """Seconds after which a process decides again although no lease and no waiting job has changed."""
 TURN_SECONDS: Final = 2.0
 """Seconds to wait for the process whose turn it is."""

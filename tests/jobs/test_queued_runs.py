@@ -1,13 +1,21 @@
 """A Prefect server that is wrong, or none at all, keeps no job from its place in the queue."""
 
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from prefect_bt.capacity import machine_queue
 from prefect_bt.capacity.overview import change_limit
 from prefect_bt.definitions import load_training_project
 from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.queue import cancelled_runs, start_queued
 from prefect_bt.jobs.queue.cancelled_runs import CancelledRuns
+from prefect_bt.jobs.queue.poller import QueuePoller
 from prefect_bt.jobs.queue.queued_runs import WaitReasons
 from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -64,3 +72,59 @@ def test_a_wrong_server(wrong: str, config: Path, monkeypatch: pytest.MonkeyPatc
         poller.poll(ledger)
     assert ledger.get_state(job["id"]) is JobState.PENDING
     assert ledger.runs.list(job["id"]) == []
+
+
+def test_a_job_starts_while_a_silent_server_is_asked(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, ledger = load_training_project(config), open_ledger()
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(config.parent))
+    monkeypatch.setattr(machine_queue, "IDLE_SECONDS", 0.0)
+    job = submit(project, source_dir=config.parent, options=SubmitOptions(substrate="local"))
+    started = list[str]()
+    monkeypatch.setattr(
+        start_queued, "hand_over_job", lambda ledger, record, lock: started.append(record.id)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+        poller = QueuePoller()
+        connection, _ = server.accept()
+        connection.setblocking(False)
+        change_limit(ledger.store, "H100", None, maximum=1)
+        assert poller.poll() == [f"job {job['id']}: started"]
+        assert started == [job["id"]]
+        until(lambda: connection.recv(65536))
+        with pytest.raises(BlockingIOError):  # the thread waits for the answer still
+            connection.recv(1)
+        connection.close()
+
+
+def until(read: Callable[[], bytes]) -> None:
+    """Wait until there is something to read."""
+    while True:
+        with suppress(BlockingIOError):
+            read()
+            return
+        time.sleep(0.01)
+
+
+def test_a_mass_cancellation_is_read_page_by_page(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's server returns 200 runs at most."""
+    runs = [{"id": f"run-{number}"} for number in range(2 * 200 + 1)]
+
+    class Api:
+        def post(self, path: str, body: dict[str, Any]) -> list[dict[str, str]]:
+            assert (path, body["limit"]) == ("/flow_runs/filter", 200)
+            return runs[body["offset"] : body["offset"] + body["limit"]]
+
+    project, ledger = load_training_project(config), open_ledger()
+    job = submit(project, source_dir=config.parent, options=SubmitOptions(substrate="local"))
+    ledger.runs.bind("run-400", job["id"])
+    monkeypatch.setattr(cancelled_runs, "find_http_api", Api)
+    CancelledRuns().poll(ledger)
+    assert ledger.get_state(job["id"]) is JobState.STOPPED
+    assert list(ledger.store.list("queue/waiting")) == []
