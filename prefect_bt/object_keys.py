@@ -22,6 +22,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     queue/leases/<n>.json, .released          what a running job holds; create-only
     queue/machines/<state folder's id>.json   what a machine offers to jobs
     queue/clock/now                           empty; its date is the store's time
+    queue/probes/<nonce>                      test whether the store creates an object once
     queue/limits/<quoted GPU type>.json       limits of all jobs; in a folder of that name: of teams
     weights/manifests/<key>-<revision>.json   files of a weights source; written after their blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
@@ -77,6 +78,7 @@ QUEUE_LEASES: Final = "queue/leases"
 QUEUE_MACHINES: Final = "queue/machines"
 QUEUE_LIMITS: Final = "queue/limits"
 CLOCK: Final = "queue/clock"
+PROBES: Final = "queue/probes"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALLS_INDEX: Final = "index/calls"

@@ -37,6 +37,7 @@ from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stale_nodes import shut_down_stale_nodes
 from prefect_bt.jobs.start import default_secret_sources
 from prefect_bt.jobs.submit import create_job
+from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.parent_calls import ParentCall
@@ -81,6 +82,7 @@ class JobRequest:
         meanwhile, and a death of this process at any point is noticed.
         """
         ledger, settings = self.ledger(), self.settings()
+        check_creates_once(ledger.store, settings.state_dir)
         claim = JobLock(settings.state_dir)
         known = self.job_id or ledger.runs.find_job(flow_run_id) or (call and call.job_id)
         epoch, notes = 0, tuple[str, ...]()

@@ -13,6 +13,7 @@ from prefect_bt.jobs.queue.acceptance import start_job
 from prefect_bt.jobs.reconcile import reconcile_job
 from prefect_bt.jobs.start import default_deployment, open_launcher
 from prefect_bt.jobs.stop import describe_owning_machine
+from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.fencing_epochs import ANY_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -33,6 +34,7 @@ def retry(
     limit = None if max_run_time is None else parse_duration(max_run_time, field="max_run_time")
     ledger = open_ledger(store)
     record = ledger.get_job(job_id)
+    check_creates_once(ledger.store, Settings().state_dir)
     reconcile_job(ledger, job_id)
     _check_retriable(ledger, job_id)
     check_run_time(ledger, record, limit=limit)

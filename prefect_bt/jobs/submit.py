@@ -27,6 +27,7 @@ from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.queue.acceptance import accept_here, note_failed_start, start_job
 from prefect_bt.jobs.queue.start_queued import list_cluster_notes, list_secret_notes
 from prefect_bt.jobs.start import JobLauncher, open_launcher
+from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget
@@ -256,6 +257,7 @@ def write_job(  # noqa: PLR0913 (what the record says)
     `owner` acquires the job before it exists. `plan`: made on this machine; another one may plan
     the job differently. `old`: the job that this one repeats.
     """
+    check_creates_once(ledger.store, Settings().state_dir)
     known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
     job_id = _reserve_id(ledger, known.id, owner)

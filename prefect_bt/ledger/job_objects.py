@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.errors import ObjectNotFound, StoreError
+from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.records import FlowRunRecord, JobRecord
 from prefect_bt.object_keys import run_index_key
@@ -44,15 +45,6 @@ def find_object(store: Store, key: str, kind: type[T]) -> T | None:
     if found is None:
         raise TypeError(f"{key} is null")
     return found
-
-
-def create_object(store: Store, key: str, document: object) -> bool:
-    """Create a JSON object; return False if there is one. Raises StoreError."""
-    try:
-        store.create(key, codec.dumps(document).encode())
-    except ObjectExists:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -207,10 +199,10 @@ class FlowRuns(_JobObjects):
         bound = job_id
         if not create_object(self._store, run_index_key(flow_run_id), {"job_id": job_id}):
             bound = self.find_job(flow_run_id) or job_id
-            known = [run for run in self.list(bound) if run.flow_run_id == flow_run_id]
-            if not host or (known and known[0].host == host):
-                return bound
-            url = (known[0].url if known else "") or url
+        known = [run for run in self.list(bound) if run.flow_run_id == flow_run_id]
+        if known and (not host or known[0].host == host):
+            return bound
+        url = (known[0].url if known else "") or url
         run = FlowRunRecord(flow_run_id, self._clock(), url, host)
         key = f"{self._job_prefix(bound)}/runs/{flow_run_id}.json"
         delete_ended_document(self._store, bound)

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.errors import NotFoundError, ObjectExists
+from prefect_bt.ledger.creation import create_object, new_nonce, try_create
 from prefect_bt.ledger.fencing_epochs import RUN, Epochs
-from prefect_bt.ledger.job_objects import FlowRuns, JobControls, Pins, create_object, find_object
-from prefect_bt.ledger.numbered_objects import try_create
+from prefect_bt.ledger.job_objects import FlowRuns, JobControls, Pins, find_object
 from prefect_bt.ledger.projects import Projects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.state_changes import append_event
@@ -61,7 +61,8 @@ class Ledger:
         """Return an ID that is unique in the store; `preferred` if it is free."""
         while True:
             candidate, preferred = preferred or make_id(), ""
-            if create_object(self.store, job_index_key(candidate), {"project_id": project_id}):
+            pointer = {"project_id": project_id, "nonce": new_nonce()}
+            if create_object(self.store, job_index_key(candidate), pointer):
                 return candidate
 
     def reserve_job_name(self, project_id: str) -> str:
@@ -69,7 +70,8 @@ class Ledger:
         folder = f"{project_prefix(project_id)}/names"
         taken = sum(1 for _ in self.store.list(folder))
         names = (f"job-{number}" for number in count(taken + 1))
-        return next(name for name in names if create_object(self.store, f"{folder}/{name}", {}))
+        mine = {"nonce": new_nonce()}
+        return next(name for name in names if create_object(self.store, f"{folder}/{name}", mine))
 
     def release_job_id(self, job_id: str) -> None:
         """Release an ID whose job was never written."""
@@ -124,7 +126,7 @@ class Ledger:
         found: list[JobRecord] = []
         for info in self.store.list(INDEX_JOBS):
             pointer, job_id = json.loads(self.store.get(info.key)), info.key.rsplit("/", 1)[-1]
-            if project_id is None or pointer == {"project_id": project_id}:
+            if project_id is None or pointer["project_id"] == project_id:
                 self._prefixes[job_id] = job_prefix(str(pointer["project_id"]), job_id)
                 with suppress(NotFoundError):
                     found.append(self.get_job(job_id))

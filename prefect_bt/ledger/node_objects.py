@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.errors import ObjectNotFound, StoreError
+from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.object_keys import nodes_prefix
 from prefect_bt.object_store.protocols import Store
@@ -145,7 +146,8 @@ class GangObjects:
 
     def create_record(self, record: GangRecord) -> None:
         """Write the record, which must not exist. ObjectExists, StoreError."""
-        self.store.create(f"{self.prefix}/gang.json", codec.dumps(record).encode())
+        if not create_object(self.store, f"{self.prefix}/gang.json", record):
+            raise ObjectExists(f"{self.prefix} has a gang.", key=f"{self.prefix}/gang.json")
 
     def count_ready(self) -> int:
         """Return how many nodes can start their commands. StoreError."""

@@ -9,11 +9,10 @@ The claims of a job (fencing_epochs.py) and the leases of the queue are such seq
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.ledger.creation import try_create
 from prefect_bt.object_store.protocols import Store
 
 _NAME: Final = re.compile(r"(\d{6,})\.(json|released)")
@@ -59,8 +58,7 @@ class NumberedObjects:
 
     def release(self, number: int) -> None:
         """Mark the object as one that counts no more. Idempotent."""
-        with suppress(ObjectExists):
-            self._store.create(self.key(number, "released"), b"{}")
+        self._store.put(self.key(number, "released"), b"{}")
 
     def delete(self, number: int) -> None:
         """Delete an object and its mark. Idempotent."""
@@ -70,24 +68,3 @@ class NumberedObjects:
 
     def key(self, number: int, kind: str = "json") -> str:
         return f"{self.folder}/{number:06d}.{kind}"
-
-
-def try_create(store: Store, key: str, data: bytes) -> bool:
-    """Create an object with unique bytes; return whether this call or an earlier one created it.
-
-    An earlier call whose answer was lost is recognized by the bytes. StoreError if something that
-    is no object, such as a folder, has the key.
-    """
-    for _ in range(2):
-        try:
-            store.create(key, data)
-        except ObjectExists:
-            with suppress(ObjectNotFound):  # deleted meanwhile, or no object
-                return store.get(key) == data
-        else:
-            return True
-    raise StoreError(
-        f"{key} in {store.url} cannot be created, and there is no object of that name.",
-        key=key,
-        next_step="Remove what is in its place.",
-    )

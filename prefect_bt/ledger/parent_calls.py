@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from prefect_bt.errors import NotFoundError
-from prefect_bt.ledger.job_objects import create_object, find_object
+from prefect_bt.ledger.creation import create_object, new_nonce
+from prefect_bt.ledger.job_objects import find_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import CALLS_INDEX, job_calls_prefix
@@ -46,7 +47,8 @@ def claim_call(ledger: Ledger, parent_run_id: str, request: object, *, life: str
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     names = (f"{parent_run_id}/{digest}-{number}" for number in count())
     claims = ((name, f"{CALLS_INDEX}/{name}.claims/{life}") for name in names)
-    name = next(name for name, claim in claims if create_object(ledger.store, claim, {}))
+    mine = {"nonce": new_nonce()}
+    name = next(name for name, claim in claims if create_object(ledger.store, claim, mine))
     return ParentCall(name, _find_job(ledger, f"{CALLS_INDEX}/{name}.json"))
 
 

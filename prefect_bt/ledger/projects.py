@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import AmbiguousError, NotFoundError
-from prefect_bt.ledger.job_objects import create_object, find_object
+from prefect_bt.ledger.creation import create_object
+from prefect_bt.ledger.job_objects import find_object
 from prefect_bt.ledger.records import ProjectRecord
 from prefect_bt.object_keys import (
     PROJECTS_INDEX,

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from prefect_bt import codec
 from prefect_bt.errors import StateError
+from prefect_bt.ledger.creation import try_create
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.fencing_epochs import Epochs
-from prefect_bt.ledger.numbered_objects import try_create
 from prefect_bt.ledger.records import JobEvent
 from prefect_bt.ledger.states import TRANSITIONS
 

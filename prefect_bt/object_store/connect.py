@@ -164,6 +164,13 @@ def create_http_store(
     return HTTPStore(url, **_client_arguments(limits, client))
 
 
+def describe_endpoint(url: str) -> str:
+    """Return the address of an S3 server that this machine uses for the bucket, if one is set."""
+    address = parse_bucket_url(url)
+    named = [os.environ.get(name, "") for name in _OBSTORE_ENDPOINTS]
+    return address.endpoint or next(filter(None, named), "") if address.is_s3_like else ""
+
+
 def find_machine_access(address: BucketUrl) -> Access | None:
     """Return this machine's credentials for the bucket, if any; StoreError for bad AWS settings."""
     name = "the credentials of this machine"

@@ -14,11 +14,12 @@ revision replaces the serving one when it is ready. Revision 0 means that the de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.errors import NotFoundError, ObjectNotFound
+from prefect_bt.ledger.creation import create_object, new_nonce
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_keys import quote_name
 from prefect_bt.serving.curl_example import CHAT
@@ -60,6 +61,7 @@ class Revision:
     key_secret: str = ""
     secrets_block: str = ""
     """Training Secrets block that has precedence when the server's secrets are looked up."""
+    nonce: str = field(default="", compare=False)
 
     @property
     def required_checkpoints(self) -> tuple[tuple[str, str], ...]:
@@ -90,6 +92,7 @@ class DesiredRevision:
     at: float
     why: str
     by: str = ""
+    nonce: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class DeploymentLedger:
     def ensure_deployment(self, name: str) -> Deployment:
         """Return the deployment of that name; create it if it does not exist."""
         deployment = Deployment(name, self.ledger.now())
-        self._create_once(f"{_prefix(name)}/deployment.json", deployment)
+        create_object(self.store, f"{_prefix(name)}/deployment.json", deployment)
         return self.get_deployment(name)
 
     def get_deployment(self, name: str) -> Deployment:
@@ -135,7 +138,9 @@ class DeploymentLedger:
         while True:
             taken = self.list_revisions(name)
             revision = create(taken[-1].number + 1 if taken else 1)
-            if self._create_once(f"{_revision(name, revision.number)}/revision.json", revision):
+            revision = replace(revision, nonce=new_nonce())
+            key = f"{_revision(name, revision.number)}/revision.json"
+            if create_object(self.store, key, revision):
                 return revision
 
     def list_revisions(self, name: str) -> list[Revision]:
@@ -158,7 +163,7 @@ class DeploymentLedger:
 
     def bind_job(self, name: str, number: int, job_id: str) -> None:
         """Record the job of a revision. Idempotent."""
-        self._create_once(f"{_revision(name, number)}/job.json", _RevisionJob(job_id))
+        create_object(self.store, f"{_revision(name, number)}/job.json", _RevisionJob(job_id))
 
     def find_job_id(self, name: str, number: int) -> str:
         """Return the ID of the revision's job; "" before it was submitted."""
@@ -172,7 +177,7 @@ class DeploymentLedger:
     def record_verdict(self, name: str, verdict: ReadinessVerdict) -> ReadinessVerdict:
         """Record a verdict. Return the attempt's first verdict, which is never replaced."""
         key = f"{_prefix(name)}/verdicts/{verdict.revision:06d}-{verdict.attempt:04d}.json"
-        self._create_once(key, verdict)
+        create_object(self.store, key, verdict)
         return self._read(ReadinessVerdict, key)
 
     def list_verdicts(self, name: str, number: int) -> list[ReadinessVerdict]:
@@ -189,9 +194,11 @@ class DeploymentLedger:
     ) -> DesiredRevision:
         """Make revision `number` the desired one."""
         while True:
-            move = DesiredRevision(number, self.ledger.now(), why, by)
-            if self._create_once(
-                f"{_prefix(name)}/moves/{len(self.list_desired_revisions(name)):06d}.json", move
+            move = DesiredRevision(number, self.ledger.now(), why, by, nonce=new_nonce())
+            if create_object(
+                self.store,
+                f"{_prefix(name)}/moves/{len(self.list_desired_revisions(name)):06d}.json",
+                move,
             ):
                 return move
 
@@ -216,13 +223,6 @@ class DeploymentLedger:
         if key not in self._cached_records:
             self._cached_records[key] = self.store.get(key)
         return codec.loads(kind, self._cached_records[key])
-
-    def _create_once(self, key: str, document: object) -> bool:
-        try:
-            self.store.create(key, codec.dumps(document).encode())
-        except ObjectExists:
-            return False
-        return True
 
 
 def _prefix(name: str) -> str:

@@ -31,6 +31,7 @@ The faults:
                              headers are taken off too, so that only who looks at the ETag notices;
                              without, this proxy refuses it with 400 BadDigest as a real server
     FlipAnswer()             one byte of the answer's body is changed
+    StripRequest(name)       a header of the request is taken off
     SetHeader(name, value)   a header of the real answer is replaced ("" removes it): a wrong
                              checksum is SetHeader("ETag", '"' + "0" * 32 + '"')
 
@@ -98,8 +99,23 @@ class SetHeader:
     value: str
 
 
+@dataclass(frozen=True)
+class StripRequest:
+    name: str
+
+
 Fault = (
-    Answer | Hang | Hold | Drop | LoseAnswer | Truncate | FlipUpload | FlipAnswer | SetHeader | None
+    StripRequest
+    | Answer
+    | Hang
+    | Hold
+    | Drop
+    | LoseAnswer
+    | Truncate
+    | FlipUpload
+    | FlipAnswer
+    | SetHeader
+    | None
 )
 
 
@@ -110,6 +126,8 @@ class Request:
     query: str
     size: int
     status: int = 0
+    conditional: bool = False
+    """Whether it creates an object only if there is none."""
 
 
 @dataclass
@@ -247,6 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = Request(self.command, unquote(parts.path), parts.query, length)
+        self.seen.conditional = "If-None-Match" in self.headers
         owner = self.server.owner
         # Taken before the rule strikes: who waits for a strike and then clears lets this one go.
         release = owner.release
@@ -288,6 +307,8 @@ class _Handler(BaseHTTPRequestHandler):
                 for k, v in headers.items()
                 if not re.match(r"x-amz-(sdk-)?checksum|content-md5", k.lower())
             }
+        if isinstance(fault, StripRequest):
+            headers = {k: v for k, v in headers.items() if k.lower() != fault.name.lower()}
         told = {k.lower(): v for k, v in headers.items()}.get("x-amz-checksum-sha256", "")
         if told and told != base64.b64encode(hashlib.sha256(body).digest()).decode():
             return self.error(400, "BadDigest")

@@ -21,6 +21,7 @@ from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
+from prefect_bt.ledger.creation import try_create
 from prefect_bt.ledger.fencing_epochs import Epochs
 from prefect_bt.object_keys import (
     attempt_prefix,
@@ -52,7 +53,7 @@ class Tombstone:
 def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tombstone) -> str:
     """Write the tombstone; return its key."""
     key = f"{tombstones_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
-    store.create(key, _dump(tombstone))
+    try_create(store, key, _dump(tombstone))
     return key
 
 

@@ -23,6 +23,7 @@ from prefect_bt.jobs.queue.start_queued import (
     open_machine_queue,
     start_waiting_jobs,
 )
+from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
@@ -39,6 +40,7 @@ class QueuePoller:
 
     def __init__(self) -> None:
         self._ledger = open_ledger()
+        check_creates_once(self._ledger.store, Settings().state_dir)
         self._queue = open_machine_queue(self._ledger)
         self._lost = LostJobs(self._ledger, Settings().state_dir)
         self._due_at = self._report_due_at = self._lost_due_at = 0.0
