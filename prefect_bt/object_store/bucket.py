@@ -180,7 +180,9 @@ class BucketStore:
                 continue
             if self._is_stored_intact(path, data, put["e_tag"] or ""):
                 return
-            obstore.delete(self._inner, path)
+            if mode == "create":  # else the next try replaces it, or what another writer put there
+                obstore.delete(self._inner, path)
+        obstore.delete(self._inner, path)
         raise multipart.CorruptUpload
 
     def _is_stored_intact(self, path: str, data: bytes, tag: str) -> bool:
@@ -190,8 +192,12 @@ class BucketStore:
         if tag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
             self._tags_are_md5 = True
             return True
-        # Encrypted buckets have other tags: compare the bytes.
-        if self._tags_are_md5 or bytes(obstore.get(self._inner, path).bytes()) != data:
+        # Encrypted buckets have other tags: compare the bytes of the object that was written.
+        try:
+            stored = obstore.get(self._inner, path, options={"if_match": tag}).bytes()
+        except (exceptions.PreconditionError, FileNotFoundError):
+            return True  # another writer has replaced or deleted it since
+        if bytes(stored) != data:
             return False
         self._tags_are_md5 = False
         return True

@@ -175,6 +175,26 @@ def test_a_wrong_checksum_in_an_answer(server, bucket, store, large):
     assert holds(bucket, "x", path.read_bytes())
 
 
+@pytest.mark.parametrize("then", [b"theirs", None], ids=["replaced", "deleted"])
+def test_another_writer_of_an_encrypted_bucket_keeps_its_object(server, bucket, store, then):
+    """It comes between the write and the look at what was written."""
+    server.on(SetHeader("ETag", f'"{"1" * 32}"'), method="PUT")
+    arrive, key = server.arrive, "some/prefix/x"
+
+    def write_before(request):
+        if request.method == "GET" and then is None:
+            bucket.client.delete_object(Bucket=bucket.name, Key=key)
+        elif request.method == "GET":
+            bucket.client.put_object(Bucket=bucket.name, Key=key, Body=then)
+        return arrive(request)
+
+    server.arrive = write_before
+    store.put("x", b"mine")
+    server.arrive = arrive
+    assert bucket.keys() == ([key] if then else [])
+    assert not then or store.get("x") == then
+
+
 def test_etags_that_are_no_md5s(server, bucket, store):
     """An encrypted bucket: asked once, then believed."""
     server.on(SetHeader("ETag", f'"{"1" * 32}"'), times=None)

@@ -1,7 +1,8 @@
 """Limits for connections of clients: their number, and the size of a request's head.
 
 A client that connects has shown no key yet, so it may hold little: aiohttp bounds each line of a
-head, but not all lines together, and not the number of connections.
+head, but not all lines together, and not the number of connections. If all connections are in use,
+a new one replaces the oldest one that has never shown the key.
 """
 
 from __future__ import annotations
@@ -27,26 +28,52 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class LimitedServer(web.Server):
-    """An HTTP server that counts its clients and bounds their heads."""
+    """An HTTP server that counts its clients and bounds their heads.
+
+    The handler calls `trust` with each request that has the key.
+    """
 
     def __init__(self, answer: Handler) -> None:
         super().__init__(
             self._respond, handler_cancellation=True, request_factory=self._begin_request
         )
         self._answer = answer
+        self.strangers: dict[LimitedConnection, None] = {}
+        """Connections that have not shown the key, the oldest first."""
+        self.idle: dict[LimitedConnection, None] = {}
+        """Connections that have, and wait for a request, the longest wait first."""
+
+    def add(self, newest: LimitedConnection) -> None:
+        """Add a connection, and close one that no client with the key needs if there are many."""
+        self.strangers[newest] = None
+        if len(self.connections) > MAX_CONNECTIONS:
+            oldest = next(iter(self.strangers))
+            if oldest is newest:
+                oldest = next(iter(self.idle), newest)
+            self.forget(oldest)
+            oldest.force_close()
+
+    def forget(self, connection: LimitedConnection) -> None:
+        self.strangers.pop(connection, None)
+        self.idle.pop(connection, None)
 
     def __call__(self) -> web.RequestHandler:
         return LimitedConnection(self)
 
     def _begin_request(self, message: Any, payload: Any, protocol: Any, *rest: Any) -> Any:
-        cast("LimitedConnection", protocol).head_bytes = None
+        connection = cast("LimitedConnection", protocol)
+        connection.head_bytes = None
+        self.idle.pop(connection, None)
         loop = asyncio.get_running_loop()
         return web.BaseRequest(message, payload, protocol, *rest, loop=loop, client_max_size=0)
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._answer(request)
+        connection = cast("LimitedConnection", request.protocol)
         if request.content.is_eof():
-            cast("LimitedConnection", request.protocol).head_bytes = 0
+            connection.head_bytes = 0
+            if connection.is_trusted:
+                self.idle[connection] = None
         else:  # the bytes of the next head could not be told from the rest of this body
             response.force_close()
         return response
@@ -55,7 +82,7 @@ class LimitedServer(web.Server):
 class LimitedConnection(web.RequestHandler):
     """A connection that counts the bytes of a head; `head_bytes` is None during a request."""
 
-    __slots__ = ("_server", "head_bytes")
+    __slots__ = ("_server", "head_bytes", "is_trusted")
 
     def __init__(self, server: LimitedServer) -> None:
         quiet = logging.getLogger("prefect_bt.serving.router.http")
@@ -74,11 +101,20 @@ class LimitedConnection(web.RequestHandler):
         )
         self._server = server
         self.head_bytes: int | None = 0
+        self.is_trusted = False
+        """Whether a request of this connection had the key."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._server.connections) > MAX_CONNECTIONS:
-            self.force_close()
+        self._server.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._server.forget(self)
+
+    def trust(self) -> None:
+        self.is_trusted = True
+        self._server.strangers.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self.head_bytes is not None:
@@ -87,3 +123,8 @@ class LimitedConnection(web.RequestHandler):
                 self.force_close()
                 return
         super().data_received(data)
+
+
+def trust(request: web.BaseRequest) -> None:
+    """Keep the connection of a request that has the key, whoever else connects."""
+    cast("LimitedConnection", request.protocol).trust()

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from prefect_bt.host.service import current_process
 from prefect_bt.serving.router.api_keys import KeyHash, parse_bearer, verify_key
-from prefect_bt.serving.router.connection_limits import LimitedServer
+from prefect_bt.serving.router.connection_limits import LimitedServer, trust
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import STATUS_PATH
 from prefect_bt.serving.router.proxy import UpstreamUnavailable, forward_request, open_session
@@ -72,6 +72,7 @@ class Router:
             if request.path.startswith("/_router/"):
                 return self._show_status(request)
             self._authorize(request)
+            trust(request)
             _check_supported(request)
             return await self._forward(request, body)
         except Rejected as rejected:

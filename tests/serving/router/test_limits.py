@@ -9,7 +9,12 @@ import pytest
 from aiohttp import web
 
 from prefect_bt.serving.router import connection_limits, proxy, request_body
-from prefect_bt.serving.router.connection_limits import MAX_HEAD_BYTES, Handler, LimitedServer
+from prefect_bt.serving.router.connection_limits import (
+    MAX_HEAD_BYTES,
+    Handler,
+    LimitedServer,
+    trust,
+)
 from prefect_bt.serving.router.proxy import forward_request, open_session
 from prefect_bt.serving.router.rejections import Rejected
 from prefect_bt.serving.router.request_body import BodyLimits, RequestBody
@@ -57,23 +62,74 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+WITH_KEY = GET + b"Authorization: Bearer key\r\n\r\n"
+
+
+async def with_key(request: web.BaseRequest) -> web.Response:
+    """Answer as the router does; a request to /slow takes until its client closes."""
+    if request.headers.get("Authorization") != "Bearer key":
+        return web.Response(status=401, text="ok")
+    trust(request)
+    if request.path == "/slow":
+        await asyncio.sleep(LONG)
+    return web.Response(text="ok")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", GET, GET + b"\r\n", GET + b"Authorization: Bearer wrong\r\n\r\n"],
+    ids=["nothing", "part of a head", "no key", "a wrong key"],
+)
+def test_connections_without_the_key_shut_nobody_out(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 3)
+
+    async def clients(open_one: Open) -> None:
+        kept, kept_writer = await open_one()
+        kept_writer.write(WITH_KEY)
+        await answered(kept)
+        strangers = [await open_one() for _ in range(5)]
+        for reader, writer in strangers[3:]:
+            writer.write(sent)
+            if sent.endswith(b"\r\n\r\n"):
+                await answered(reader)
+        for reader, _ in strangers[:3]:
+            assert await ended(reader) == b"", "the oldest go"
+        reader, writer = await open_one()
+        writer.write(WITH_KEY)
+        await answered(reader)
+        kept_writer.write(WITH_KEY)
+        await answered(kept)
+
+    serve(clients, answer=with_key)
+
+
+def test_a_connection_that_is_answered_stays_when_all_have_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is idle goes first; a new one has to go when none is."""
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 2)
 
     async def clients(open_one: Open) -> None:
-        kept = [await open_one(), await open_one()]
-        for reader, writer in kept:
-            writer.write(GET + b"\r\n")
-            await answered(reader)
-        reader, writer = await open_one()
-        assert await ended(reader) == b""
-        writer.close()
-        for reader, writer in kept:
-            writer.write(GET + b"\r\n")
-            await answered(reader)
+        slow, slow_writer = await open_one()
+        slow_writer.write(WITH_KEY.replace(b"/ ", b"/slow "))
+        idle, idle_writer = await open_one()
+        idle_writer.write(WITH_KEY)
+        await answered(idle)
+        newer, newer_writer = await open_one()
+        assert await ended(idle) == b""
+        newer_writer.write(WITH_KEY.replace(b"/ ", b"/slow "))
+        while newest := await open_one():
+            if await ended(newest[0]) == b"":
+                break
+        for reader in (slow, newer):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.05)
+        for writer in (slow_writer, newer_writer):
             writer.close()
 
-    serve(clients)
+    serve(clients, answer=with_key)
 
 
 @pytest.mark.parametrize("sent", [b"", GET], ids=["nothing", "part of a head"])
