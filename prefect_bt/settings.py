@@ -43,6 +43,10 @@ def _parse_run_time(value: float | str | None) -> float | None:
     return None if value is None else parse_duration(value, field="PREFECT_BT_MAX_RUN_TIME")
 
 
+def _split_paths(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(filter(None, given.split(os.pathsep))) if isinstance(given, str) else given
+
+
 class Settings(BaseModel):
     """Settings of a process. `Settings()` reads the environment each time; an import reads nothing.
 
@@ -101,6 +105,9 @@ class Settings(BaseModel):
     request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)
     """Largest request to a serving deployment, such as `128MiB`; read when its router starts."""
 
+    weights_folders: Annotated[tuple[str, ...], BeforeValidator(_split_paths)] = ()
+    """Folders of this machine that `file://` sources may name, separated by `:`; empty: any that
+    the flow's user can read. Name some where others may send definitions to this machine."""
     weights_bytes: ByteSize | None = Field(default=None, gt=0)
     """Budget for weights on this machine, such as `500GB`; None: the size of the disk."""
     store_weights_bytes: ByteSize | None = Field(default=None, gt=0)
@@ -190,7 +197,10 @@ def _as_text(value: object) -> str:
         return json.dumps(value)
     if value is None:
         return ""
-    return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    words = cast("tuple[str, ...]", value)
+    return (os.pathsep if any("/" in word for word in words) else ",").join(words)
 
 
 def variable_name(field: str) -> str:

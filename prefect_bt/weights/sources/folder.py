@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from prefect_bt.settings import Settings
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import Source, SourceRequest
 
@@ -24,6 +25,18 @@ class FolderSource(Source):
     def __init__(self, request: SourceRequest) -> None:
         super().__init__(request)
         self._folder = Path(self._source.removeprefix("file://"))
+        self._allowed = tuple(map(os.path.realpath, Settings().weights_folders))
+        self._check_allowed(self._folder)
+
+    def _check_allowed(self, path: Path) -> None:
+        """Refuse a path that leads out of the folders that this machine allows, also by links."""
+        real = Path(os.path.realpath(path))
+        if self._allowed and not any(real.is_relative_to(folder) for folder in self._allowed):
+            what = "" if path == self._folder else f"has {str(path)!r}, which "
+            raise self._error(
+                f"{what}is not in a folder from which this machine mirrors",
+                f"PREFECT_BT_WEIGHTS_FOLDERS of this machine allows {', '.join(self._allowed)}.",
+            )
 
     def list_files(self) -> Listing:
         if not self._folder.is_dir():
@@ -40,6 +53,7 @@ class FolderSource(Source):
             linked = [name for name in folders if (Path(place) / name).is_symlink()]
             for name in [*linked, *names]:
                 path = Path(place) / name
+                self._check_allowed(path)
                 facts = path.stat()
                 if not stat.S_ISREG(facts.st_mode):
                     text = f"has {str(path)!r}, which is neither a file nor a folder of it"
@@ -51,6 +65,7 @@ class FolderSource(Source):
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         left = length if length >= 0 else sys.maxsize
+        self._check_allowed(self._folder / file.path)
         try:
             with (self._folder / file.path).open("rb") as reader:
                 reader.seek(start)

@@ -111,3 +111,40 @@ def test_a_disk_too_small_is_seen_before_the_first_byte(
     assert "0.0 GB more" in error
     assert "PREFECT_BT_STATE_DIR" in error
     assert not tree(tmp_path / "state" / "weights" / "trees")
+
+
+OUTSIDE = {
+    "another folder": lambda allowed, source: source,
+    "a folder that begins like it": lambda allowed, source: shutil.copytree(
+        source, allowed.with_name("models-of-others")
+    ),
+    "dots": lambda allowed, source: allowed / ".." / source.name,
+    "a link to a folder": lambda allowed, source: link(allowed / "linked", source),
+    "a link to a file": lambda allowed, source: (
+        link(allowed / "model" / "linked", source / "config.json").parent
+    ),
+}
+
+
+def link(path: Path, target: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(target)
+    return path
+
+
+@pytest.mark.parametrize("way", OUTSIDE)
+def test_a_machine_mirrors_from_the_folders_that_it_names(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A definition may be that of somebody who may not read the files of the flow's user."""
+    allowed = tmp_path / "models"
+    allowed.mkdir()
+    place = OUTSIDE[way](allowed, source)
+    assert mirror(plan(place), tmp_path / "anything")
+    monkeypatch.setenv("PREFECT_BT_WEIGHTS_FOLDERS", f"/nothing:{allowed}")
+    why = refused(place, tmp_path / "state")
+    assert "is not in a folder from which this machine mirrors" in why
+    assert f"PREFECT_BT_WEIGHTS_FOLDERS of this machine allows /nothing, {allowed}" in why
+    inside = shutil.copytree(source, allowed / "inside")
+    link(inside / "link", inside / "config.json")
+    assert mirror(plan(inside), tmp_path / "state")
