@@ -40,6 +40,8 @@ from prefect_bt.object_store.clock import StoreClock
 
 IDLE_SECONDS: Final = 3.0
 """Seconds after which a process decides again although no lease and no waiting job has changed."""
+LATE_SECONDS: Final = 2.0
+"""Seconds that another machine may take to start a job, before this one does it if it can."""
 TURN_SECONDS: Final = 2.0
 """Seconds to wait for the process whose turn it is."""
 _TURN_POLL: Final = 0.02
@@ -76,6 +78,10 @@ class MachineQueue:
         self._unreadable = dict[str, int]()
         """Job -> event of its entry, for jobs whose records cannot be read."""
         self._problems, self._told = list[str](), set[str]()
+        self._assigned = dict[str, float]()
+        """Other machine -> since when it should have started a job."""
+        self._late, self._reports = dict[str, float](), dict[str, float]()
+        """Other machine -> its report after which it did not start a job; its last report."""
         self._idle: tuple[object, float] = None, 0.0
         """The leases and jobs of the last schedule that started nothing here, and its time."""
 
@@ -188,6 +194,8 @@ class MachineQueue:
             # A spot job ends for a job that waits, not for an entry that was left behind.
             if not all(self.check_waiting(wait.job) for wait in schedule.waits if wait.stops):
                 continue
+            if self._note_late_machines(schedule):
+                continue
             for lease in schedule.preempted:
                 self._ledger.controls.request_preemption(lease.job.id, by="the queue")
             # A flow that waits in its own process takes the job itself.
@@ -197,6 +205,19 @@ class MachineQueue:
                 self._idle = seen, time.monotonic()
             return starts
         return []
+
+    def _note_late_machines(self, schedule: Schedule) -> bool:
+        """Leave out the machines that do not take their jobs; return whether there are new ones.
+
+        Such a machine counts as present until its absence shows, but its worker is stopped or dead.
+        """
+        now, own = time.monotonic(), {self.machine.host, *self._clusters}
+        hosts = {start.host for start in schedule.starts} - own
+        self._assigned = {host: self._assigned.get(host, now) for host in hosts}
+        late = {host for host, since in self._assigned.items() if now - since > LATE_SECONDS}
+        for host in late:
+            self._late[host] = self._reports.get(host, 0.0)
+        return bool(late)
 
     def check_waiting(self, job: QueuedJob) -> bool:
         """Return whether the job waits; remove an entry that was left behind.
@@ -256,7 +277,9 @@ class MachineQueue:
             if before is None or now - before.seen_at >= REPORT_INTERVAL:
                 report_machine(self._store, cluster)
         hosts = {one.host for one in own}
+        self._reports = {one.host: one.seen_at for one in known.values()}
         others = [x for x in known.values() if x.host not in hosts and is_present(x, now)]
+        others = [x for x in others if self._late.get(x.host) != x.seen_at]
         ordered = sorted(waiting, key=lambda job: job.rank)
         limits = list_limits(self._store)
         return make_schedule([*own, *others], self._leases.active, ordered, limits, now=now)

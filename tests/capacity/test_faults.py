@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.capacity import machine_queue
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.machine_queue import TURN_SECONDS, MachineQueue
 from prefect_bt.capacity.machines import list_machines, report_machine
@@ -227,3 +228,20 @@ def test_the_age_of_a_lease_is_that_of_the_store(
     lease = leases.create(replace(job("first"), run_time=100.0), host="a")
     assert lease and abs(lease.at - now) < 30
     assert Leases(ledger.store).read() == [lease]
+
+
+def test_a_machine_whose_worker_stopped_delays_no_start_where_there_is_room(
+    queue: MachineQueue, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reported just now, and the job fits it better than this machine."""
+    monkeypatch.setattr(machine_queue, "IDLE_SECONDS", 0.0)
+    other = Machine("other", "other", 1, 2**30, {}, 1.0)
+    report_machine(ledger.store, other)
+    queue_job(ledger, job("first", cpus=1))
+    clock = time.monotonic()
+    with queue.take_turn():
+        assert queue.choose(()) == [], "it is the other one's"
+        monkeypatch.setattr(time, "monotonic", lambda: clock + 60)
+        assert [one.id for one in queue.choose(())] == ["first"]
+        report_machine(ledger.store, other)  # it is there again
+        assert queue.choose(()) == []

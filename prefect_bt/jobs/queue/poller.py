@@ -33,6 +33,8 @@ LOST_INTERVAL: Final = 20.0
 """Seconds between two looks for jobs that no process has."""
 MAX_CPU_SHARE: Final = 0.01
 """Most of a core that the poller uses: with a thousand waiting jobs it polls less often."""
+LONGEST_INTERVAL: Final = 3.0
+"""Most seconds between two polls, whatever they use."""
 
 
 class QueuePoller:
@@ -64,7 +66,8 @@ class QueuePoller:
             news += [f"job {job_id}: started" for job_id in started]
             news += self._queue.pop_problems()
             used = time.thread_time() - used
-            self._due_at = time.monotonic() + max(POLL_INTERVAL, used / MAX_CPU_SHARE)
+            pause = min(max(POLL_INTERVAL, used / MAX_CPU_SHARE), LONGEST_INTERVAL)
+            self._due_at = time.monotonic() + pause
         return news
 
     def _report(self, now: float) -> list[str]:
