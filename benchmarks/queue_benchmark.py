@@ -55,11 +55,18 @@ def _list_pool_rows(result: Result) -> list[Row]:
     at_once = VirtualPool(MACHINES, GPUS, CAP).run(jobs, [0.0] * len(jobs))
     none = Goal("0", lambda count: count == 0)
     span = result.makespan
-    notes = (f"killed: {', '.join(result.kills) or 'nothing'}",)
+    notes = (f"killed or stopped: {', '.join(result.kills) or 'nothing'}",)
     what = f"{len(jobs)} jobs, {len(result.kills)} kills, {result.preempted} preempted"
     return [
         alone("pool_faults", "", [len(result.faults)], what=what, goal=none, notes=notes),
         alone("pool_idle_s", "s", [result.idle], what=f"a job could start for > {PATIENCE:g} s"),
+        alone(
+            "pool_wait_s",
+            "s",
+            [result.longest_wait],
+            what="the longest wait of a job that had room, 33 s and more after a kill",
+            goal=Goal("<= 5 s", lambda seconds: seconds <= 5.0),
+        ),
         alone("pool_push_s", "s", [result.pushing], what="to push all, two at once"),
         alone("pool_start_s", "s", result.starts, what="from the decision to the first command"),
         paired("pool_area", "s", [(span, area)], peer="area of all runs, or the longest"),

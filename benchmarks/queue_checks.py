@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
@@ -12,12 +13,13 @@ from queue_records import Run, find_peak
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
-from prefect_bt.object_keys import QUEUE_WAITING
+from prefect_bt.object_keys import INDEX_JOBS, QUEUE_WAITING
 
 
 def find_faults(pool: Pool, runs: Sequence[Run], jobs: dict[str, PoolJob], cap: int) -> list[str]:
     """Return a sentence for each promise that does not hold."""
     faults = [*_check_gpus(runs, pool.gpus), *_check_cap(runs, cap), *_check_store(pool)]
+    faults += _check_garbage(pool)
     for job_id, job in jobs.items():
         mine = [run for run in runs if run.job_id == job_id]
         faults += [f"{job.name} ({job_id}): {fault}" for fault in _check_job(pool.ledger, job_id)]
@@ -51,6 +53,18 @@ def _check_store(pool: Pool) -> Iterator[str]:
         yield f"lease {lease.number} of {lease.job.id} is active"
     for info in store.list(QUEUE_WAITING):
         yield f"{info.key} is left"
+
+
+def _check_garbage(pool: Pool) -> Iterator[str]:
+    """Yield a fault for each ID without a job, and for what `gc` finds on any machine."""
+    jobs = {record.id for record in pool.ledger.list_jobs()}
+    for info in pool.ledger.store.list(INDEX_JOBS):
+        if info.key.rpartition("/")[2] not in jobs:
+            yield f"{info.key} has no job"
+    for machine in pool.machines:
+        machine.run("gc", "--yes")  # of what was killed
+        for found in json.loads(machine.run("gc", "--dry-run", "-o", "json")):
+            yield f"gc finds on {machine.name}: {found}"
 
 
 def _check_job(ledger: Ledger, job_id: str) -> Iterator[str]:

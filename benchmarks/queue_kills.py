@@ -1,4 +1,4 @@
-"""Kill processes of a pool while it works: all of a job, a job's flow, a machine's worker.
+"""Kill and stop processes of a pool while it works: of jobs, of machines, and of pushes.
 
 The number of commands that have started says when, so a slow machine is hit at the same moments as
 a fast one.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import defaultdict
@@ -22,10 +23,12 @@ from queue_records import read_lines
 
 from prefect_bt.host.processes import list_processes, read_command_line
 
-KINDS = ("job", "flow", "worker")
-"""What is killed in turn. Chance chooses which job or machine."""
+KINDS = ("push", "flow", "worker", "pause", "supervisor", "push", "job", "pause of a push")
+"""What is killed in turn, or stopped for a time. Chance chooses which job or machine."""
 WORKER_PAUSE = 2.0
 """Seconds until a worker that was killed is started again."""
+PAUSES = (5.0, 40.0)
+"""Least and most seconds for which a process is stopped: less and more than a starter has."""
 LOOK = 0.1
 
 
@@ -67,6 +70,15 @@ class Killer(threading.Thread):
 
     def _kill(self, kind: str) -> bool:
         """Kill something of this kind; return False if there is none at this moment."""
+        self._pool.disturbed_at = time.monotonic()
+        pushing = [one for one in self._pool.pushing.values() if one.poll() is None]
+        if kind in {"push", "pause of a push"} and not pushing:
+            kind = kind.replace("push", "worker")  # all jobs were pushed
+        if kind.startswith("pause"):
+            return self._pause(self._chance.choice(pushing) if "push" in kind else None)
+        if kind == "push":
+            self._chance.choice(pushing).kill()
+            return self._note("a push")
         if kind == "worker":
             return self._kill_worker()
         running = self._list_running()
@@ -75,19 +87,33 @@ class Killer(threading.Thread):
         if not running:
             return False
         job_id = self._chance.choice(running)
-        if kind == "flow":
-            return self._kill_flow(job_id)
+        if kind in {"flow", "supervisor"}:
+            return self._kill_process(kind, job_id)
         self.killed[job_id].append(kill_job(job_id))
         return self._note(f"all of {self._jobs[job_id].name}")
 
-    def _kill_flow(self, job_id: str) -> bool:
+    def _kill_process(self, kind: str, job_id: str) -> bool:
+        module = "run_flow" if kind == "flow" else "process"
         for pid in list_processes():
             words = read_command_line(pid)
-            if job_id in words and "prefect_bt.supervisor.run_flow" in words:
+            if job_id in words and f"prefect_bt.supervisor.{module}" in words:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                    return self._note(f"the flow of {self._jobs[job_id].name}")
+                    return self._note(f"the {kind} of {self._jobs[job_id].name}")
         return False
+
+    def _pause(self, process: subprocess.Popen[str] | None) -> bool:
+        """Stop a process for a time; None: a worker."""
+        machine, seconds = self._chance.choice(self._pool.machines), self._chance.uniform(*PAUSES)
+        stopped = process or machine.worker
+        if stopped is None:
+            return False
+        what = "a push" if process else f"the worker of {machine.name}"
+        stopped.send_signal(signal.SIGSTOP)
+        self._over.wait(seconds)
+        stopped.send_signal(signal.SIGCONT)
+        self._pool.disturbed_at = time.monotonic()
+        return self._note(f"{what} stopped for {seconds:.0f} s")
 
     def _kill_worker(self) -> bool:
         machine = self._chance.choice(self._pool.machines)

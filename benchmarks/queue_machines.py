@@ -52,6 +52,11 @@ class PretendedMachine:
             self.worker.wait()
             self.worker = None
 
+    @property
+    def takes_jobs(self) -> bool:
+        """Return whether the worker runs: it is neither dead nor stopped."""
+        return self.worker is not None and psutil.Process(self.worker.pid).status() != "stopped"
+
     def run(self, *words: str) -> str:
         """Run a command of the product, and return what it prints."""
         command = [*CLI, *words]
@@ -72,6 +77,10 @@ class Pool:
     machines: list[PretendedMachine]
     gpus: int
     """GPUs of each machine."""
+    pushing: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+    """Number of a machine -> the process that pushes from it now."""
+    disturbed_at: float = 0.0
+    """When a process was killed or continued last, by the monotonic clock."""
 
     @property
     def ledger(self) -> Ledger:

@@ -5,6 +5,7 @@ tests/e2e/test_queue_kills.py does it with few short jobs.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +40,8 @@ class Result:
     kills: list[str]
     idle: float
     """Seconds in which a job had been about to start for longer than PATIENCE."""
+    longest_wait: float
+    """Most seconds for which a job that had room was not started, on machines that take jobs."""
     makespan: float
     arrivals: dict[str, float]
     """When each job was accepted, by its name."""
@@ -104,21 +107,30 @@ def _push(
 ) -> None:
     folder, path = pool.root / f"work-{number}", pool.root / f"jobs-{number}.json"
     folder.mkdir()
-    write_jobs(path, list(jobs[number :: len(pool.machines)]))
     program = str(Path(__file__).with_name("queue_jobs.py"))
-    with (pool.root / f"push-{number}.log").open("wb") as log:
-        pushing = subprocess.Popen(
-            [sys.executable, program, str(path), str(pool.records), str(folder)],
-            env=pool.machines[number].environment,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+    left = list(jobs[number :: len(pool.machines)])
+    while left:
+        write_jobs(path, left)
+        with (pool.root / f"push-{number}.log").open("ab") as log:
+            pushing = subprocess.Popen(
+                [sys.executable, program, str(path), str(pool.records), str(folder)],
+                env=pool.machines[number].environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        pool.pushing[number] = pushing
         assert pushing.stdout
         for line in pushing.stdout:
             name, job_id = line.split()
             known[job_id] = names[name]
-        pushing.wait()
+        if pushing.wait() not in {0, -signal.SIGKILL}:
+            return
+        # The job of a push that was killed exists once its record is written.
+        for record in pool.ledger.list_jobs():
+            known.setdefault(record.id, names[record.name])
+        pushed = {job.name for job in known.values()}
+        left = [job for job in left if job.name not in pushed]
 
 
 def _await_ends(pool: Pool, jobs: dict[str, PoolJob], deadline: float) -> None:
@@ -154,6 +166,7 @@ def _make_result(
         faults=find_faults(pool, runs, jobs, cap),
         kills=killer.done,
         idle=watch.seconds,
+        longest_wait=watch.longest,
         makespan=max(ends, default=first) - first,
         arrivals={jobs[job_id].name: told[0].at - first for job_id, told in events.items()},
         preempted=causes.count(Cause.PREEMPTED),
