@@ -96,7 +96,7 @@ def _read_kubeconfig(name: str) -> str:
     import yaml
 
     from prefect_bt.credentials.secrets import resolve_secrets
-    from prefect_bt.jobs.start import default_secret_sources
+    from prefect_bt.jobs.starting.launcher import default_secret_sources
 
     text = resolve_secrets([name], default_secret_sources())[name]
     try:

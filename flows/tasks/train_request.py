@@ -35,7 +35,7 @@ from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stale_nodes import shut_down_stale_nodes
-from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.jobs.starting.launcher import default_secret_sources
 from prefect_bt.jobs.submit import create_job
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger

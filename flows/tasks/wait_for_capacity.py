@@ -27,10 +27,10 @@ from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_void_entrie
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
-from prefect_bt.jobs.queue.acceptance import enter_queue
-from prefect_bt.jobs.queue.cluster_reader import find_cluster
-from prefect_bt.jobs.queue.queued_runs import queued_state
-from prefect_bt.jobs.queue.start_queued import (
+from prefect_bt.jobs.starting.acceptance import enter_queue
+from prefect_bt.jobs.starting.cluster_reader import find_cluster
+from prefect_bt.jobs.starting.queued_runs import queued_state
+from prefect_bt.jobs.starting.start_queued import (
     admit_job,
     build_queued_job,
     is_queued_here,

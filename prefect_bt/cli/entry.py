@@ -1,7 +1,7 @@
 """Entry point of the `prefect-bt` script: print the overview, or run a command.
 
 The process of a job imports Prefect for seconds. A command that starts a job starts that process
-first (prefect_bt.jobs.start), and parses its options and the config file meanwhile.
+first (prefect_bt.jobs.starting.launcher), and parses its options and the config file meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _run(words: Sequence[str]) -> int:
         print(command_table.color_overview(overview) if colored else overview, flush=True)
         return 0
     if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
-        from prefect_bt.jobs.start import prestart_launcher
+        from prefect_bt.jobs.starting.launcher import prestart_launcher
 
         prestart_launcher()
     from prefect_bt.cli import app

@@ -14,8 +14,8 @@ from prefect_bt.errors import NotFoundError
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan
 from prefect_bt.host.job_lock import has_lock_file, is_owned
-from prefect_bt.jobs.queue.acceptance import put_back
-from prefect_bt.jobs.queue.lost_jobs import LostJobs
+from prefect_bt.jobs.starting.acceptance import put_back
+from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.ledger.ended_documents import list_ended_ids
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_keys import INDEX_JOBS

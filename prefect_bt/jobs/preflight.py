@@ -8,7 +8,7 @@ from prefect_bt.checkpoints.committed.load_references import resolve_loaded_chec
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
-from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.jobs.starting.launcher import default_secret_sources
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import normalize_team
 from prefect_bt.planning.planner import list_job_secret_names

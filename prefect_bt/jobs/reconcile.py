@@ -38,9 +38,9 @@ from prefect_bt.host.job_lock import (
 )
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs.job_json import store_ended_job
-from prefect_bt.jobs.queue.acceptance import put_back
-from prefect_bt.jobs.queue.lost_jobs import put_back_lost_job
-from prefect_bt.jobs.queue.start_queued import start_next_jobs
+from prefect_bt.jobs.starting.acceptance import put_back
+from prefect_bt.jobs.starting.lost_jobs import put_back_lost_job
+from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -106,7 +106,7 @@ def _recover(ledger: Ledger, record: JobRecord, claim: JobLock) -> bool:
         shut_down_stale_nodes(ledger, record, settings=Settings(state_dir=state_dir))
         claim.release_and_remove()
         return False
-    from prefect_bt.jobs.start import hand_over_job
+    from prefect_bt.jobs.starting.launcher import hand_over_job
 
     hand_over_job(ledger, record, claim)
     return True

@@ -115,7 +115,7 @@ def _create_run(
     """Return the first run of the job; another process may have created it to show the queue."""
     from prefect.client.schemas.objects import FlowRun
 
-    from prefect_bt.jobs.queue.queued_runs import create_job_run
+    from prefect_bt.jobs.starting.queued_runs import create_job_run
 
     def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
         return client.request("POST", path, json=body).json()  # pyright: ignore[reportArgumentType]

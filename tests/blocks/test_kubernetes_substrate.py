@@ -11,7 +11,7 @@ from prefect_bt.blocks import KubernetesSubstrate, LocalSubstrate
 from prefect_bt.credentials.secrets import InMemorySecrets
 from prefect_bt.errors import DefinitionError, SecretError
 from prefect_bt.flows.tasks.train_request import JobRequest
-from prefect_bt.jobs import start
+from prefect_bt.jobs.starting import launcher
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.settings import Settings, use_settings
 from prefect_bt.substrates.kubernetes.substrate import KubernetesSubstrate as Cluster
@@ -37,7 +37,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Values that the default sources of secrets find."""
     values: dict[str, str] = {}
     sources = (InMemorySecrets(values),)
-    monkeypatch.setattr(start, "default_secret_sources", lambda: sources)
+    monkeypatch.setattr(launcher, "default_secret_sources", lambda: sources)
     return values
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prefect_bt.capacity.leases import Leases
-from prefect_bt.jobs.queue.queued_runs import WaitReasons, create_job_run, queued_state
+from prefect_bt.jobs.starting.queued_runs import WaitReasons, create_job_run, queued_state
 
 from .conftest import call, until
 from .queue_machine import HOLDS, WAITS, Make, QueueMachine, make_machine, queue_machine, working

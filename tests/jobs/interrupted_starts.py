@@ -23,7 +23,7 @@ from typing import Any
 
 import prefect_bt.capacity.keepers as keepers
 import prefect_bt.capacity.waiting_jobs as waiting_jobs
-import prefect_bt.jobs.queue.start_queued as start_queued
+import prefect_bt.jobs.starting.start_queued as start_queued
 from prefect_bt.capacity.keepers import Keeper, find_keeper, read_snapshot
 from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs, set_priority
@@ -34,16 +34,16 @@ from prefect_bt.gc.findings import remove_all
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import store_ended_job
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.queue.acceptance import accept_here, enter_queue
-from prefect_bt.jobs.queue.lost_jobs import LostJobs
-from prefect_bt.jobs.queue.start_queued import (
+from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue
+from prefect_bt.jobs.starting.lost_jobs import LostJobs
+from prefect_bt.jobs.starting.start_queued import (
     admit_new_job,
     start_next_jobs,
     start_waiting_jobs,
 )
 from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.jobs.resubmit import retry
-from prefect_bt.jobs.start import JobLauncher
+from prefect_bt.jobs.starting.launcher import JobLauncher
 from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger

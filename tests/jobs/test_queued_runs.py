@@ -13,10 +13,10 @@ from prefect_bt.capacity import machine_queue
 from prefect_bt.capacity.overview import change_limit
 from prefect_bt.definitions import load_training_project
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.queue import cancelled_runs, start_queued
-from prefect_bt.jobs.queue.cancelled_runs import CancelledRuns
-from prefect_bt.jobs.queue.poller import QueuePoller
-from prefect_bt.jobs.queue.queued_runs import WaitReasons
+from prefect_bt.jobs.starting import cancelled_runs, start_queued
+from prefect_bt.jobs.starting.cancelled_runs import CancelledRuns
+from prefect_bt.jobs.starting.poller import QueuePoller
+from prefect_bt.jobs.starting.queued_runs import WaitReasons
 from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState

@@ -8,7 +8,7 @@ from prefect_bt.capacity.leases import Leases
 from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.definitions import Compute
 from prefect_bt.host.job_lock import JobLock, is_owned
-from prefect_bt.jobs.queue.start_queued import admit_new_job
+from prefect_bt.jobs.starting.start_queued import admit_new_job
 from prefect_bt.jobs.resubmit import retry
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Resources

@@ -10,7 +10,7 @@ from prefect_bt.cli.ui.terminal import FAILED, OK
 from prefect_bt.definitions import Overrides, apply_overrides, load_training_project
 from prefect_bt.jobs.drill import check_drillable, run_drill, stop_drill
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.start import open_launcher
+from prefect_bt.jobs.starting.launcher import open_launcher
 from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.open_ledger import open_ledger
 

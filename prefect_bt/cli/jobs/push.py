@@ -29,7 +29,7 @@ from prefect_bt.definitions import (
     load_training_project,
 )
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.start import open_launcher
+from prefect_bt.jobs.starting.launcher import open_launcher
 from prefect_bt.jobs.submit import dry_run as plan_job
 from prefect_bt.jobs.submit import submit
 from prefect_bt.settings import Settings

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, resolve_secrets
 from prefect_bt.errors import SecretError, UsageError
-from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.jobs.starting.launcher import default_secret_sources
 from prefect_bt.planning.given_weights import plan_config_weights, plan_given_sources
 from prefect_bt.planning.plan import WeightsPlan
 

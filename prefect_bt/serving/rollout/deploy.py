@@ -17,7 +17,7 @@ from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, res
 from prefect_bt.definitions import project_document
 from prefect_bt.errors import DefinitionError, SubstrateError
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.start import JobLauncher, default_secret_sources
+from prefect_bt.jobs.starting.launcher import JobLauncher, default_secret_sources
 from prefect_bt.jobs.submit import plan_submission, submit
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger

@@ -15,10 +15,10 @@ from typing import Final
 from prefect_bt.capacity.machines import REPORT_INTERVAL
 from prefect_bt.capacity.records import Machine
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.jobs.queue.cancelled_runs import CancelledRuns
-from prefect_bt.jobs.queue.lost_jobs import LostJobs
-from prefect_bt.jobs.queue.queued_runs import WaitReasons
-from prefect_bt.jobs.queue.start_queued import (
+from prefect_bt.jobs.starting.cancelled_runs import CancelledRuns
+from prefect_bt.jobs.starting.lost_jobs import LostJobs
+from prefect_bt.jobs.starting.queued_runs import WaitReasons
+from prefect_bt.jobs.starting.start_queued import (
     has_waiting_jobs,
     open_machine_queue,
     start_waiting_jobs,

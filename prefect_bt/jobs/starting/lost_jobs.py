@@ -9,7 +9,7 @@ from typing import Final
 from prefect_bt.capacity.keepers import Keeper, find_keeper, read_snapshot
 from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import NotFoundError
-from prefect_bt.jobs.queue.acceptance import put_back
+from prefect_bt.jobs.starting.acceptance import put_back
 from prefect_bt.ledger.ended_documents import list_ended_ids
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger

@@ -21,8 +21,8 @@ from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
-from prefect_bt.jobs.queue.cluster_reader import find_cluster
-from prefect_bt.jobs.start import hand_over_job
+from prefect_bt.jobs.starting.cluster_reader import find_cluster
+from prefect_bt.jobs.starting.launcher import hand_over_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobRecord, Resources

@@ -1,0 +1,1 @@
+"""Accept jobs and start them when there is room; the rules are in prefect_bt.queue."""
