@@ -64,7 +64,7 @@ def _list_pool_rows(result: Result) -> list[Row]:
             "pool_wait_s",
             "s",
             [result.longest_wait],
-            what="the longest wait of a job that had room, 33 s and more after a kill",
+            what=f"longest wait of a job that had room, in {result.watched:.0f} s with all workers",
             goal=Goal("<= 5 s", lambda seconds: seconds <= 5.0),
         ),
         alone("pool_push_s", "s", [result.pushing], what="to push all, two at once"),

@@ -10,10 +10,10 @@ from queue_jobs import CAPPED, PoolJob
 from queue_machines import Pool
 from queue_records import Run, find_peak
 
-from prefect_bt.capacity.leases import Leases
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import INDEX_JOBS, QUEUE_WAITING
+from prefect_bt.queue.leases import Leases
 
 
 def find_faults(pool: Pool, runs: Sequence[Run], jobs: dict[str, PoolJob], cap: int) -> list[str]:

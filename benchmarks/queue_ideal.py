@@ -9,8 +9,8 @@ from math import inf
 from queue_jobs import CAPPED, GPU_TYPE, PoolJob
 from queue_records import Run
 
-from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
-from prefect_bt.capacity.schedule import make_schedule
+from prefect_bt.queue.records import Demand, Lease, Limit, Machine, QueuedJob
+from prefect_bt.queue.schedule import make_schedule
 
 
 def find_area_bound(runs: Sequence[Run], gpus: int) -> float:

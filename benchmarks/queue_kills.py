@@ -70,7 +70,6 @@ class Killer(threading.Thread):
 
     def _kill(self, kind: str) -> bool:
         """Kill something of this kind; return False if there is none at this moment."""
-        self._pool.disturbed_at = time.monotonic()
         pushing = [one for one in self._pool.pushing.values() if one.poll() is None]
         if kind in {"push", "pause of a push"} and not pushing:
             kind = kind.replace("push", "worker")  # all jobs were pushed
@@ -112,7 +111,8 @@ class Killer(threading.Thread):
         stopped.send_signal(signal.SIGSTOP)
         self._over.wait(seconds)
         stopped.send_signal(signal.SIGCONT)
-        self._pool.disturbed_at = time.monotonic()
+        if process is None:
+            self._pool.disturbed_at = time.monotonic()
         return self._note(f"{what} stopped for {seconds:.0f} s")
 
     def _kill_worker(self) -> bool:
@@ -120,6 +120,7 @@ class Killer(threading.Thread):
         machine.kill_worker()
         time.sleep(WORKER_PAUSE)
         machine.start_worker()
+        self._pool.disturbed_at = time.monotonic()
         return self._note(f"the worker of {machine.name}")
 
     def _note(self, what: str) -> bool:

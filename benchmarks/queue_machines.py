@@ -80,7 +80,7 @@ class Pool:
     pushing: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
     """Number of a machine -> the process that pushes from it now."""
     disturbed_at: float = 0.0
-    """When a process was killed or continued last, by the monotonic clock."""
+    """When a worker was started again or continued last, by the monotonic clock."""
 
     @property
     def ledger(self) -> Ledger:

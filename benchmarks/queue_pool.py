@@ -21,10 +21,10 @@ from queue_machines import Pool, list_job_processes
 from queue_records import Run, read_runs
 from queue_watch import IdleWatch
 
-from prefect_bt.capacity.leases import Leases
 from prefect_bt.ledger.records import Cause, JobEvent
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING
+from prefect_bt.queue.leases import Leases
 
 SETTLE_SECONDS = 120.0
 """Longest time after the last job's end until its processes and its lease are gone."""
@@ -41,7 +41,9 @@ class Result:
     idle: float
     """Seconds in which a job had been about to start for longer than PATIENCE."""
     longest_wait: float
-    """Most seconds for which a job that had room was not started, on machines that take jobs."""
+    """Most seconds for which a job that had room was not started, while both workers ran."""
+    watched: float
+    """Seconds in which both workers ran."""
     makespan: float
     arrivals: dict[str, float]
     """When each job was accepted, by its name."""
@@ -167,6 +169,7 @@ def _make_result(
         kills=killer.done,
         idle=watch.seconds,
         longest_wait=watch.longest,
+        watched=watch.watched,
         makespan=max(ends, default=first) - first,
         arrivals={jobs[job_id].name: told[0].at - first for job_id, told in events.items()},
         preempted=causes.count(Cause.PREEMPTED),

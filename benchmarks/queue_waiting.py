@@ -32,14 +32,14 @@ from queue_machines import (
 )
 from queue_pool import push_all
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.records import Demand, QueuedJob
-from prefect_bt.capacity.waiting_jobs import put_entry
 from prefect_bt.definitions import project_document
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.records import Demand, QueuedJob
+from prefect_bt.queue.waiting_jobs import put_entry
 
 GPUS = 8
 RUNS = 5

@@ -7,13 +7,14 @@ import time
 
 from queue_machines import Pool
 
-from prefect_bt.capacity.overview import read_schedule
-from prefect_bt.capacity.waiting_jobs import START_SECONDS
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.queue.overview import read_schedule
 
 PATIENCE = 3.0
 """Seconds for which a job may be about to start."""
 SAMPLE_INTERVAL = 1.0
+SETTLE_SECONDS = 10.0
+"""Seconds until a worker that was started or continued takes jobs, on a busy machine."""
 
 
 class IdleWatch(threading.Thread):
@@ -23,7 +24,7 @@ class IdleWatch(threading.Thread):
         super().__init__(daemon=True)
         self._ledger, self._over = pool.ledger, threading.Event()
         self._pool = pool
-        self.seconds = self.longest = 0.0
+        self.seconds = self.longest = self.watched = 0.0
 
     def run(self) -> None:
         since: dict[str, float] = {}
@@ -34,10 +35,12 @@ class IdleWatch(threading.Thread):
             except PrefectBtError:
                 continue
             now = time.monotonic()
-            # A dead or stopped process keeps its job for a starter's time.
-            quiet = now - self._pool.disturbed_at > START_SECONDS + PATIENCE
-            if not quiet or not all(one.takes_jobs for one in self._pool.machines):
+            # A job that a dead starter has is not about to start; one for a dead worker is.
+            settled = now - self._pool.disturbed_at > SETTLE_SECONDS
+            if not settled or not all(one.takes_jobs for one in self._pool.machines):
                 since = {}
+            else:
+                self.watched += now - looked
             since = {job: since.get(job, now) for job in starts}
             self.longest = max([self.longest, *(now - first for first in since.values())])
             if any(now - first > PATIENCE for first in since.values()):

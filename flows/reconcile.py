@@ -17,9 +17,9 @@ from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
+from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.start_queued import start_waiting_jobs
-from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import use_settings
 

@@ -18,7 +18,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
                                               claim of the call by one run of the parent;
                                               create-only
     queue/waiting/<job id>/<facts>/team-<quoted team>
-                                              a job that waits (capacity/waiting_jobs.py)
+                                              a job that waits (queue/waiting_jobs.py)
     queue/leases/<n>.json, .released          what a running job holds; create-only
     queue/machines/<state folder's id>.json   what a machine offers to jobs
     queue/clock/now                           empty; its date is the store's time

@@ -15,7 +15,6 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
-from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import StateError
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
@@ -30,6 +29,7 @@ from prefect_bt.ledger.parent_calls import claim_call
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
+from prefect_bt.queue.waiting_jobs import remove_void_entries
 
 OWNED_POLL_INTERVAL: Final = 5.0
 """Seconds between checks of a job that another run of the same parent runs."""

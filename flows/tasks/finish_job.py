@@ -35,13 +35,13 @@ from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition
 from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
 from prefect_bt.jobs.job_json import job_document
-from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.jobs.reconcile import (
     finalize_abandoned_job,
     reconcile_running_job,
     reschedule_or_fail,
 )
 from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
+from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.states import JobState

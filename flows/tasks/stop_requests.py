@@ -27,8 +27,8 @@ from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.job_task import start_thread
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.jobs.asynchronous import is_stop_requested
-from prefect_bt.jobs.starting.start_queued import has_waiting_jobs, is_queued_here
 from prefect_bt.jobs.starting.launcher import prestart_launcher
+from prefect_bt.jobs.starting.start_queued import has_waiting_jobs, is_queued_here
 
 RECORD_POLL_INTERVAL: Final = 0.5
 QUEUE_POLL_INTERVAL: Final = 5.0

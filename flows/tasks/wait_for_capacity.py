@@ -22,8 +22,6 @@ from prefect.runtime import flow_run
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import remove_nodes
-from prefect_bt.capacity.records import KUBERNETES, QueuedJob
-from prefect_bt.capacity.waiting_jobs import add_waiting_job, remove_void_entries
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
@@ -38,6 +36,8 @@ from prefect_bt.jobs.starting.start_queued import (
     start_next_jobs,
 )
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.records import KUBERNETES, QueuedJob
+from prefect_bt.queue.waiting_jobs import add_waiting_job, remove_void_entries
 from prefect_bt.settings import Settings
 
 if TYPE_CHECKING:

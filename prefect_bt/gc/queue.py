@@ -8,8 +8,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from prefect_bt.capacity.keepers import Keeper
-from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import NotFoundError
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan
@@ -20,6 +18,8 @@ from prefect_bt.ledger.ended_documents import list_ended_ids
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_keys import INDEX_JOBS
 from prefect_bt.object_store.protocols import ObjectInfo
+from prefect_bt.queue.keepers import Keeper
+from prefect_bt.queue.waiting_jobs import remove_void_entries
 
 
 def scan_queue(state_dir: Path, stores: JobStores) -> Iterator[Orphan]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.errors import NotFoundError, ObjectNotFound, StoreError
 from prefect_bt.ledger.ended_documents import ended_document_key, parse_ended_document_key
 from prefect_bt.ledger.ledger import Ledger
@@ -21,6 +20,7 @@ from prefect_bt.ledger.records import JobRecord, NodePhase
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import INDEX_ENDED, INDEX_JOBS, job_index_key, job_prefix
 from prefect_bt.object_store.protocols import ObjectInfo, SupportsLinks
+from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 
 FORMAT: Final = 1
 """Increase it with every change of what a job's document contains (jobs/job_json.py)."""

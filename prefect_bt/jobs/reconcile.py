@@ -23,7 +23,6 @@ from prefect_bt.attempts.lifecycle import (
     remove_nodes,
     terminal_state,
 )
-from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import NotFoundError, PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import (
     JobLock,
@@ -46,6 +45,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.waiting_jobs import remove_void_entries
 from prefect_bt.settings import Settings
 
 _RECONCILE_INTERVAL: Final = 5.0

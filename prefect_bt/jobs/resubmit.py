@@ -9,8 +9,8 @@ from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.job_json import job_document
-from prefect_bt.jobs.starting.acceptance import start_job
 from prefect_bt.jobs.reconcile import reconcile_job
+from prefect_bt.jobs.starting.acceptance import start_job
 from prefect_bt.jobs.starting.launcher import default_deployment, open_launcher
 from prefect_bt.jobs.stop import describe_owning_machine
 from prefect_bt.ledger.creation import check_creates_once

@@ -25,8 +25,8 @@ from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.starting.acceptance import accept_here, note_failed_start, start_job
-from prefect_bt.jobs.starting.start_queued import list_cluster_notes, list_secret_notes
 from prefect_bt.jobs.starting.launcher import JobLauncher, open_launcher
+from prefect_bt.jobs.starting.start_queued import list_cluster_notes, list_secret_notes
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
@@ -126,7 +126,7 @@ def submit(
         project: Definition of the project and its job.
         source_dir: Folder to pack as the workspace.
         options: Options of the job; by default those of the settings.
-        launcher: Launcher that was opened earlier with `jobs.starting.launcher.open_launcher`, to save time.
+        launcher: Launcher that was opened earlier with `open_launcher`, to save time.
         on_created: Function to call with the job's record before the job starts.
 
     Returns:

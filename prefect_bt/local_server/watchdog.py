@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from prefect_bt.jobs.reconcile import RecoveryPoller
 from prefect_bt.jobs.starting.poller import POLL_INTERVAL as QUEUE_POLL_INTERVAL
 from prefect_bt.jobs.starting.poller import QueuePoller
-from prefect_bt.jobs.reconcile import RecoveryPoller
 from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings

@@ -1,6 +1,6 @@
 """The parent of a detached job's flow: it starts the flow, and starts it again after a crash.
 
-prefect_bt.jobs.starting.launcher runs `python -m prefect_bt.supervisor.process JOB_ID` with a socket as
+jobs.starting.launcher runs `python -m prefect_bt.supervisor.process JOB_ID` with a socket as
 standard input; the id is for lists of processes. The flow's process is started at once, to import
 Prefect while the job is being made. Then this process receives the job and the job's lock, and
 passes both on. Both processes hold the lock, so the nodes of a killed flow stay owned until the
@@ -26,7 +26,7 @@ TAIL_BYTES = 2000
 
 @dataclass(frozen=True)
 class JobHandoff:
-    """The message about the job (JSON, from jobs.starting.launcher), and the descriptor of its locked file."""
+    """The message of jobs.starting.launcher (JSON), and the descriptor of the locked file."""
 
     message: bytes
     lock: int

@@ -26,9 +26,9 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
-from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.jobs.reconcile import finalize_abandoned_job
 from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
+from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server
@@ -53,7 +53,7 @@ _EXCEPTION_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
 class SupervisedJob:
-    """The job of a handoff (prefect_bt.jobs.starting.launcher); `lock` is the descriptor of its locked file."""
+    """The job of a handoff (jobs.starting.launcher); `lock`: descriptor of its locked file."""
 
     def __init__(self, message: bytes, lock: int) -> None:
         handoff = json.loads(message)

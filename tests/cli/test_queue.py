@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.machines import list_limits, report_machine
-from prefect_bt.capacity.overview import ABOUT_TO_START, read_schedule
-from prefect_bt.capacity.queue_context import queue_context
-from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
-from prefect_bt.capacity.schedule import Schedule
-from prefect_bt.capacity.waiting_jobs import add_waiting_job, list_waiting_jobs, put_entry
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import SupportsLinks
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.machines import list_limits, report_machine
+from prefect_bt.queue.overview import ABOUT_TO_START, read_schedule
+from prefect_bt.queue.queue_context import queue_context
+from prefect_bt.queue.records import Demand, Lease, Limit, Machine, QueuedJob
+from prefect_bt.queue.schedule import Schedule
+from prefect_bt.queue.waiting_jobs import add_waiting_job, list_waiting_jobs, put_entry
 from tests.cli.conftest import Cli, Within
 from tests.jobs.records import new_record, small_project
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from prefect_bt.capacity.leases import Leases
+from prefect_bt.queue.leases import Leases
 
 from .conftest import Machine, end_processes, machine_environment, until
 from .test_worker import flow_run

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.capacity.leases import Leases
 from prefect_bt.jobs.starting.queued_runs import WaitReasons, create_job_run, queued_state
+from prefect_bt.queue.leases import Leases
 
 from .conftest import call, until
 from .queue_machine import HOLDS, WAITS, Make, QueueMachine, make_machine, queue_machine, working

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,11 @@ MODULES = (
     *("queue_jobs", "queue_machines", "queue_records", "queue_checks", "queue_kills"),
     *("queue_watch", "queue_pool"),
 )
-JOBS, GPUS, CAP, SEED, KILLS = 10, 2, 3, 7, 3
+GPUS, CAP = 2, 3
 LIMIT = 300.0
 """Seconds that no job takes."""
 PATIENCE = 60.0
-"""Seconds until all jobs are over on a machine that has nothing else to do."""
+"""Seconds until twelve jobs are over on a machine that has nothing else to do."""
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +39,36 @@ def modules() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("count", "kills", "seconds"),
+    [
+        pytest.param(12, 8, (3.0, 6.0), marks=pytest.mark.extended),
+        pytest.param(200, 40, (0.7, 3.0), marks=pytest.mark.soak),
+    ],
+)
 def test_a_pool_keeps_its_promises_under_kills(
-    modules: dict[str, ModuleType], served_machine: Machine, tmp_path: Path
+    modules: dict[str, ModuleType],
+    served_machine: Machine,
+    tmp_path: Path,
+    count: int,
+    kills: int,
+    seconds: tuple[float, float],
 ) -> None:
-    small = {"sizes": (1, 1, 2), "seconds": (3.0, 6.0), "margin": LIMIT}
-    jobs = modules["queue_jobs"].draw_jobs(JOBS, SEED, **small)
+    """Pushes, workers, flows, supervisors and whole jobs are killed; pushes and workers stop."""
+    seed = int(os.environ.get("SOAK_SEED", "7"))
+    print(f"seed {seed}")
+    jobs = modules["queue_jobs"].draw_jobs(
+        count, seed, sizes=(1, 1, 2), seconds=seconds, margin=LIMIT
+    )
     assert {job.spot for job in jobs} == {True, False}
     pool = modules["queue_machines"].make_pool(tmp_path / "pool", served_machine.api, gpus=GPUS)
+    patience = LENIENCE * PATIENCE * count / 12
     try:
-        chosen = {"cap": CAP, "seed": SEED, "kills": KILLS}
-        result = modules["queue_pool"].run_pool(pool, jobs, patience=LENIENCE * PATIENCE, **chosen)
+        chosen = {"cap": CAP, "seed": seed, "kills": kills}
+        result = modules["queue_pool"].run_pool(pool, jobs, patience=patience, **chosen)
     finally:
         pool.end()
+    print(f"a job that had room waited for {result.longest_wait:.1f} s at most")
     assert result.faults == [], result.kills
-    assert len(result.kills) == KILLS, result.kills
+    assert len(result.kills) == kills, result.kills
     assert len({run.host for run in result.runs}) == 2

@@ -21,12 +21,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import prefect_bt.capacity.keepers as keepers
-import prefect_bt.capacity.waiting_jobs as waiting_jobs
 import prefect_bt.jobs.starting.start_queued as start_queued
-from prefect_bt.capacity.keepers import Keeper, find_keeper, read_snapshot
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs, set_priority
+import prefect_bt.queue.keepers as keepers
+import prefect_bt.queue.waiting_jobs as waiting_jobs
 from prefect_bt.definitions import Compute
 from prefect_bt.errors import PrefectBtError, StateError
 from prefect_bt.gc.collector import scan_for_orphans
@@ -34,16 +31,16 @@ from prefect_bt.gc.findings import remove_all
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import store_ended_job
 from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.reconcile import recover_jobs
+from prefect_bt.jobs.resubmit import retry
 from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue
+from prefect_bt.jobs.starting.launcher import JobLauncher
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.start_queued import (
     admit_new_job,
     start_next_jobs,
     start_waiting_jobs,
 )
-from prefect_bt.jobs.reconcile import recover_jobs
-from prefect_bt.jobs.resubmit import retry
-from prefect_bt.jobs.starting.launcher import JobLauncher
 from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -51,6 +48,9 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import make_id
 from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.queue.keepers import Keeper, find_keeper, read_snapshot
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.waiting_jobs import list_waiting_jobs, set_priority
 from prefect_bt.settings import Settings
 from tests.jobs.records import small_project
 

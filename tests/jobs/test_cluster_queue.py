@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.definitions import Compute
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue
 from prefect_bt.jobs.starting.cluster_reader import RETRY_INTERVAL, find_cluster
-from prefect_bt.jobs.starting.start_queued import admit_new_job, list_cluster_notes, start_waiting_jobs
+from prefect_bt.jobs.starting.start_queued import (
+    admit_new_job,
+    list_cluster_notes,
+    start_waiting_jobs,
+)
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.object_store import open_store
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 from prefect_bt.settings import Settings
 from tests.jobs.records import new_record, small_project
 from tests.substrates.kubernetes.api_stub import ApiStub, answer, drop, settings_for

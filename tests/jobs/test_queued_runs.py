@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.capacity import machine_queue
-from prefect_bt.capacity.overview import change_limit
 from prefect_bt.definitions import load_training_project
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.starting import cancelled_runs, start_queued
@@ -20,6 +18,8 @@ from prefect_bt.jobs.starting.queued_runs import WaitReasons
 from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue import machine_queue
+from prefect_bt.queue.overview import change_limit
 
 CONFIG = """
 from truss_train import definitions as d

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.definitions import Compute
 from prefect_bt.host.job_lock import JobLock, is_owned
-from prefect_bt.jobs.starting.start_queued import admit_new_job
 from prefect_bt.jobs.resubmit import retry
+from prefect_bt.jobs.starting.start_queued import admit_new_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 from tests.jobs.records import new_record, small_project
 
 

@@ -20,13 +20,13 @@ from prefect.exceptions import PrefectException
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.retry_policy import parse_checkpoint_name
-from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
 from prefect_bt.jobs.job_json import event_document, job_document, store_ended_job
 from prefect_bt.ledger.records import JobEvent, Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.waiting_jobs import remove_void_entries
 from prefect_bt.text.control_characters import escape_controls
 
 EVENT_PREFIX: Final = "prefect-bt."

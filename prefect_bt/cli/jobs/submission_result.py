@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from prefect_bt.capacity.overview import queue_documents, read_schedule
 from prefect_bt.cli.jobs.render_plan import show_workspace
 from prefect_bt.cli.logs.follow import exit_code, follow_job
 from prefect_bt.cli.ui.terminal import OK, Terminal
@@ -14,6 +13,7 @@ from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server
+from prefect_bt.queue.overview import queue_documents, read_schedule
 from prefect_bt.settings import Settings
 
 

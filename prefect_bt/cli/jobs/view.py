@@ -77,8 +77,8 @@ def _read(
     terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None
 ) -> tuple[Document, Callable[[], None]]:
     """Return the document and a function that prints it. `limit`: None for all, 0 if not given."""
-    from prefect_bt.capacity.queue_context import queue_context
     from prefect_bt.cli.jobs import render
+    from prefect_bt.queue.queue_context import queue_context
 
     jobs = open_job_index(ledger, terminal)
     if which.job_id:

@@ -6,8 +6,8 @@ import time
 
 from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.jobs.starting.poller import POLL_INTERVAL, QueuePoller
 from prefect_bt.jobs.reconcile import RecoveryPoller
+from prefect_bt.jobs.starting.poller import POLL_INTERVAL, QueuePoller
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.settings import Settings
 

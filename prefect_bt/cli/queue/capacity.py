@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.capacity.overview import capacity_document, change_limit
 from prefect_bt.cli.ui.options import InjectedTerminal, Output, Remote
 from prefect_bt.cli.ui.tables import Column, Document, show_table
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import UsageError
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
+from prefect_bt.queue.overview import capacity_document, change_limit
 
 _GPUS: Final = [
     Column("GPU Type", "gpu_type"),

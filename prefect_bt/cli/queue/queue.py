@@ -9,7 +9,6 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Final
 
-from prefect_bt.capacity.overview import queue_documents, read_schedule
 from prefect_bt.cli.ui.options import InjectedTerminal, Output, Watch
 from prefect_bt.cli.ui.tables import Column, Document, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
@@ -17,6 +16,7 @@ from prefect_bt.errors import NotFoundError, StoreError
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.queue.overview import queue_documents, read_schedule
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_elapsed
 

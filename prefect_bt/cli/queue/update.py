@@ -6,10 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.capacity.overview import change_priority
 from prefect_bt.cli.ui.options import InjectedTerminal, Output, Remote
 from prefect_bt.errors import UsageError
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.queue.overview import change_priority
 
 
 def update(

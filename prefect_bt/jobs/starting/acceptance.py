@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from prefect_bt.capacity.keepers import has_run_since
-from prefect_bt.capacity.waiting_jobs import add_waiting_job
 from prefect_bt.errors import PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import store_ended_job
-from prefect_bt.jobs.starting.queued_runs import show_queued_job
-from prefect_bt.jobs.starting.start_queued import admit_new_job, build_queued_job, start_if_room_came
 from prefect_bt.jobs.starting.launcher import JobLauncher, default_deployment
+from prefect_bt.jobs.starting.queued_runs import show_queued_job
+from prefect_bt.jobs.starting.start_queued import (
+    admit_new_job,
+    build_queued_job,
+    start_if_room_came,
+)
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.keepers import has_run_since
+from prefect_bt.queue.waiting_jobs import add_waiting_job
 from prefect_bt.settings import Settings
 
 

@@ -11,11 +11,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.capacity.pod_placement import PodPlacement
-from prefect_bt.capacity.records import KUBERNETES, Demand, Machine, to_cpus
 from prefect_bt.errors import SubstrateError
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.records import Cause, Resources
+from prefect_bt.queue.pod_placement import PodPlacement
+from prefect_bt.queue.records import KUBERNETES, Demand, Machine, to_cpus
 from prefect_bt.settings import Settings, process_environment
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.pod_hosts import measure_pod, read_pod_hosts

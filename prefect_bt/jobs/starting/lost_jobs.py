@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.capacity.keepers import Keeper, find_keeper, read_snapshot
-from prefect_bt.capacity.waiting_jobs import remove_void_entries
 from prefect_bt.errors import NotFoundError
 from prefect_bt.jobs.starting.acceptance import put_back
 from prefect_bt.ledger.ended_documents import list_ended_ids
@@ -16,6 +14,8 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import INDEX_JOBS
 from prefect_bt.object_store.clock import StoreClock
+from prefect_bt.queue.keepers import Keeper, find_keeper, read_snapshot
+from prefect_bt.queue.waiting_jobs import remove_void_entries
 
 _BEGUN: Final = frozenset({Keeper.ENDED, Keeper.PROCESS, Keeper.RECOVERY, Keeper.MACHINE})
 

@@ -12,8 +12,6 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from prefect_bt.capacity.machines import REPORT_INTERVAL
-from prefect_bt.capacity.records import Machine
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.starting.cancelled_runs import CancelledRuns
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
@@ -26,6 +24,8 @@ from prefect_bt.jobs.starting.start_queued import (
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.queue.machines import REPORT_INTERVAL
+from prefect_bt.queue.records import Machine
 from prefect_bt.settings import Settings
 
 POLL_INTERVAL: Final = 1.0

@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from prefect_bt.capacity.overview import read_schedule
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.prefect_api.http_api import API_ERRORS, HttpApi, find_http_api
+from prefect_bt.queue.overview import read_schedule
 
 Document = dict[str, Any]
 QUEUED: Final = "AwaitingConcurrencySlot"

@@ -13,10 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.capacity.machine_queue import MachineQueue
-from prefect_bt.capacity.records import KUBERNETES, Demand, QueuedJob
-from prefect_bt.capacity.schedule import Schedule
-from prefect_bt.capacity.waiting_jobs import START_SECONDS, remove_waiting_job
 from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import PrefectBtError, ServerError, StateError
@@ -29,6 +25,10 @@ from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING
 from prefect_bt.planning.planner import list_job_secret_names
+from prefect_bt.queue.machine_queue import MachineQueue
+from prefect_bt.queue.records import KUBERNETES, Demand, QueuedJob
+from prefect_bt.queue.schedule import Schedule
+from prefect_bt.queue.waiting_jobs import START_SECONDS, remove_waiting_job
 from prefect_bt.settings import Settings, process_environment
 
 _DOCKER_SOCKET: Final = "/var/run/docker.sock"

@@ -13,8 +13,8 @@ from prefect_bt.flows.tasks.finish_job import finalize_job
 from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.host.job_lock import JobLock, is_owned, lock_path
 from prefect_bt.jobs.delete import claim_finished_job
-from prefect_bt.jobs.starting import acceptance
 from prefect_bt.jobs.reconcile import reconcile_job, recover_job, recover_jobs
+from prefect_bt.jobs.starting import acceptance
 from prefect_bt.jobs.stop import stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.ledger.ledger import Ledger

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.machines import list_limits, list_machines
-from prefect_bt.capacity.overview import Document, find_limit, queue_documents, read_schedule
-from prefect_bt.capacity.records import Limit
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobEvent, JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.machines import list_limits, list_machines
+from prefect_bt.queue.overview import Document, find_limit, queue_documents, read_schedule
+from prefect_bt.queue.records import Limit
 from prefect_bt.text.quantities import format_iso
 
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, unquote
 
-from prefect_bt.capacity.records import Demand, Lease, QueuedJob
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING, quote_name, waiting_job_prefix
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.queue.records import Demand, Lease, QueuedJob
 
 START_SECONDS: Final = 30.0
 """Seconds by the store's clock from one write of a starter to the next, before any other process

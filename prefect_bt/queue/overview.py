@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.machines import is_present, list_limits, list_machines, write_limit
-from prefect_bt.capacity.pod_placement import PodPlacement
-from prefect_bt.capacity.records import Lease, Limit, Machine, to_cpus
-from prefect_bt.capacity.schedule import Schedule, make_schedule
-from prefect_bt.capacity.waiting_jobs import (
-    list_waiting_jobs,
-    select_unclaimed,
-    set_priority,
-)
 from prefect_bt.errors import StateError, StoreError, UsageError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.machines import is_present, list_limits, list_machines, write_limit
+from prefect_bt.queue.pod_placement import PodPlacement
+from prefect_bt.queue.records import Lease, Limit, Machine, to_cpus
+from prefect_bt.queue.schedule import Schedule, make_schedule
+from prefect_bt.queue.waiting_jobs import (
+    list_waiting_jobs,
+    select_unclaimed,
+    set_priority,
+)
 from prefect_bt.substrates.protocol import CPUS, MEMORY
 from prefect_bt.text.quantities import format_iso
 

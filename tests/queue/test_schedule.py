@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
-from prefect_bt.capacity.schedule import Schedule, make_schedule
+from prefect_bt.queue.records import Demand, Lease, Limit, Machine, QueuedJob
+from prefect_bt.queue.schedule import Schedule, make_schedule
 
 GIB = 1024**3
 NOW = 1000.0

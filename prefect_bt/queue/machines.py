@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.capacity.records import Limit, Machine
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.host.cgroup import count_cpus, measure_memory
 from prefect_bt.host.gpu_reservation import list_gpus
@@ -23,6 +22,7 @@ from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.object_keys import QUEUE_LIMITS, QUEUE_MACHINES, quote_name
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.queue.records import Limit, Machine
 
 T = TypeVar("T")
 REPORT_INTERVAL: Final = 5.0

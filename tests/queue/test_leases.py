@@ -7,18 +7,18 @@ from threading import Barrier
 
 import pytest
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.records import Demand, Lease, QueuedJob
-from prefect_bt.capacity.waiting_jobs import (
-    add_waiting_job,
-    list_waiting_jobs,
-    set_priority,
-)
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
-from tests.capacity.queued_jobs import queue_job
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.records import Demand, Lease, QueuedJob
+from prefect_bt.queue.waiting_jobs import (
+    add_waiting_job,
+    list_waiting_jobs,
+    set_priority,
+)
+from tests.queue.queued_jobs import queue_job
 
 
 @pytest.fixture

@@ -13,23 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.machines import (
-    REPORT_INTERVAL,
-    is_present,
-    list_limits,
-    list_machines,
-    measure_machine,
-    report_machine,
-)
-from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
-from prefect_bt.capacity.schedule import Schedule, Start, make_schedule
-from prefect_bt.capacity.waiting_jobs import (
-    is_still_waiting,
-    list_waiting_jobs,
-    remove_waiting_job,
-    select_unclaimed,
-)
 from prefect_bt.errors import NotFoundError, StateError
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.job_lock import JobLock, has_lock_file, is_job_alive, is_owned, try_lock
@@ -37,6 +20,23 @@ from prefect_bt.host.lock_holders import describe_lock_holder
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store.clock import StoreClock
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.machines import (
+    REPORT_INTERVAL,
+    is_present,
+    list_limits,
+    list_machines,
+    measure_machine,
+    report_machine,
+)
+from prefect_bt.queue.records import Demand, Lease, Machine, QueuedJob
+from prefect_bt.queue.schedule import Schedule, Start, make_schedule
+from prefect_bt.queue.waiting_jobs import (
+    is_still_waiting,
+    list_waiting_jobs,
+    remove_waiting_job,
+    select_unclaimed,
+)
 
 IDLE_SECONDS: Final = 3.0
 """Seconds after which a process decides again although no lease and no waiting job has changed."""

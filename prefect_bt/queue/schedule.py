@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from prefect_bt.capacity.free_resources import Room, Timeline, lease_end, run_time
-from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
+from prefect_bt.queue.free_resources import Room, Timeline, lease_end, run_time
+from prefect_bt.queue.records import Demand, Lease, Limit, Machine, QueuedJob
 from prefect_bt.substrates.protocol import CPUS, MEMORY
 
 _BEHIND: Final = "the jobs ahead of it"

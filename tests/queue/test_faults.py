@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.capacity import machine_queue
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.machine_queue import TURN_SECONDS, MachineQueue
-from prefect_bt.capacity.machines import list_machines, report_machine
-from prefect_bt.capacity.overview import read_schedule
-from prefect_bt.capacity.records import Demand, Machine, QueuedJob
-from prefect_bt.capacity.waiting_jobs import START_SECONDS, list_waiting_jobs, put_entry
 from prefect_bt.errors import StoreError
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.object_store import open_store
-from tests.capacity.queued_jobs import queue_job
+from prefect_bt.queue import machine_queue
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.machine_queue import TURN_SECONDS, MachineQueue
+from prefect_bt.queue.machines import list_machines, report_machine
+from prefect_bt.queue.overview import read_schedule
+from prefect_bt.queue.records import Demand, Machine, QueuedJob
+from prefect_bt.queue.waiting_jobs import START_SECONDS, list_waiting_jobs, put_entry
 from tests.forked import Forked
+from tests.queue.queued_jobs import queue_job
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_job_that_cannot_be_read_is_named_once_and_holds_up_no_other(
 HOLDER = """
 import sys
 from pathlib import Path
-from prefect_bt.capacity.machine_queue import MachineQueue
+from prefect_bt.queue.machine_queue import MachineQueue
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
 queue = MachineQueue(Ledger(open_store(sys.argv[1])), Path(sys.argv[2]), cpus=2, memory=2**30)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from prefect_bt.capacity.records import Demand, Lease, QueuedJob
+from prefect_bt.queue.records import Demand, Lease, QueuedJob
 from prefect_bt.substrates.protocol import CPUS, MEMORY, PodHost
 
 

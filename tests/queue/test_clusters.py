@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.capacity.machine_queue import MachineQueue
-from prefect_bt.capacity.machines import list_machines
-from prefect_bt.capacity.overview import capacity_document, read_schedule
-from prefect_bt.capacity.pod_placement import PodPlacement
-from prefect_bt.capacity.records import Demand, Lease, Limit, Machine, QueuedJob
-from prefect_bt.capacity.schedule import Schedule, make_schedule
-from prefect_bt.capacity.waiting_jobs import list_waiting_jobs
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
+from prefect_bt.queue.machine_queue import MachineQueue
+from prefect_bt.queue.machines import list_machines
+from prefect_bt.queue.overview import capacity_document, read_schedule
+from prefect_bt.queue.pod_placement import PodPlacement
+from prefect_bt.queue.records import Demand, Lease, Limit, Machine, QueuedJob
+from prefect_bt.queue.schedule import Schedule, make_schedule
+from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 from prefect_bt.substrates.protocol import CPUS, MEMORY, PodHost
-from tests.capacity.queued_jobs import queue_job
+from tests.queue.queued_jobs import queue_job
 
 GIB = 1024**3
 NOW = 1000.0

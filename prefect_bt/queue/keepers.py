@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prefect_bt.capacity.leases import Leases
-from prefect_bt.capacity.records import Lease
-from prefect_bt.capacity.waiting_jobs import START_SECONDS, list_waiting_jobs
 from prefect_bt.host.job_lock import has_lock_file, is_job_alive, is_owned, is_this_host
 from prefect_bt.ledger.fencing_epochs import NO_HOST
 from prefect_bt.ledger.ledger import Ledger
@@ -22,6 +19,9 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.object_store.clock import StoreClock
+from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.records import Lease
+from prefect_bt.queue.waiting_jobs import START_SECONDS, list_waiting_jobs
 
 
 class Keeper(StrEnum):

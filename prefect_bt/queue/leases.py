@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from prefect_bt import codec
-from prefect_bt.capacity.records import Lease, QueuedJob
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.numbered_objects import NumberedObjects
 from prefect_bt.object_keys import QUEUE_LEASES, make_id
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.queue.records import Lease, QueuedJob
 
 
 class Leases:

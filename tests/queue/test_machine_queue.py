@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.capacity.machine_queue import MachineQueue
-from prefect_bt.capacity.machines import report_machine
-from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
-from prefect_bt.capacity.schedule import Schedule
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
-from tests.capacity.queued_jobs import queue_job
+from prefect_bt.queue.machine_queue import MachineQueue
+from prefect_bt.queue.machines import report_machine
+from prefect_bt.queue.records import Demand, Lease, Machine, QueuedJob
+from prefect_bt.queue.schedule import Schedule
 from tests.forked import Forked
+from tests.queue.queued_jobs import queue_job
 
 _OWNER = """
 import sys

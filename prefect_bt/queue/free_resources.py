@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from prefect_bt.capacity.pod_placement import PodPlacement
-from prefect_bt.capacity.records import Demand, Lease, Machine, QueuedJob
+from prefect_bt.queue.pod_placement import PodPlacement
+from prefect_bt.queue.records import Demand, Lease, Machine, QueuedJob
 from prefect_bt.substrates.protocol import CPUS, MEMORY
 
 MOST_RESERVATIONS: Final = 50

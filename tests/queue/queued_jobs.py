@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from prefect_bt.capacity.records import QueuedJob
-from prefect_bt.capacity.waiting_jobs import add_waiting_job
 from prefect_bt.ledger.job_objects import create_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_index_key
+from prefect_bt.queue.records import QueuedJob
+from prefect_bt.queue.waiting_jobs import add_waiting_job
 
 
 def write_waiting_job(ledger: Ledger, job: QueuedJob) -> QueuedJob:
