@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from prefect_bt.queue.waiting_jobs import (
     select_unclaimed,
 )
 
+_logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 3.0
 """Seconds after which a process decides again although no lease and no waiting job has changed."""
 LATE_SECONDS: Final = 2.0
@@ -73,15 +75,13 @@ class MachineQueue:
         self._ledger, self._store, self.state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
         self.clock = StoreClock(ledger.store)
-        self.obstacle = ""
-        """The process that did not end its turn; "" for none."""
+        self._obstacle = ""
+        """Sentence about the process that did not end its turn; "" for none."""
         self._unreadable = dict[str, int]()
         """Job -> event of its entry, for jobs whose records cannot be read."""
         self._problems, self._told = list[str](), set[str]()
         self._assigned = dict[str, float]()
         """Other machine -> since when it should have started a job."""
-        self._late, self._reports = dict[str, float](), dict[str, float]()
-        """Other machine -> its report after which it did not start a job; its last report."""
         self._idle: tuple[object, float] = None, 0.0
         """The leases and jobs of the last schedule that started nothing here, and its time."""
 
@@ -95,18 +95,19 @@ class MachineQueue:
         """Decide while no other process of this machine does, or after a short wait beside it.
 
         Leases keep two decisions apart; a turn only saves repetitions. So a process that was
-        stopped in its turn stops no other: `obstacle` names it then.
+        stopped in its turn stops no other: a warning names it.
         """
         ensure_private_folder(self.state_dir)
         path = self.state_dir / "queue.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            deadline, self.obstacle = time.monotonic() + TURN_SECONDS, ""
-            while not try_lock(descriptor):
-                if time.monotonic() >= deadline:
-                    self.obstacle = f"{describe_lock_holder(path)} has held {path} for long"
-                    break
+            deadline = time.monotonic() + TURN_SECONDS
+            while not (is_mine := try_lock(descriptor)) and time.monotonic() < deadline:
                 time.sleep(_TURN_POLL)
+            obstacle = "" if is_mine else f"{describe_lock_holder(path)} does not release {path}"
+            if obstacle and obstacle != self._obstacle:
+                _logger.warning("%s. Jobs are started all the same.", obstacle)
+            self._obstacle = obstacle
             yield
         finally:
             os.close(descriptor)
@@ -194,30 +195,28 @@ class MachineQueue:
             # A spot job ends for a job that waits, not for an entry that was left behind.
             if not all(self.check_waiting(wait.job) for wait in schedule.waits if wait.stops):
                 continue
-            if self._note_late_machines(schedule):
-                continue
             for lease in schedule.preempted:
                 self._ledger.controls.request_preemption(lease.job.id, by="the queue")
             # A flow that waits in its own process takes the job itself.
             starts = [start.job for start in self._starts_here(schedule)]
+            if not starts and (late := self._find_late_machines(schedule)):
+                schedule = self._make_schedule(waiting, without=late)
+                starts = [start.job for start in self._starts_here(schedule)]
             starts = [job for job in starts if not is_owned(self.state_dir, job.id)]
             if not starts:
                 self._idle = seen, time.monotonic()
             return starts
         return []
 
-    def _note_late_machines(self, schedule: Schedule) -> bool:
-        """Leave out the machines that do not take their jobs; return whether there are new ones.
+    def _find_late_machines(self, schedule: Schedule) -> set[str]:
+        """Return the machines that do not take their jobs, for which this one starts what it can.
 
         Such a machine counts as present until its absence shows, but its worker is stopped or dead.
         """
         now, own = time.monotonic(), {self.machine.host, *self._clusters}
         hosts = {start.host for start in schedule.starts} - own
         self._assigned = {host: self._assigned.get(host, now) for host in hosts}
-        late = {host for host, since in self._assigned.items() if now - since > LATE_SECONDS}
-        for host in late:
-            self._late[host] = self._reports.get(host, 0.0)
-        return bool(late)
+        return {host for host, since in self._assigned.items() if now - since > LATE_SECONDS}
 
     def check_waiting(self, job: QueuedJob) -> bool:
         """Return whether the job waits; remove an entry that was left behind.
@@ -267,7 +266,9 @@ class MachineQueue:
         starts = [one for one in schedule.starts if one.host == here or one.host in clusters]
         return [start for start in starts if start.job.host in {"", here}]
 
-    def _make_schedule(self, waiting: Sequence[QueuedJob]) -> Schedule:
+    def _make_schedule(
+        self, waiting: Sequence[QueuedJob], *, without: Collection[str] = ()
+    ) -> Schedule:
         now, own = self.clock.now(), [self.machine, *self._read_clusters(waiting)]
         known = {one.host: one for one in list_machines(self._store)}
         if self.machine.host not in known:  # others show what it offers
@@ -276,10 +277,8 @@ class MachineQueue:
             before = known.get(cluster.host)
             if before is None or now - before.seen_at >= REPORT_INTERVAL:
                 report_machine(self._store, cluster)
-        hosts = {one.host for one in own}
-        self._reports = {one.host: one.seen_at for one in known.values()}
+        hosts = {*without, *(one.host for one in own)}
         others = [x for x in known.values() if x.host not in hosts and is_present(x, now)]
-        others = [x for x in others if self._late.get(x.host) != x.seen_at]
         ordered = sorted(waiting, key=lambda job: job.rank)
         limits = list_limits(self._store)
         return make_schedule([*own, *others], self._leases.active, ordered, limits, now=now)

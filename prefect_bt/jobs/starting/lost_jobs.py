@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.errors import NotFoundError
+from prefect_bt.errors import NotFoundError, ServerError
 from prefect_bt.jobs.starting.acceptance import put_back
 from prefect_bt.ledger.ended_documents import list_ended_ids
 from prefect_bt.ledger.job_objects import DAMAGED
@@ -67,8 +67,12 @@ class LostJobs:
         for record, keeper in self.find():
             if keeper is not Keeper.NONE:
                 remove_void_entries(self._ledger, record.id)
-            elif put_back(self._ledger, record):
-                done.append(f"job {record.id}: put back into the queue")
+                continue
+            try:
+                if put_back(self._ledger, record):
+                    done.append(f"job {record.id}: put back into the queue")
+            except ServerError as error:  # Prefect has no run of a job for a deployment
+                done.append(f"job {record.id}: could not be put back: {error}")
         done += self.problems
         self.problems.clear()
         return done

@@ -2,7 +2,7 @@
 
 A job that ends here starts the next ones itself. The poller notices what happens elsewhere: jobs
 that other machines push, limits that their jobs no longer use, jobs that no process has any more.
-Prefect's server is asked in a thread: it may be slow, and no start depends on it.
+A thread does what no start depends on: Prefect's server, which it asks, may be slow.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 from prefect_bt.errors import PrefectBtError
@@ -44,10 +46,10 @@ class QueuePoller:
         self._ledger = open_ledger()
         check_creates_once(self._ledger.store, Settings().state_dir)
         self._queue = open_machine_queue(self._ledger)
-        self._lost = LostJobs(self._ledger, Settings().state_dir)
-        self._due_at = self._report_due_at = self._lost_due_at = 0.0
-        thread = threading.Thread(target=_follow_prefect, daemon=True, name="queue-in-prefect")
-        thread.start()
+        self._due_at = self._report_due_at = 0.0
+        self._news = SimpleQueue[str]()
+        follow = partial(_follow_others, LostJobs(open_ledger(), Settings().state_dir), self._news)
+        threading.Thread(target=follow, daemon=True, name="queue-in-prefect").start()
 
     @property
     def machine(self) -> Machine:
@@ -60,37 +62,33 @@ class QueuePoller:
         if now < self._due_at:
             return []
         self._due_at = now + POLL_INTERVAL  # also after an error
-        news = self._report(now)
-        if has_waiting_jobs(self._ledger):
-            started = start_waiting_jobs(self._ledger, queue=self._queue)
-            news += [f"job {job_id}: started" for job_id in started]
-            news += self._queue.pop_problems()
-            used = time.thread_time() - used
-            pause = min(max(POLL_INTERVAL, used / MAX_CPU_SHARE), LONGEST_INTERVAL)
-            self._due_at = time.monotonic() + pause
-        return news
-
-    def _report(self, now: float) -> list[str]:
-        """Tell the other machines of this one, and put back lost jobs, each when it is time."""
-        news = list[str]()
         if now >= self._report_due_at:
+            self._report_due_at = now + REPORT_INTERVAL
             self._queue.report()
             with self._queue.take_turn():
                 self._queue.release_ended()
-            self._report_due_at = now + REPORT_INTERVAL
-        if now >= self._lost_due_at:
-            self._lost_due_at = now + LOST_INTERVAL
-            news = self._lost.put_back()
-            for job in self._queue.list_head():
-                self._queue.check_waiting(job)
-        return news
+                for job in self._queue.list_head():
+                    self._queue.check_waiting(job)
+        news = [self._news.get() for _ in range(self._news.qsize())]
+        if has_waiting_jobs(self._ledger):
+            started = start_waiting_jobs(self._ledger, queue=self._queue)
+            news += [f"job {job_id}: started" for job_id in started]
+            used = time.thread_time() - used
+            pause = min(max(POLL_INTERVAL, used / MAX_CPU_SHARE), LONGEST_INTERVAL)
+            self._due_at = time.monotonic() + pause
+        return news + self._queue.pop_problems()
 
 
-def _follow_prefect() -> None:
-    """Take cancelled jobs out of the queue and keep Prefect's reasons up to date, for ever."""
+def _follow_others(lost: LostJobs, news: SimpleQueue[str]) -> None:
+    """Put back lost jobs, end cancelled ones and keep Prefect's reasons up to date, for ever."""
     ledger, cancelled, reasons = open_ledger(), CancelledRuns(), WaitReasons()
+    lost_due_at = 0.0
     while True:
         with suppress(PrefectBtError, OSError, *DAMAGED):
+            if time.monotonic() >= lost_due_at:
+                lost_due_at = time.monotonic() + LOST_INTERVAL
+                for sentence in lost.put_back():
+                    news.put(sentence)
             if has_waiting_jobs(ledger):
                 cancelled.poll(ledger)
                 reasons.poll(ledger)
