@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from figures import Goal, Row, alone, as_json, as_table, busy, paired
+from queue_bucket import serve_bucket
 from queue_ideal import VirtualPool, find_area_bound
 from queue_jobs import draw_jobs
 from queue_machines import make_pool, serve_prefect
@@ -34,8 +36,12 @@ def measure_pool(root: Path, given: argparse.Namespace) -> list[Row]:
     """Run the pool, print what does not hold, and return the figures."""
     jobs = draw_jobs(given.jobs, given.seed, seconds=(15 * given.scale, 60 * given.scale))
     kills = max(3, given.jobs // 10) if given.kills is None else given.kills
-    with serve_prefect(root) as api:
-        pool = make_pool(root / "pool", api, count=MACHINES, gpus=GPUS)
+    with ExitStack() as servers:
+        variables, store = servers.enter_context(serve_prefect(root)), ""
+        if given.bucket:
+            store, own, _ = servers.enter_context(serve_bucket(root))
+            variables = {**variables, **own}
+        pool = make_pool(root / "pool", variables, count=MACHINES, gpus=GPUS, store=store)
         try:
             chosen = {"cap": CAP, "seed": given.seed, "kills": kills}
             patience = 600 + 60 * given.jobs * max(0.2, given.scale)
@@ -111,6 +117,7 @@ def parse_arguments() -> argparse.Namespace:
     pool.add_argument("--seed", type=int, default=7)
     pool.add_argument("--scale", type=float, default=1.0, help="of the jobs' lengths")
     pool.add_argument("--kills", type=int, help="default: one for ten jobs, at least 3")
+    pool.add_argument("--bucket", action="store_true", help="store in a local S3 server")
     waiting = add("waiting", measure_waiting, 1000)
     waiting.add_argument("--seconds", type=float, default=30.0, help="to watch the worker")
     add("sweep", measure_sweep, 20)

@@ -16,10 +16,16 @@ from prefect.states import Completed, Crashed, Pending, Running, Scheduled
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.errors import ServerError
 from prefect_bt.host.processes import read_start_time
+from prefect_bt.jobs.starting.lost_jobs import LostJobs
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server import reschedule_runs
 from prefect_bt.local_server.discovery import write_server
 from prefect_bt.local_server.password import write_auth
+from prefect_bt.object_store import open_store
 from prefect_bt.prefect_api import client
+from prefect_bt.queue import keepers
+from tests.jobs.records import new_record
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration]
@@ -47,8 +53,15 @@ def deployment(prefect_api: str) -> str:
     return "train/unattended"
 
 
+def schedule(
+    name: str, *, job_id: str = "a", store: str = "b", key: str = ""
+) -> client.DeploymentRun:
+    key = key or uuid4().hex
+    return client.run_deployment(name, job_id=job_id, store=store, idempotency_key=key)
+
+
 def test_run_deployment(prefect_api, deployment):
-    run = client.run_deployment(deployment, job_id="abc1234", store="s3://bucket/x")
+    run = schedule(deployment, job_id="abc1234", store="s3://bucket/x")
     assert run.url.endswith(f"/runs/flow-run/{run.flow_run_id}")
     assert client.run_url(run.flow_run_id) == run.url
     with get_client(sync_client=True) as direct:
@@ -59,11 +72,35 @@ def test_run_deployment(prefect_api, deployment):
     assert client.cancel_run(run.flow_run_id)
 
 
+@pytest.mark.parametrize("died", ["before the run", "before it knew the run"])
+def test_a_push_that_died_before_it_had_a_run_is_completed_once(
+    prefect_api, deployment, tmp_path, monkeypatch, died
+):
+    """A job for a deployment waits in Prefect; without a run it would wait for ever."""
+    monkeypatch.setattr(keepers, "START_SECONDS", -1.0)
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    ledger = Ledger(open_store(str(tmp_path / "store")))
+    record = new_record(ledger)
+    ledger.create_job(record)
+    ledger.append_event(record.id, JobState.PENDING, after=-1, deployment=deployment)
+    made = None
+    if died == "before it knew the run":
+        key = f"prefect-bt:{record.id}:0"
+        made = schedule(deployment, job_id=record.id, store=ledger.store.url, key=key).flow_run_id
+    lost = LostJobs(ledger, tmp_path / "state")
+    assert lost.put_back() == [f"job {record.id}: put back into the queue"]
+    (run,) = ledger.runs.list(record.id)
+    assert made in {None, run.flow_run_id}
+    assert read_run(run.flow_run_id).parameters["job_id"] == record.id
+    assert lost.put_back() == []
+    assert not list(ledger.store.list("queue/waiting"))
+
+
 def test_an_unknown_deployment_names_those_that_exist(prefect_api, deployment):
     with pytest.raises(ServerError, match=r"is called 'train/nope'.*train/unattended"):
-        client.run_deployment("train/nope", job_id="a", store="b")
+        schedule("train/nope")
     with pytest.raises(ServerError, match="does not name a deployment"):
-        client.run_deployment("train", job_id="a", store="b")
+        schedule("train")
 
 
 def test_a_deployment_that_takes_no_job_is_a_clear_error(prefect_api):
@@ -76,7 +113,7 @@ def test_a_deployment_that_takes_no_job_is_a_clear_error(prefect_api):
             enforce_parameter_schema=True,
         )
     with pytest.raises(ServerError, match=r"409 Conflict.*'store'"):
-        client.run_deployment("other/strict", job_id="a", store="b")
+        schedule("other/strict")
 
 
 def test_cancel_run(prefect_api):
@@ -102,7 +139,7 @@ def read_run(run_id: str) -> FlowRun:
 
 
 def test_a_run_that_crashed_before_it_began_is_scheduled_again_a_few_times(prefect_api, deployment):
-    run_id = client.run_deployment(deployment, job_id="a", store="b").flow_run_id
+    run_id = schedule(deployment).flow_run_id
     for _ in range(client.MAX_CRASHES):
         set_state(run_id, Crashed())
         assert client.reschedule_run(run_id)
@@ -117,7 +154,7 @@ def test_a_run_of_a_dead_worker_is_retried(
     prefect_api, deployment, monkeypatch: pytest.MonkeyPatch
 ):
     """Of all runs of the pool, see this one alone: other tests use the server."""
-    run_id = client.run_deployment(deployment, job_id="a", store="b").flow_run_id
+    run_id = schedule(deployment).flow_run_id
     set_state(run_id, Pending())
     run = read_run(run_id)
     assert run.state is not None
@@ -184,7 +221,7 @@ def test_without_any_api_no_deployment_runs_and_runs_have_no_page(prefect_api):
     with temporary_settings(updates={PREFECT_API_URL: None}):
         assert client.run_url(str(uuid4())) == ""
         with pytest.raises(ServerError, match="prefect-bt up"):
-            client.run_deployment("train/train", job_id="a", store="b")
+            schedule("train/train")
 
 
 def test_an_api_that_does_not_answer_is_named(prefect_api):
@@ -193,7 +230,7 @@ def test_an_api_that_does_not_answer_is_named(prefect_api):
         for ask in (
             lambda: client.SecretBlocks().find("x"),
             lambda: client.cancel_run(str(uuid4())),
-            lambda: client.run_deployment("a/b", job_id="a", store="b"),
+            lambda: schedule("a/b"),
         ):
             with pytest.raises(ServerError, match=f"{nowhere} does not answer"):
                 ask()
