@@ -129,7 +129,7 @@ def _push(
         if pushing.wait() not in {0, -signal.SIGKILL}:
             return
         # The job of a push that was killed exists once its record is written.
-        for record in pool.ledger.list_jobs():
+        for record in pool.ledger.list_jobs() if pushing.returncode else ():
             known.setdefault(record.id, names[record.name])
         pushed = {job.name for job in known.values()}
         left = [job for job in left if job.name not in pushed]

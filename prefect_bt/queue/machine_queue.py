@@ -42,6 +42,8 @@ from prefect_bt.queue.waiting_jobs import (
 _logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 3.0
 """Seconds after which a process decides again although no lease and no waiting job has changed."""
+MAX_CPU_SHARE: Final = 0.01
+"""Most of a core for decisions that start nothing: those of a thousand jobs take longer."""
 LATE_SECONDS: Final = 2.0
 """Seconds that another machine may take to start a job, before this one does it if it can."""
 TURN_SECONDS: Final = 2.0
@@ -83,7 +85,8 @@ class MachineQueue:
         self._assigned = dict[str, float]()
         """Other machine -> since when it should have started a job."""
         self._idle: tuple[object, float] = None, 0.0
-        """The leases and jobs of the last schedule that started nothing here, and its time."""
+        """The leases and jobs of the last schedule that started nothing here, and until when it
+        holds."""
 
     def report(self) -> None:
         """Tell the other machines that this one takes jobs, and what it offers."""
@@ -189,8 +192,9 @@ class MachineQueue:
         """
         while waiting := [job for job in self._list_waiting() if job.id not in skipped]:
             seen = ([lease.number for lease in self._leases.active], waiting)
-            if self._idle[0] == seen and time.monotonic() < self._idle[1] + IDLE_SECONDS:
+            if self._idle[0] == seen and time.monotonic() < self._idle[1]:
                 return []
+            used = time.thread_time()
             schedule = self._make_schedule(waiting)
             # A spot job ends for a job that waits, not for an entry that was left behind.
             if not all(self.check_waiting(wait.job) for wait in schedule.waits if wait.stops):
@@ -204,7 +208,8 @@ class MachineQueue:
                 starts = [start.job for start in self._starts_here(schedule)]
             starts = [job for job in starts if not is_owned(self.state_dir, job.id)]
             if not starts:
-                self._idle = seen, time.monotonic()
+                pause = max(IDLE_SECONDS, (time.thread_time() - used) / MAX_CPU_SHARE)
+                self._idle = seen, time.monotonic() + pause
             return starts
         return []
 

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from prefect_bt.definitions import Compute
 from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.jobs.starting import cluster_reader
 from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue
 from prefect_bt.jobs.starting.cluster_reader import RETRY_INTERVAL, find_cluster
 from prefect_bt.jobs.starting.start_queued import (
@@ -124,3 +127,29 @@ def test_a_job_that_waits_stays_in_the_queue_while_the_api_server_is_away(site: 
     assert start_waiting_jobs(site.ledger) == []
     assert len(site.api.requests) == before, f"not asked again for {RETRY_INTERVAL:.0f} s"
     assert [one.id for one in list_waiting_jobs(site.ledger.store)] == [record.id]
+
+
+def test_a_silent_api_server_delays_a_local_job_by_seconds(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the request and does not answer; the client of a gang waits for 30 s."""
+    monkeypatch.setattr(cluster_reader, "TIMEOUT", 0.1)
+    serve(site.api, [node("a")], [pod("a", "15")])
+    waiting = site.record()
+    assert site.admit(waiting) == "8.1 CPUs: 0.9 of 15.9 are free"
+    site.locks.pop().release_and_remove()
+    find_cluster(Settings()).forget()
+    answered = Event()
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        answered.wait(60)
+        handler.close_connection = True
+
+    site.api.on("GET nodes", hang)
+    cluster_reader._open.cache_clear()  # with the short time limit
+    project = small_project("local")
+    local = new_record(site.ledger, project, substrate="local", resources=Resources())
+    assert site.admit(local) == ""
+    assert not answered.is_set()
+    assert local.id in site.leases
+    answered.set()

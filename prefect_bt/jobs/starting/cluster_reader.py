@@ -24,8 +24,8 @@ from prefect_bt.substrates.protocol import CPUS, MEMORY
 READ_INTERVAL: Final = 2.0
 """Seconds for which what was read is used again."""
 RETRY_DELAYS: Final = (0.5,)
-CONNECT_TIMEOUT: Final = 3.0
-"""Seconds: other processes of the machine wait for the decision."""
+TIMEOUT: Final = 2.0
+"""Seconds for a connection, and without a byte: jobs of other places wait for the decision."""
 RETRY_INTERVAL: Final = 30.0
 """Seconds to the next request of a cluster that did not answer: the queue waits meanwhile."""
 _CHOOSING: Final = frozenset(
@@ -40,7 +40,12 @@ class ClusterReader:
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings, self._client = (
             settings,
-            ClusterClient(settings, retry_delays=RETRY_DELAYS, connect_timeout=CONNECT_TIMEOUT),
+            ClusterClient(
+                settings,
+                retry_delays=RETRY_DELAYS,
+                connect_timeout=TIMEOUT,
+                read_timeout=TIMEOUT,
+            ),
         )
         self._machine: Machine | None = None
         self._due_at, self.problem = 0.0, ""

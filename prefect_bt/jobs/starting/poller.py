@@ -31,11 +31,13 @@ from prefect_bt.queue.records import Machine
 from prefect_bt.settings import Settings
 
 POLL_INTERVAL: Final = 1.0
+FOLLOW_INTERVAL: Final = 10.0
+"""Seconds between two looks whether Prefect or a lost job is to be asked for."""
 LOST_INTERVAL: Final = 20.0
-"""Seconds between two looks for jobs that no process has."""
+"""Seconds between two looks for jobs that no process has, and for records that are damaged."""
 MAX_CPU_SHARE: Final = 0.01
 """Most of a core that the poller uses: with a thousand waiting jobs it polls less often."""
-LONGEST_INTERVAL: Final = 3.0
+LONGEST_INTERVAL: Final = 4.0
 """Most seconds between two polls, whatever they use."""
 
 
@@ -46,7 +48,7 @@ class QueuePoller:
         self._ledger = open_ledger()
         check_creates_once(self._ledger.store, Settings().state_dir)
         self._queue = open_machine_queue(self._ledger)
-        self._due_at = self._report_due_at = 0.0
+        self._due_at = self._report_due_at = self._head_due_at = 0.0
         self._news = SimpleQueue[str]()
         follow = partial(_follow_others, LostJobs(open_ledger(), Settings().state_dir), self._news)
         threading.Thread(target=follow, daemon=True, name="queue-in-prefect").start()
@@ -67,8 +69,10 @@ class QueuePoller:
             self._queue.report()
             with self._queue.take_turn():
                 self._queue.release_ended()
-                for job in self._queue.list_head():
-                    self._queue.check_waiting(job)
+        if now >= self._head_due_at:
+            self._head_due_at = now + LOST_INTERVAL
+            for job in self._queue.list_head():
+                self._queue.check_waiting(job)
         news = [self._news.get() for _ in range(self._news.qsize())]
         if has_waiting_jobs(self._ledger):
             started = start_waiting_jobs(self._ledger, queue=self._queue)
@@ -92,4 +96,4 @@ def _follow_others(lost: LostJobs, news: SimpleQueue[str]) -> None:
             if has_waiting_jobs(ledger):
                 cancelled.poll(ledger)
                 reasons.poll(ledger)
-        time.sleep(POLL_INTERVAL)
+        time.sleep(FOLLOW_INTERVAL)

@@ -62,7 +62,7 @@ def store_error(error: StoreError, what: str) -> SubstrateError:
 class ClusterClient:
     """Client that connects at its first request. Safe to use from several threads."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (settings of a client)
         self,
         settings: ClusterSettings,
         *,
@@ -70,9 +70,11 @@ class ClusterClient:
         sleep: Callable[[float], None] = time.sleep,
         retry_delays: Sequence[float] = RETRY_DELAYS,
         connect_timeout: float = CONNECT_TIMEOUT,
+        read_timeout: float = READ_TIMEOUT,
     ) -> None:
         """`server`: required address of the API server; "" accepts that of the kubeconfig."""
-        self._retry_delays, self._connect_timeout = retry_delays, connect_timeout
+        self._retry_delays = retry_delays
+        self._connect_timeout, self._read_timeout = connect_timeout, read_timeout
         self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
         self._configuration: Any = None
@@ -136,7 +138,7 @@ class ClusterClient:
         for pause in (*self._retry_delays, None):
             unsent = False
             try:
-                with self._open(method, path, body, query, READ_TIMEOUT) as answer:
+                with self._open(method, path, body, query, self._read_timeout) as answer:
                     data, status = answer.read(), int(answer.status)
                     if status < HTTPStatus.BAD_REQUEST:
                         return _parse_object(action, data)
