@@ -171,6 +171,7 @@ class BucketStore:
     def _put(
         self, path: str, data: bytes, mode: Literal["create", "overwrite"] = "overwrite"
     ) -> None:
+        is_corrupt = False
         for _ in range(multipart.MAX_SEND_ATTEMPTS):
             try:
                 put = obstore.put(self._inner, path, data, use_multipart=False, mode=mode)
@@ -182,7 +183,10 @@ class BucketStore:
                 return
             if mode == "create":  # else the next try replaces it, or what another writer put there
                 obstore.delete(self._inner, path)
-        obstore.delete(self._inner, path)
+            else:
+                is_corrupt = True
+        if is_corrupt:  # an object that no try has reached is another writer's
+            obstore.delete(self._inner, path)
         raise multipart.CorruptUpload
 
     def _is_stored_intact(self, path: str, data: bytes, tag: str) -> bool:

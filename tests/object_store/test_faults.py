@@ -164,6 +164,16 @@ def test_bytes_changed_on_the_way_in_are_noticed(server, bucket, store, tmp_path
     assert holds(bucket, "x", data)
 
 
+@pytest.mark.parametrize("write", ["put", "create"])
+def test_an_object_that_no_write_reached_is_kept(server, bucket, store, write):
+    """The store refuses the changed bytes of each try: the object there is another writer's."""
+    store.put("x", b"theirs")
+    server.on(FlipUpload(strip=False), method="PUT", times=None)
+    with pytest.raises(StoreError, match="other bytes"):
+        getattr(store, write)("x", b"mine")
+    assert holds(bucket, "x", b"theirs")
+
+
 def test_a_wrong_checksum_in_an_answer(server, bucket, store, large):
     path, digest = large
     server.on(SetHeader("ETag", f'"{"0" * 32}"'), method="PUT", query="partNumber=3")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
@@ -22,6 +23,7 @@ MAX_HEAD_BYTES: Final = 320 * 1024
 """Bytes that a connection may send before a head is complete. They include the beginning of its
 body, up to the 256 KiB that are read at once."""
 MAX_CONNECTIONS: Final = 4096
+_SPARE_DESCRIPTORS: Final = 32
 _CHUNK: Final = 256 * 1024
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -46,12 +48,14 @@ class LimitedServer(web.Server):
     def add(self, newest: LimitedConnection) -> None:
         """Add a connection, and close one that no client with the key needs if there are many."""
         self.strangers[newest] = None
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > _most_connections():
             oldest = next(iter(self.strangers))
-            if oldest is newest:
-                oldest = next(iter(self.idle), newest)
+            if oldest is newest and self.idle:
+                oldest = next(iter(self.idle))
+                oldest.force_close()  # after the rest of its answer
+            else:
+                oldest.abort()
             self.forget(oldest)
-            oldest.force_close()
 
     def forget(self, connection: LimitedConnection) -> None:
         self.strangers.pop(connection, None)
@@ -82,7 +86,7 @@ class LimitedServer(web.Server):
 class LimitedConnection(web.RequestHandler):
     """A connection that counts the bytes of a head; `head_bytes` is None during a request."""
 
-    __slots__ = ("_server", "head_bytes", "is_trusted")
+    __slots__ = ("_server", "_transport", "head_bytes", "is_trusted")
 
     def __init__(self, server: LimitedServer) -> None:
         quiet = logging.getLogger("prefect_bt.serving.router.http")
@@ -106,11 +110,16 @@ class LimitedConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._server.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._server.forget(self)
+
+    def abort(self) -> None:
+        """Close at once: a client that reads nothing would keep the unsent rest of its answer."""
+        self._transport.abort()
 
     def trust(self) -> None:
         self.is_trusted = True
@@ -123,6 +132,12 @@ class LimitedConnection(web.RequestHandler):
                 self.force_close()
                 return
         super().data_received(data)
+
+
+def _most_connections() -> int:
+    """Return the most connections: a request that is forwarded has two."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(MAX_CONNECTIONS, (descriptors - _SPARE_DESCRIPTORS) // 2))
 
 
 def trust(request: web.BaseRequest) -> None:

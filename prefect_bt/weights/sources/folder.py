@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from prefect_bt.filesystem.confined import open_regular
 from prefect_bt.settings import Settings
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import Source, SourceRequest
@@ -28,9 +29,9 @@ class FolderSource(Source):
         self._allowed = tuple(map(os.path.realpath, Settings().weights_folders))
         self._check_allowed(self._folder)
 
-    def _check_allowed(self, path: Path) -> None:
+    def _check_allowed(self, path: Path, opened: Path | None = None) -> None:
         """Refuse a path that leads out of the folders that this machine allows, also by links."""
-        real = Path(os.path.realpath(path))
+        real = Path(os.path.realpath(opened or path))
         if self._allowed and not any(real.is_relative_to(folder) for folder in self._allowed):
             what = "" if path == self._folder else f"has {str(path)!r}, which "
             raise self._error(
@@ -65,9 +66,11 @@ class FolderSource(Source):
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         left = length if length >= 0 else sys.maxsize
-        self._check_allowed(self._folder / file.path)
+        path = self._folder / file.path
         try:
-            with (self._folder / file.path).open("rb") as reader:
+            with open(open_regular(str(path), follow=True), "rb") as reader:  # noqa: PTH123
+                # Not its name, which may have become a link since it was listed.
+                self._check_allowed(path, Path(f"/proc/self/fd/{reader.fileno()}"))
                 reader.seek(start)
                 while data := reader.read(min(1 << 20, left)):
                     yield data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -21,6 +22,7 @@ from prefect_bt.serving.router.request_body import BodyLimits, RequestBody
 from prefect_bt.serving.router.route import Route
 
 LONG = 300.0
+SOON = 10.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -103,6 +105,47 @@ def test_connections_without_the_key_shut_nobody_out(
         await answered(kept)
 
     serve(clients, answer=with_key)
+
+
+async def with_key_at_length(request: web.BaseRequest) -> web.Response:
+    """Answer requests without the key with more than the kernel keeps for a client."""
+    answer = await with_key(request)
+    return answer if answer.status == 200 else web.Response(status=401, body=bytes(1 << 25))
+
+
+def test_clients_that_read_no_answer_shut_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 3)
+
+    async def clients(open_one: Open) -> None:
+        for _ in range(6):
+            _, unread = await open_one()
+            unread.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+            unread.write(GET + b"\r\n")
+            await asyncio.sleep(0.05)  # its answer has begun
+        for _ in range(6):
+            reader, writer = await open_one()
+            writer.write(WITH_KEY)
+            await asyncio.wait_for(answered(reader), SOON)
+
+    serve(clients, answer=with_key_at_length)
+
+
+def test_the_limit_of_open_files_bounds_connections() -> None:
+    """Without descriptors left the server could accept nobody, whoever has the key."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def clients(open_one: Open) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        crowd = [await open_one() for _ in range(113)]
+        assert await asyncio.wait_for(ended(crowd[0][0]), SOON) == b""
+        reader, writer = await open_one()
+        writer.write(WITH_KEY)
+        await answered(reader)
+
+    try:
+        serve(clients, answer=with_key)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_connection_that_is_answered_stays_when_all_have_the_key(

@@ -13,6 +13,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.sources import folder
 from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.protocol import SourceRequest, open_source
 from tests.weights.conftest import mirror, requested, tree
 
 FILES = {"config.json": b"{}", "sub/model.bin": os.urandom(3_000_000), "empty": b""}
@@ -148,3 +149,26 @@ def test_a_machine_mirrors_from_the_folders_that_it_names(
     inside = shutil.copytree(source, allowed / "inside")
     link(inside / "link", inside / "config.json")
     assert mirror(plan(inside), tmp_path / "state")
+
+
+def test_a_file_that_becomes_a_link_while_it_is_opened_leads_nowhere(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner can exchange it at any time, and put it back before the next look."""
+    monkeypatch.setenv("PREFECT_BT_WEIGHTS_FOLDERS", str(tmp_path / "models"))
+    inside = shutil.copytree(source, tmp_path / "models" / "inside")
+    (tmp_path / "secret").write_bytes(b"??")
+    opened, realpath = open_source(SourceRequest(plan(inside))), os.path.realpath
+    file = next(file for file in opened.list_files().files if file.path == "config.json")
+
+    def exchange(path: str | Path) -> str:
+        real = realpath(path)
+        if not (inside / file.path).is_symlink():
+            (inside / file.path).unlink()
+            link(inside / file.path, tmp_path / "secret")
+        return real
+
+    monkeypatch.setattr(os.path, "realpath", exchange)
+    assert b"".join(opened.read(file, start=0, length=-1)) == FILES[file.path]
+    with pytest.raises(WeightsError, match="is not in a folder from which this machine"):
+        b"".join(opened.read(file, start=0, length=-1))
