@@ -56,20 +56,21 @@ LONGER = 20.0
 
 
 class CountingProxy:
-    """Hands every byte on, and counts the requests among them by method and path."""
+    """Hands every byte on, and counts the requests among them by method and path.
 
-    def __init__(self, port: int) -> None:
+    Each request waits for `delay` seconds, as one to a server far away does.
+    """
+
+    def __init__(self, port: int, delay: float = 0.0) -> None:
         self.counts: Counter[str] = Counter()
         counts = self.counts
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 with socket.create_connection(("127.0.0.1", port)) as server:
-                    back = threading.Thread(
-                        target=pump, args=(server, self.request, None), daemon=True
-                    )
+                    back = threading.Thread(target=pump, args=(server, self.request), daemon=True)
                     back.start()
-                    pump(self.request, server, counts)
+                    pump(self.request, server, counts, delay)
                     back.join(5)
 
         class Server(socketserver.ThreadingTCPServer):
@@ -84,12 +85,18 @@ class CountingProxy:
         self._server.server_close()
 
 
-def pump(source: socket.socket, target: socket.socket, counts: Counter[str] | None) -> None:
+def pump(
+    source: socket.socket,
+    target: socket.socket,
+    counts: Counter[str] | None = None,
+    delay: float = 0.0,
+) -> None:
     try:
         while data := source.recv(1 << 16):
-            if counts is not None:
-                for method, path in REQUEST.findall(data):
+            if counts is not None and (requests := REQUEST.findall(data)):
+                for method, path in requests:
                     counts[f"{method.decode()} {shape(path.decode())}"] += 1
+                time.sleep(delay)
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:

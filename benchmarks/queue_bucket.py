@@ -13,10 +13,15 @@ from servers import serving
 
 
 @contextmanager
-def serve_bucket(root: Path) -> Generator[tuple[str, dict[str, str], CountingProxy]]:
-    """Yield a store, the variables for its machines, and the proxy before its S3 server."""
+def serve_bucket(
+    root: Path, delay: float = 0.0
+) -> Generator[tuple[str, dict[str, str], CountingProxy]]:
+    """Yield a store, the variables for its machines, and the proxy before its S3 server.
+
+    `delay`: seconds by which each request of the machines takes longer.
+    """
     with serving("moto", root) as server:
-        proxy = CountingProxy(int(server.endpoint.rpartition(":")[2]))
+        proxy = CountingProxy(int(server.endpoint.rpartition(":")[2]), delay)
         own = {k: v for k, v in server.environment.items() if k.startswith("AWS_")}
         own["AWS_ALLOW_HTTP"] = "true"
         counted = {**own, "AWS_ENDPOINT_URL": proxy.url.removesuffix("/api")}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
 from queue_jobs import CAPPED, PoolJob
-from queue_machines import Pool
+from queue_machines import Pool, list_job_processes
 from queue_records import Run, find_peak
 
 from prefect_bt.ledger.ledger import Ledger
@@ -16,14 +17,23 @@ from prefect_bt.object_keys import INDEX_JOBS, QUEUE_WAITING
 from prefect_bt.queue.leases import Leases
 
 
-def find_faults(pool: Pool, runs: Sequence[Run], jobs: dict[str, PoolJob], cap: int) -> list[str]:
-    """Return a sentence for each promise that does not hold."""
+def find_faults(
+    pool: Pool,
+    runs: Sequence[Run],
+    jobs: Mapping[str, PoolJob],
+    killed: Mapping[str, Sequence[float]],
+    cap: int,
+) -> list[str]:
+    """Return a sentence for each promise that does not hold. `killed`: when all of a job was."""
     faults = [*_check_gpus(runs, pool.gpus), *_check_cap(runs, cap), *_check_store(pool)]
     faults += _check_garbage(pool)
     for job_id, job in jobs.items():
         mine = [run for run in runs if run.job_id == job_id]
         faults += [f"{job.name} ({job_id}): {fault}" for fault in _check_job(pool.ledger, job_id)]
-        faults += [f"{job.name} ({job_id}): {fault}" for fault in _check_runs(mine)]
+        deaths = len(killed.get(job_id, ()))
+        faults += [f"{job.name} ({job_id}): {fault}" for fault in _check_runs(mine, deaths)]
+        if left := list_job_processes(job_id):
+            faults.append(f"{job.name} ({job_id}): processes {left} are left")
     return faults
 
 
@@ -82,10 +92,18 @@ def _check_job(ledger: Ledger, job_id: str) -> Iterator[str]:
         yield f"it has {len(found)} Prefect runs"
 
 
-def _check_runs(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a fault if the command never ended by itself, or ran twice at once."""
+def _check_runs(runs: Sequence[Run], deaths: int) -> Iterator[str]:
+    """Yield a fault if the command never ended by itself, or ran twice.
+
+    `deaths`: how often all of the job was killed, perhaps after its end and before its record.
+    """
     if not any(run.whole for run in runs):
         yield "its command never came to its end"
+    if (whole := sum(run.whole for run in runs)) > 1 + deaths:
+        yield f"its command came to its end {whole} times"
+    for number, times in Counter(run.attempt for run in runs).items():
+        if times > 1:
+            yield f"attempt {number} started its command {times} times"
     ordered = sorted(runs, key=lambda run: run.start)
     for one, other in pairwise(ordered):
         if other.start < one.end:

@@ -6,6 +6,8 @@ another through the Python API, and prints a line `<name> <job id>` for each.
 A job's command writes one line at its start and one at its end into the file RECORDS:
 
     start|end|cut  <job id>  <attempt>  <GPUs>  <CUDA_VISIBLE_DEVICES>  <epoch seconds>
+
+The time is the true one, also on a machine whose clock is made wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SIZES = (1, 1, 1, 1, 2, 2, 4, 8)
 """Numbers of GPUs to choose from: small ones are more frequent."""
 COMMAND = """
 note() {{ echo "$1 $BT_TRAINING_JOB_ID $BT_RETRY_COUNT {gpus} ${{CUDA_VISIBLE_DEVICES:--}} \
-$(date +%s.%N)" >> "{records}"; }}
+$(LD_PRELOAD= date +%s.%N)" >> "{records}"; }}
 trap 'note cut; exit 143' TERM
 note start
 sleep {seconds:.3f} & wait $!

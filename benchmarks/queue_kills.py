@@ -110,9 +110,9 @@ class Killer(threading.Thread):
         what = "a push" if process else f"the worker of {machine.name}"
         stopped.send_signal(signal.SIGSTOP)
         self._over.wait(seconds)
-        stopped.send_signal(signal.SIGCONT)
         if process is None:
-            self._pool.disturbed_at = time.monotonic()
+            machine.disturbed_at = time.monotonic()
+        stopped.send_signal(signal.SIGCONT)
         return self._note(f"{what} stopped for {seconds:.0f} s")
 
     def _kill_worker(self) -> bool:
@@ -120,7 +120,6 @@ class Killer(threading.Thread):
         machine.kill_worker()
         time.sleep(WORKER_PAUSE)
         machine.start_worker()
-        self._pool.disturbed_at = time.monotonic()
         return self._note(f"the worker of {machine.name}")
 
     def _note(self, what: str) -> bool:

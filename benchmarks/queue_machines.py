@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.local_server.password import CLIENT_VARIABLE, read_auth
@@ -36,10 +37,20 @@ class PretendedMachine:
     state_dir: Path
     environment: dict[str, str]
     log: Path
+    skew: float = 0.0
+    """Seconds by which its clock is ahead."""
     worker: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    disturbed_at: float = 0.0
+    """When its worker was started or continued last, by the monotonic clock."""
+
+    @property
+    def host(self) -> str:
+        """Return the ID of its state folder."""
+        return host_id(self.state_dir).partition(":")[2]
 
     def start_worker(self) -> None:
         """Start the process that takes jobs of the queue."""
+        self.disturbed_at = time.monotonic()
         with self.log.open("ab") as log:
             self.worker = subprocess.Popen(
                 [*CLI, "worker"], env=self.environment, stdout=log, stderr=log
@@ -54,8 +65,11 @@ class PretendedMachine:
 
     @property
     def takes_jobs(self) -> bool:
-        """Return whether the worker runs: it is neither dead nor stopped."""
-        return self.worker is not None and psutil.Process(self.worker.pid).status() != "stopped"
+        """Return whether the worker runs: it was neither killed nor stopped."""
+        worker = self.worker  # another thread kills it
+        with suppress(psutil.NoSuchProcess):
+            return worker is not None and psutil.Process(worker.pid).status() != "stopped"
+        return False
 
     def run(self, *words: str) -> str:
         """Run a command of the product, and return what it prints."""
@@ -79,8 +93,6 @@ class Pool:
     """GPUs of each machine."""
     pushing: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
     """Number of a machine -> the process that pushes from it now."""
-    disturbed_at: float = 0.0
-    """When a worker was started again or continued last, by the monotonic clock."""
 
     @property
     def ledger(self) -> Ledger:
@@ -105,9 +117,18 @@ class Pool:
 
 
 def make_pool(
-    root: Path, api: Mapping[str, str], *, count: int = 2, gpus: int = 8, store: str = ""
+    root: Path,
+    api: Mapping[str, str],
+    *,
+    count: int = 2,
+    gpus: int = 8,
+    store: str = "",
+    skew: float = 0.0,
 ) -> Pool:
-    """Return machines that are not started yet. `api`: variables of the Prefect server."""
+    """Return machines that are not started yet. `api`: variables of the Prefect server.
+
+    `skew`: seconds by which the clock of the last machine is ahead.
+    """
     root.mkdir(parents=True, exist_ok=True)
     write_fake_smi(root / "bin", gpus)
     store = store or str(root / "store")
@@ -120,7 +141,17 @@ def make_pool(
         for name in (f"machine-{number}" for number in range(count))
         for folder in [root / name]
     ]
+    if skew:
+        machines[-1].skew = skew
+        machines[-1].environment.update(make_clock(root, skew))
     return Pool(root, store, machines, gpus)
+
+
+def make_clock(root: Path, skew: float) -> dict[str, str]:
+    """Return the variables of processes whose clock is ahead; the dates of files stay true."""
+    library, source = root / "clock.so", Path(__file__).with_name("queue_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return {"LD_PRELOAD": str(library), "CLOCK_SKEW": f"{skew:.0f}"}
 
 
 def make_environment(home: Path, store: str) -> dict[str, str]:

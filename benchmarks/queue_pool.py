@@ -38,12 +38,8 @@ class Result:
     runs: list[Run]
     faults: list[str]
     kills: list[str]
-    idle: float
-    """Seconds in which a job had been about to start for longer than PATIENCE."""
-    longest_wait: float
-    """Most seconds for which a job that had room was not started, while both workers ran."""
-    watched: float
-    """Seconds in which both workers ran."""
+    watch: IdleWatch
+    """For how long jobs that had room waited, and what is left out of that."""
     makespan: float
     arrivals: dict[str, float]
     """When each job was accepted, by its name."""
@@ -157,7 +153,8 @@ def _await_quiet(pool: Pool, jobs: dict[str, PoolJob]) -> None:
 def _make_result(
     pool: Pool, jobs: dict[str, PoolJob], killer: Killer, watch: IdleWatch, cap: int, pushing: float
 ) -> Result:
-    runs = read_runs(pool.ledger, pool.records, jobs, killer.killed)
+    skews = {machine.host: machine.skew for machine in pool.machines}
+    runs = read_runs(pool.ledger, pool.records, jobs, killer.killed, skews)
     events = {job_id: pool.ledger.list_events(job_id) for job_id in jobs}
     first = min(told[0].at for told in events.values())
     ends = [e.at for told in events.values() for e in told if e.state is JobState.COMPLETED]
@@ -165,11 +162,9 @@ def _make_result(
     return Result(
         jobs=jobs,
         runs=runs,
-        faults=find_faults(pool, runs, jobs, cap),
+        faults=find_faults(pool, runs, jobs, killer.killed, cap),
         kills=killer.done,
-        idle=watch.seconds,
-        longest_wait=watch.longest,
-        watched=watch.watched,
+        watch=watch,
         makespan=max(ends, default=first) - first,
         arrivals={jobs[job_id].name: told[0].at - first for job_id, told in events.items()},
         preempted=causes.count(Cause.PREEMPTED),

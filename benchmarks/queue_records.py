@@ -54,25 +54,37 @@ def read_runs(
     records: Path,
     jobs: Mapping[str, PoolJob],
     killed: Mapping[str, Sequence[float]],
+    skews: Mapping[str, float],
 ) -> list[Run]:
-    """Return every run of a command. `jobs`: by ID; `killed`: when all of a job was killed."""
+    """Return every run of a command.
+
+    `jobs`: by ID; `killed`: when all of a job was killed; `skews`: host -> seconds it is ahead.
+    """
     lines: dict[str, list[Line]] = defaultdict(list)
     for line in read_lines(records):
         lines[line.job_id].append(line)
     return [
         run
         for job_id, mine in sorted(lines.items())
-        for run in _iter_runs(ledger, jobs[job_id], mine, killed.get(job_id, ()))
+        for run in _iter_runs(ledger, jobs[job_id], mine, killed.get(job_id, ()), skews)
     ]
 
 
 def _iter_runs(
-    ledger: Ledger, job: PoolJob, lines: Sequence[Line], deaths: Sequence[float]
+    ledger: Ledger,
+    job: PoolJob,
+    lines: Sequence[Line],
+    deaths: Sequence[float],
+    skews: Mapping[str, float],
 ) -> Iterator[Run]:
     """Yield the runs of one job. `deaths`: when all of it was killed."""
     job_id = lines[0].job_id
     hosts = {one.attempt: one.host for one in ledger.list_attempts(job_id)}
-    ends = {one.attempt: one.ended_at for one in ledger.list_outcomes(job_id)}
+    ends = {
+        one.attempt: one.ended_at - skews.get(hosts[one.attempt].rpartition(":")[2], 0.0)
+        for one in ledger.list_outcomes(job_id)
+        if one.ended_at is not None
+    }
     for line in (one for one in lines if one.what == "start"):
         number, devices = line.attempt, frozenset(line.devices.split(","))
         found = [one for one in lines if one.attempt == number and one.what != "start"]
