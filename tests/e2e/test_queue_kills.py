@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
     *("queue_jobs", "queue_machines", "queue_records", "queue_checks", "queue_kills"),
-    *("queue_watch", "queue_pool"),
+    *("queue_watch", "queue_pool", "queue_bucket", "gangs", "figures", "servers"),
 )
 GPUS, CAP = 2, 3
 LIMIT = 300.0
@@ -40,10 +41,11 @@ def modules() -> Iterator[dict[str, ModuleType]]:
 
 
 @pytest.mark.parametrize(
-    ("count", "kills", "seconds"),
+    ("count", "kills", "seconds", "latency", "skew"),
     [
-        pytest.param(12, 6, (3.0, 6.0), marks=pytest.mark.extended),
-        pytest.param(200, 40, (0.7, 3.0), marks=pytest.mark.soak),
+        pytest.param(12, 6, (3.0, 6.0), 0.0, 0.0, id="few", marks=pytest.mark.extended),
+        pytest.param(200, 40, (0.7, 3.0), 0.0, 0.0, id="many", marks=pytest.mark.soak),
+        pytest.param(24, 8, (0.7, 3.0), 0.04, 600.0, id="far bucket", marks=pytest.mark.soak),
     ],
 )
 def test_a_pool_keeps_its_promises_under_kills(
@@ -53,22 +55,35 @@ def test_a_pool_keeps_its_promises_under_kills(
     count: int,
     kills: int,
     seconds: tuple[float, float],
+    latency: float,
+    skew: float,
 ) -> None:
-    """Pushes, workers, flows, supervisors and whole jobs are killed; pushes and workers stop."""
+    """Pushes, workers, flows, supervisors and whole jobs are killed; pushes and workers stop.
+
+    The store is a folder, or a bucket whose requests take `latency` seconds longer; the clock of a
+    machine is `skew` seconds ahead.
+    """
     seed = int(os.environ.get("SOAK_SEED", "7"))
     print(f"seed {seed}")
     jobs = modules["queue_jobs"].draw_jobs(
         count, seed, sizes=(1, 1, 2), seconds=seconds, margin=LIMIT
     )
     assert {job.spot for job in jobs} == {True, False}
-    pool = modules["queue_machines"].make_pool(tmp_path / "pool", served_machine.api, gpus=GPUS)
     patience = LENIENCE * PATIENCE * count / 12
-    try:
+    with ExitStack() as servers:
+        store, own = "", dict[str, str]()
+        if latency:
+            bucket = modules["queue_bucket"].serve_bucket(tmp_path, latency)
+            store, own, _ = servers.enter_context(bucket)
+        pool = modules["queue_machines"].make_pool(
+            tmp_path / "pool", {**served_machine.api, **own}, gpus=GPUS, store=store, skew=skew
+        )
+        servers.callback(pool.end)
         chosen = {"cap": CAP, "seed": seed, "kills": kills}
         result = modules["queue_pool"].run_pool(pool, jobs, patience=patience, **chosen)
-    finally:
-        pool.end()
-    print(f"a job that had room waited for {result.watch.longest:.1f} s at most")
+    watch = result.watch
+    print(f"a job that had room waited for {watch.longest:.1f} s at most in {watch.watched:.0f} s")
+    print(f"{watch.left_out:.0f} s without a worker where there was room are left out of that")
     assert result.faults == [], result.kills
     assert len(result.kills) >= kills / 2, result.kills  # short jobs end before the last ones
     assert len({run.host for run in result.runs}) == 2
