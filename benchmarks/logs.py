@@ -347,7 +347,8 @@ def sealed_job(store: Path, count: int) -> Path:
     project = ledger.projects.ensure("bench")
     job_id = ledger.reserve_job_id(project.id)
     record = JobRecord(job_id, "job-1", project.id, "bench", 1.0, {})
-    ledger.write_job(record)
+    ledger.create_job(record)
+    ledger.append_event(job_id, JobState.CREATED)
     ledger.begin_attempt(job_id)
     now = time.time_ns()
     for rank in range(2):

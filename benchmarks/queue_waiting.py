@@ -34,6 +34,7 @@ from queue_pool import push_all
 
 from prefect_bt.definitions import project_document
 from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.jobs.starting.acceptance import accept_here
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
@@ -163,7 +164,8 @@ def _write_job(ledger: Ledger, project_id: str, job: PoolJob) -> None:
         resources=Resources(cpus=1, memory=MEMORY, gpus=job.gpus, gpu_type=GPU_TYPE),
         max_run_time=job.run_time,
     )
-    ledger.write_job(record, state=JobState.PENDING)
+    ledger.create_job(record)
+    ledger.append_event(job_id, JobState.PENDING)
     put_entry(ledger.store, replace(_queue(record, job), event=0))
 
 
@@ -196,7 +198,8 @@ def hold_machine(ledger: Ledger, state_dir: Path) -> Iterator[None]:
     leases.read()
     lock.acquire(job_id)
     try:
-        ledger.write_job(record, host=host_id(state_dir))
+        ledger.create_job(record)
+        accept_here(ledger, record, host_id(state_dir))
         leases.create(_queue(record, full), host=host)
         yield
     finally:

@@ -29,7 +29,6 @@ from prefect_bt.ledger.parent_calls import claim_call
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
-from prefect_bt.queue.waiting_jobs import remove_void_entries
 
 OWNED_POLL_INTERVAL: Final = 5.0
 """Seconds between checks of a job that another run of the same parent runs."""
@@ -67,7 +66,6 @@ def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
         if state.terminal:
             site.ledger.controls.delete_stop_request(site.job_id)
         transition_job(site, JobState.CREATED, message="started by a Prefect flow run")
-        remove_void_entries(site.ledger, site.job_id)  # of a suspended run
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     if site.resumed or (state is JobState.CREATED and not is_first):
         report_recovery(site)

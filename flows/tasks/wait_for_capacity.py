@@ -37,15 +37,13 @@ from prefect_bt.jobs.starting.start_queued import (
 )
 from prefect_bt.ledger.states import JobState
 from prefect_bt.queue.records import KUBERNETES, QueuedJob
-from prefect_bt.queue.waiting_jobs import add_waiting_job, remove_void_entries
+from prefect_bt.queue.waiting_jobs import add_waiting_job
 from prefect_bt.settings import Settings
 
 if TYPE_CHECKING:
     from prefect_bt.flows.tasks.finish_job import JobRun
 
 POLL_INTERVAL: Final = 1.0
-_ADMITTED: Final = "this machine has room for it"
-_STOPPED: Final = "Stopped while it waited in the queue."
 
 
 def find_wait(site: JobContext) -> str:
@@ -75,20 +73,18 @@ def wait_in_queue(run: JobRun) -> bool:
     add_waiting_job(site.ledger, job)
     # In the place that a preempted job gave up.
     start_next_jobs(site.ledger, ended=site.job_id, settings=site.settings)
-    admitted = _poll(site, job)
-    state = JobState.CREATED if admitted else JobState.STOPPED
-    transition_job(site, state, message=_ADMITTED if admitted else _STOPPED)
-    remove_void_entries(site.ledger, job.id)
-    return admitted
+    return _poll(site, job)
 
 
 def _poll(site: JobContext, job: QueuedJob) -> bool:
-    """Return True when the job has a lease, False when a stop was requested."""
+    """Return True when the job has a lease, False when it was stopped."""
     with watch_for_stop(site) as stop_requested:
         while not stop_requested():
             if not admit_job(site.ledger, job, is_new=False, settings=site.settings):
+                transition_job(site, JobState.CREATED, message="this machine has room for it")
                 return True
             time.sleep(POLL_INTERVAL)
+    transition_job(site, JobState.STOPPED, message="Stopped while it waited in the queue.")
     return False
 
 

@@ -12,7 +12,7 @@ from prefect_bt.gc.job_folders import JobScanner
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.gc.processes import ProcessScanner, scan_routers
 from prefect_bt.gc.queue import scan_queue, scan_unwritten_jobs
-from prefect_bt.gc.store_objects import UploadScanner, scan_holds, scan_shared_downloads
+from prefect_bt.gc.store_objects import UploadScanner, scan_brief_objects, scan_holds
 from prefect_bt.gc.weights import WeightsScanner
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -50,7 +50,7 @@ def scan_for_orphans(
         ("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
         ("Uploads into the store", UploadScanner(stores, older_than).scan),
         ("Holds in the store", partial(scan_holds, stores)),
-        ("Shared downloads in the store", partial(scan_shared_downloads, stores, older_than)),
+        ("Brief objects in the store", partial(scan_brief_objects, stores, older_than)),
     ]
     found = run_scans(scans)
     return replace(found, notes=tuple(dict.fromkeys([*found.notes, *stores.notes])))

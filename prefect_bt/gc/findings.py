@@ -27,8 +27,11 @@ class OrphanKind(StrEnum):
     UPLOAD = "unfinished upload"
     HOLD = "checkpoint hold"
     SHARED_DOWNLOAD = "shared download"
-    QUEUE = "queued job"
+    LOST_JOB = "lost job"
+    """A job that no process and no queue has: its removal puts it back into the queue."""
+    QUEUE_ENTRY = "queue entry"
     UNWRITTEN_JOB = "unwritten job"
+    STORE_TEST = "store test"
 
 
 @dataclass(frozen=True)

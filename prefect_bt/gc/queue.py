@@ -16,7 +16,7 @@ from prefect_bt.jobs.starting.acceptance import put_back
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.ledger.ended_documents import list_ended_ids
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.object_keys import INDEX_JOBS
+from prefect_bt.object_keys import INDEX_JOBS, waiting_job_prefix
 from prefect_bt.object_store.protocols import ObjectInfo
 from prefect_bt.queue.keepers import Keeper
 from prefect_bt.queue.waiting_jobs import remove_void_entries
@@ -27,11 +27,11 @@ def scan_queue(state_dir: Path, stores: JobStores) -> Iterator[Orphan]:
     ledger = stores.default_ledger
     lost = LostJobs(ledger, state_dir)
     for record, keeper in lost.find():
-        mend = partial(remove_void_entries, ledger, record.id)
-        reason = f"it is in the queue, although {keeper}"
         if keeper is Keeper.NONE:
-            mend, reason = partial(put_back, ledger, record), f"{keeper}: it is put back"
-        yield Orphan(OrphanKind.QUEUE, record.id, reason, mend, job=record.id)
+            kind, remove = OrphanKind.LOST_JOB, partial(put_back, ledger, record)
+        else:
+            kind, remove = OrphanKind.QUEUE_ENTRY, partial(remove_void_entries, ledger, record.id)
+        yield Orphan(kind, waiting_job_prefix(record.id), str(keeper), remove, job=record.id)
     stores.notes.extend(lost.problems)
 
 

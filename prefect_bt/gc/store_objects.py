@@ -12,6 +12,7 @@ from typing import Final
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan
+from prefect_bt.object_keys import PROBES
 from prefect_bt.object_store.protocols import ObjectInfo
 from prefect_bt.weights.store_copy.copies import sharing_prefix
 
@@ -68,16 +69,14 @@ def scan_holds(stores: JobStores) -> Iterator[Orphan]:
         yield Orphan(OrphanKind.HOLD, key, why, remove, job=hold.holder, since=hold.at)
 
 
-def scan_shared_downloads(stores: JobStores, older_than: float) -> Iterator[Orphan]:
-    """Yield objects of downloads that hosts shared, `older_than` seconds after the last change."""
+def scan_brief_objects(stores: JobStores, older_than: float) -> Iterator[Orphan]:
+    """Yield objects of shared downloads and store tests unchanged for `older_than` seconds."""
     store = stores.default_ledger.store
-    for info in store.list(sharing_prefix("").rstrip("/")):
-        if time.time() - info.modified > older_than:
-            yield Orphan(
-                OrphanKind.SHARED_DOWNLOAD,
-                info.key,
-                "the download has ended",
-                partial(store.delete, info.key),
-                bytes=info.size,
-                since=info.modified,
-            )
+    for kind, prefix, reason in (
+        (OrphanKind.SHARED_DOWNLOAD, sharing_prefix("").rstrip("/"), "the download has ended"),
+        (OrphanKind.STORE_TEST, PROBES, "the process that tested the store has ended"),
+    ):
+        for info in store.list(prefix):
+            if time.time() - info.modified > older_than:
+                remove = partial(store.delete, info.key)
+                yield Orphan(kind, info.key, reason, remove, bytes=info.size, since=info.modified)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +24,7 @@ from prefect_bt.errors import StateError
 from prefect_bt.filesystem.confined import open_file
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.lock_holders import describe_lock_holder
+from prefect_bt.host.processes import read_command_line
 
 OWNER_FD_VARIABLE: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
@@ -277,6 +278,27 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def describe_lock_holder(path: Path) -> str:
+    """Return who holds the flock of a file: `process 12 (prefect-bt worker), which is stopped`.
+
+    The kernel knows the process that took the lock, not those that inherited it.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        inode = str(path.stat().st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, file, *_ = line.split()
+            if kind == "FLOCK" and file.rpartition(":")[2] == inode and int(pid) > 0:
+                return _describe_process(int(pid))
+    return "another process"
+
+
+def _describe_process(pid: int) -> str:
+    command = shlex.join(read_command_line(pid))[:80]
+    stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    named = f"process {pid} ({command})" if command else f"process {pid}"
+    return f"{named}, which is stopped (Ctrl-Z)" if stopped else named
 
 
 def open_locked(path: Path) -> int | None:

@@ -104,17 +104,6 @@ class Ledger:
         self.release_job_id(job_id)
         return True
 
-    def write_job(
-        self, record: JobRecord, *, state: JobState = JobState.CREATED, host: str = ""
-    ) -> None:
-        """Create the job in `state`; PENDING if a queue decides when it runs.
-
-        `host` holds the job from its first event on; "": any host may claim it.
-        """
-        self.create_job(record)
-        epoch = self.get_epochs(record.id).claim(host) if host else 0
-        self.append_event(record.id, state, message="accepted", epoch=epoch)
-
     def get_job(self, job_id: str) -> JobRecord:
         found = find_object(self.store, f"{self._job_prefix(job_id)}/job.json", JobRecord)
         if found is None:

@@ -165,10 +165,10 @@ def create_http_store(
 
 
 def describe_endpoint(url: str) -> str:
-    """Return the address of an S3 server that this machine uses for the bucket, if one is set."""
-    address = parse_bucket_url(url)
-    named = [os.environ.get(name, "") for name in _OBSTORE_ENDPOINTS]
-    return address.endpoint or next(filter(None, named), "") if address.is_s3_like else ""
+    """Return how this machine reaches the bucket: the S3 server, if one is set, and proxies."""
+    names = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
+    endpoint = parse_bucket_url(url).endpoint
+    return " ".join([endpoint, *(os.environ.get(n, "") for n in (*_OBSTORE_ENDPOINTS, *names))])
 
 
 def find_machine_access(address: BucketUrl) -> Access | None:

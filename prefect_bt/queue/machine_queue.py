@@ -16,8 +16,14 @@ from typing import Final
 
 from prefect_bt.errors import NotFoundError, StateError
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.host.job_lock import JobLock, has_lock_file, is_job_alive, is_owned, try_lock
-from prefect_bt.host.lock_holders import describe_lock_holder
+from prefect_bt.host.job_lock import (
+    JobLock,
+    describe_lock_holder,
+    has_lock_file,
+    is_job_alive,
+    is_owned,
+    try_lock,
+)
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store.clock import StoreClock
@@ -84,6 +90,8 @@ class MachineQueue:
         self._problems, self._told = list[str](), set[str]()
         self._assigned = dict[str, float]()
         """Other machine -> since when it should have started a job."""
+        self.has_waiting = False
+        """Whether the last `choose` found jobs that wait."""
         self._idle: tuple[object, float] = None, 0.0
         """The leases and jobs of the last schedule that started nothing here, and until when it
         holds."""
@@ -190,7 +198,9 @@ class MachineQueue:
 
         `skipped`: IDs of jobs that count as not waiting. Needs `release_ended`.
         """
+        self.has_waiting = False
         while waiting := [job for job in self._list_waiting() if job.id not in skipped]:
+            self.has_waiting = True
             seen = ([lease.number for lease in self._leases.active], waiting)
             if self._idle[0] == seen and time.monotonic() < self._idle[1]:
                 return []

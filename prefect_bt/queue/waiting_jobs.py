@@ -63,12 +63,6 @@ def remove_void_entries(ledger: Ledger, job_id: str) -> None:
     remove_waiting_job(ledger.store, job_id, through=ledger.find_last_event(job_id)[0] - 1)
 
 
-def is_waiting_job(store: Store, job_id: str, *, event: int) -> bool:
-    """Return whether the queue has an entry of this event of the job."""
-    entries = _iter_entries(store, waiting_job_prefix(job_id))
-    return any(job.event == event for _, job, _ in entries)
-
-
 def set_priority(ledger: Ledger, job_id: str, priority: int) -> QueuedJob:
     """Change the priority of a waiting job and return the job; NotFoundError if none waits."""
     entries = list(_iter_entries(ledger.store, waiting_job_prefix(job_id)))

@@ -10,6 +10,7 @@ from prefect_bt.object_keys import objects_prefix, tombstones_prefix
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.planning.plan import LoadedCheckpoint
 from tests.jobs.records import new_record
+from tests.written_jobs import write_job
 
 from . import folders
 from .folders import JOB, PROJECT, flush
@@ -65,7 +66,7 @@ def rest(store):
 def make_job(ledger: Ledger, *states: JobState) -> str:
     """A job in the ledger, for instance one that holds another's checkpoints; its id."""
     record = new_record(ledger, "holders")
-    ledger.write_job(record)
+    write_job(ledger, record)
     for state in states:
         ledger.append_event(record.id, state)
     return record.id

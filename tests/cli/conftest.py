@@ -24,6 +24,7 @@ from prefect_bt.object_store import open_store
 from tests.in_process import command
 from tests.jobs.records import new_record, small_project
 from tests.weights.hub_server import Hub, Repo, serving_hub
+from tests.written_jobs import write_job
 
 from .screens import Screen
 from .sources import LARGE, folder
@@ -143,7 +144,7 @@ class Shop:
         if workspace:
             key = f"{job_prefix(record.project_id, record.id)}/workspace.tar"
             self.ledger.store.put(key, workspace)
-        self.ledger.write_job(record)
+        write_job(self.ledger, record)
         for state in states:
             self.ledger.append_event(record.id, state)
         return record

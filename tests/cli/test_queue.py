@@ -23,6 +23,7 @@ from prefect_bt.queue.schedule import Schedule
 from prefect_bt.queue.waiting_jobs import add_waiting_job, list_waiting_jobs, put_entry
 from tests.cli.conftest import Cli, Within
 from tests.jobs.records import new_record, small_project
+from tests.written_jobs import write_job
 
 GIB = 1024**3
 EIGHT = Demand(8, "H100", 32, 256 * GIB)
@@ -58,7 +59,7 @@ class Queue:
         spec = AcceleratorSpec(accelerator=Accelerator.H100, count=8)
         project = small_project(compute=Compute(accelerator=spec), team=team or None)
         record = new_record(self.ledger, project, created_at=self.now)
-        self.ledger.write_job(record, state=state)
+        write_job(self.ledger, record, state=state)
         return record
 
     def wait(

@@ -18,6 +18,7 @@ from prefect_bt.object_store import open_store
 from tests.checkpoints.buckets import Bucket, use
 from tests.logs.test_job_reader import Node
 from tests.s3_server import shared_s3
+from tests.written_jobs import write_job
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +35,7 @@ def test_sealed_followed_explained_and_damaged(
     ledger = Ledger(open_store(Bucket(endpoint).url))
     project = ledger.projects.ensure("p")
     record = JobRecord(ledger.reserve_job_id(project.id), "job-1", project.id, "p", 1.0, {})
-    ledger.write_job(record)
+    write_job(ledger, record)
     ledger.begin_attempt(record.id)
     long = format_lines(1, (f"{number} {'é' * 500}" for number in range(10_000)))
     nodes = [Node(0, 0, bytearray(long)), Node(0, 1), Node(0, 2, bytearray(b"5 a\n6 cut"))]

@@ -21,6 +21,7 @@ from prefect_bt.settings import Settings
 from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.jobs.records import new_record
 from tests.node_agent.rig import make_plan, wait_until
+from tests.written_jobs import write_job
 
 DAY = 86400.0
 
@@ -40,7 +41,7 @@ class Site:
     def job(self, state: JobState, *, ledger: Ledger | None = None) -> str:
         ledger = ledger or self.ledger
         record = new_record(ledger, created_at=time.time(), substrate="local")
-        ledger.write_job(record)
+        write_job(ledger, record)
         path = {
             JobState.CREATED: (),
             JobState.RUNNING: (JobState.DEPLOYING, JobState.RUNNING),

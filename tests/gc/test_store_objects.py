@@ -4,6 +4,8 @@ import os
 import time
 from collections.abc import Iterator
 
+import pytest
+
 from prefect_bt.checkpoints.retention.holds import Hold
 from prefect_bt.codec import dumps
 from prefect_bt.gc.findings import OrphanKind
@@ -29,16 +31,23 @@ def test_holds_of_jobs_that_are_over(site: Site) -> None:
     assert len(list(site.ledger.store.list(prefix))) == 2
 
 
-def test_objects_of_a_shared_download_that_is_over(site: Site) -> None:
-    site.ledger.store.put("weights/sharing/k1-r1/0", b"{}")
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        (OrphanKind.SHARED_DOWNLOAD, "weights/sharing/k1-r1/0"),
+        (OrphanKind.STORE_TEST, "queue/probes/0123"),
+    ],
+)
+def test_objects_that_a_dead_process_left(site: Site, kind: OrphanKind, key: str) -> None:
+    site.ledger.store.put(key, b"{}")
     assert site.kinds() == []
-    mark = site.root / "store" / "weights" / "sharing" / "k1-r1" / "0"
+    path = site.root / "store" / key
     long_ago = time.time() - 30 * DAY
-    os.utime(mark, (long_ago, long_ago))
+    os.utime(path, (long_ago, long_ago))
     (found,) = site.look().orphans
-    assert (found.kind, found.location) == (OrphanKind.SHARED_DOWNLOAD, "weights/sharing/k1-r1/0")
+    assert (found.kind, found.location) == (kind, key)
     assert site.clear() == []
-    assert not mark.exists()
+    assert not path.exists()
 
 
 def test_what_was_being_written_into_a_folder_store(site: Site) -> None:

@@ -15,6 +15,7 @@ from prefect_bt.object_store import open_store
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 from tests.jobs.records import new_record, small_project
+from tests.written_jobs import write_job
 
 
 @pytest.mark.parametrize("end", [JobState.FAILED, JobState.STOPPED])
@@ -32,12 +33,12 @@ def test_a_retry_waits_for_the_job_that_has_the_memory(
         new_record(ledger, everything, substrate="local", resources=Resources(memory=4 << 30))
         for _ in range(2)
     )
-    ledger.write_job(ended, state=JobState.CREATED)
+    write_job(ledger, ended, state=JobState.CREATED)
     ledger.append_event(ended.id, end, message="over")
     lock = JobLock(state_dir)
     lock.acquire(running.id)
     assert admit_new_job(ledger, running) == ""
-    ledger.write_job(running, state=JobState.CREATED)
+    write_job(ledger, running, state=JobState.CREATED)
 
     assert retry(ended.id, store=store)["current_status"] == "TRAINING_JOB_PENDING"
     assert [job.id for job in list_waiting_jobs(ledger.store)] == [ended.id]

@@ -13,6 +13,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_index_key
 from prefect_bt.object_store import open_store
 from tests.jobs.records import new_record
+from tests.written_jobs import write_job
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def make_job(ledger: Ledger, project: str = "my / project") -> JobRecord:
     record = new_record(ledger, project)
-    ledger.write_job(record)
+    write_job(ledger, record)
     return record
 
 

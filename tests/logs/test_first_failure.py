@@ -17,6 +17,7 @@ from prefect_bt.logs.rank_reader import LAST_LINES as LINES
 from prefect_bt.logs.rank_reader import StoredLog, read_last_lines
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
+from tests.written_jobs import write_job
 
 
 class Job:
@@ -25,7 +26,7 @@ class Job:
         project = self.ledger.projects.ensure("p")
         job_id = self.ledger.reserve_job_id(project.id)
         self.record = JobRecord(job_id, "job-1", project.id, "p", 1.0, {})
-        self.ledger.write_job(self.record)
+        write_job(self.ledger, self.record)
 
     def fail(self, rank: int | None = 1, tail: tuple[str, ...] = ()) -> int:
         attempt = self.ledger.begin_attempt(self.record.id)

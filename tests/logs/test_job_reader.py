@@ -20,6 +20,7 @@ from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
+from tests.written_jobs import write_job
 
 
 @dataclass
@@ -64,7 +65,7 @@ class World:
         project = self.ledger.projects.ensure("p")
         job_id = self.ledger.reserve_job_id(project.id)
         self.record = JobRecord(job_id, "job-1", project.id, "p", 1.0, {})
-        self.ledger.write_job(self.record)
+        write_job(self.ledger, self.record)
         self.nodes: dict[tuple[int, int], Node] = {}
         self.unreachable = False
         self.meanwhile: Callable[[], object] = lambda: None

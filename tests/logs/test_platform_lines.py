@@ -29,6 +29,7 @@ from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.text.progress import Progress
+from tests.written_jobs import write_job
 
 SOURCE = "hf://owner/model"
 
@@ -56,7 +57,7 @@ def record(ledger: Ledger, job: TrainingJob) -> JobRecord:
     job_id = ledger.reserve_job_id(project.id)
     definition = project_document(TrainingProject(name="p", job=job))
     found = JobRecord(job_id, "job-1", project.id, "p", 1.0, definition)
-    ledger.write_job(found, state=JobState.PENDING)
+    write_job(ledger, found, state=JobState.PENDING)
     return found
 
 

@@ -9,6 +9,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_index_key
 from prefect_bt.queue.records import QueuedJob
 from prefect_bt.queue.waiting_jobs import add_waiting_job
+from tests.written_jobs import write_job
 
 
 def write_waiting_job(ledger: Ledger, job: QueuedJob) -> QueuedJob:
@@ -16,7 +17,7 @@ def write_waiting_job(ledger: Ledger, job: QueuedJob) -> QueuedJob:
     project = ledger.projects.ensure("p")
     create_object(ledger.store, job_index_key(job.id), {"project_id": project.id})
     record = JobRecord(job.id, job.id, project.id, "p", job.submitted_at, definition={})
-    ledger.write_job(record, state=JobState.PENDING)
+    write_job(ledger, record, state=JobState.PENDING)
     return replace(job, event=0)
 
 

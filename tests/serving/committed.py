@@ -16,6 +16,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
 from prefect_bt.serving.served_model import ModelSelection
 from tests.checkpoints import folders
+from tests.written_jobs import write_job
 
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
 TEMPLATE = {"chat_template.jinja": b"{% for m in messages %}{{ m.content }}{% endfor %}"}
@@ -64,7 +65,7 @@ class Shop:
             created_at=self.ledger.now(),
             definition=project_document(definition),
         )
-        self.ledger.write_job(record)
+        write_job(self.ledger, record)
         return record
 
     def commit(

@@ -27,6 +27,7 @@ from prefect_bt.supervisor.supervised_job import (
     RestartPolicy,
     SupervisedJob,
 )
+from tests.written_jobs import write_job
 
 
 def test_a_flow_that_is_killed_begins_at_once_so_often_in_a_row() -> None:
@@ -64,7 +65,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SupervisedJob:
     project = ledger.projects.ensure("p")
     job_id = ledger.reserve_job_id(project.id)
     definition = {"name": "p", "job": {"image": {"base_image": "any"}}}
-    ledger.write_job(JobRecord(job_id, "j", project.id, "p", 1.0, definition=definition))
+    write_job(ledger, JobRecord(job_id, "j", project.id, "p", 1.0, definition=definition))
     ledger.append_event(job_id, JobState.FAILED)
     claim = JobLock(tmp_path / "state")
     claim.acquire(job_id)

@@ -30,6 +30,7 @@ from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.training_cache.snapshot import read_snapshots, write_snapshot
 from prefect_bt.training_cache.usage import summarize_cache
+from tests.written_jobs import write_job
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_the_end_of_an_attempt_writes_one(ledger: Ledger, tmp_path: Path, enable
     definition = project_document(TrainingProject(name="p", job=job))
     job_id = ledger.reserve_job_id(project.id)
     record = JobRecord(job_id, "job-1", project.id, "p", 1.0, definition)
-    ledger.write_job(record)
+    write_job(ledger, record)
     ledger.begin_attempt(job_id)
     substrate: Any = NoNodes()
     site = JobContext(ledger, substrate, record, settings=Settings(state_dir=tmp_path / "state"))

@@ -54,8 +54,9 @@ def transition_job(
         occurred=datetime.fromtimestamp(happened.at, UTC),
         payload=event_document(happened),
     )
-    if state.terminal:
+    if state.terminal or state is JobState.CREATED:  # if it waited, it waits no more
         remove_void_entries(site.ledger, site.job_id)
+    if state.terminal:
         store_ended_job(site.ledger, site.job_id)
 
 

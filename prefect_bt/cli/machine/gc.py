@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
 from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.gc.collector import scan_for_orphans
-from prefect_bt.gc.findings import Findings, Orphan, remove_all
+from prefect_bt.gc.findings import Findings, Orphan, OrphanKind, remove_all
 from prefect_bt.settings import Settings
 from prefect_bt.text.durations import parse_age
 from prefect_bt.text.quantities import format_iso, format_size
+
+
+def _format_action(row: dict[str, Any]) -> str:
+    if row["kept"]:
+        return f"keep: {row['kept']}"
+    return "put back" if row["kind"] == OrphanKind.LOST_JOB else "delete"
+
 
 _COLUMNS: Final = [
     Column("Kind", "kind"),
@@ -20,7 +28,7 @@ _COLUMNS: Final = [
     Column("Size", "bytes", format_size, hide=2),
     Column("Since", "since", format_local_time, hide=1),
     Column("Why", "why", wrap=True),
-    Column("Action", "kept", lambda kept: f"keep: {kept}" if kept else "delete", wrap=True),
+    Column("Action", "", _format_action, wrap=True),
 ]
 
 
@@ -58,7 +66,8 @@ def gc(
         show_table(terminal, "Orphans", _COLUMNS, rows)
     if dry_run or not found.removable:
         return terminal.print_result(rows, lambda: terminal.echo(_summarize(found)))
-    terminal.confirm(f"Delete {format_count(len(found.removable), 'orphan')}?", yes=yes)
+    todo = _describe(found.removable)
+    terminal.confirm(f"{todo[:1].upper()}{todo[1:]}?", yes=yes)
     return _delete(terminal, found)
 
 
@@ -70,7 +79,9 @@ def _delete(terminal: Terminal, found: Findings) -> int:
         terminal.error(f"{one.kind} {one.location} cannot be deleted: {one.error}")
     deleted = [one for one in tried if not one.error]
     freed = format_size(sum(one.bytes for one in deleted))
-    done = f"Deleted {format_count(len(deleted), 'orphan')}, {freed}."
+    lost = sum(one.kind is OrphanKind.LOST_JOB for one in deleted)
+    done = f"Deleted {format_count(len(deleted) - lost, 'orphan')}, {freed}."
+    done += f" Put back {format_count(lost, 'job')}." if lost else ""
     kept = [one for one in found.orphans if one.kept_reason]
     document = [
         *({**_document(one), "removed": not one.error} for one in tried),
@@ -85,7 +96,15 @@ def _summarize(found: Findings) -> str:
         return "No orphans found."
     if not found.removable:
         return "There is nothing to delete."
-    return f"Would delete {format_count(len(found.removable), 'orphan')}. Nothing was deleted."
+    return f"Would {_describe(found.removable)}. Nothing was deleted."
+
+
+def _describe(orphans: Sequence[Orphan]) -> str:
+    """Return `delete 2 orphans and put back 1 job`."""
+    lost = sum(one.kind is OrphanKind.LOST_JOB for one in orphans)
+    count = len(orphans) - lost
+    deletion = [f"delete {format_count(count, 'orphan')}"] if count else []
+    return " and ".join([*deletion, *([f"put back {format_count(lost, 'job')}"] if lost else [])])
 
 
 def _document(one: Orphan) -> dict[str, Any]:

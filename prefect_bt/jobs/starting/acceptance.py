@@ -140,7 +140,7 @@ def enter_queue(  # noqa: PLR0913 (a job, and how its wait is recorded)
     ledger.get_epochs(record.id).release(epoch)
 
 
-def put_back(ledger: Ledger, record: JobRecord, settings: Settings | None = None) -> bool:
+def put_back(ledger: Ledger, record: JobRecord) -> bool:
     """Write a job that waits to the queue, or to Prefect for a deployment's worker. Idempotent.
 
     Return False if it waits no more. ServerError if Prefect does not answer.
@@ -155,4 +155,4 @@ def put_back(ledger: Ledger, record: JobRecord, settings: Settings | None = None
             return False
         _schedule_run(ledger, record.id, last.deployment, event=number)
         return True
-    return add_waiting_job(ledger, build_queued_job(ledger, record, settings))
+    return add_waiting_job(ledger, build_queued_job(ledger, record))

@@ -74,7 +74,7 @@ class QueuePoller:
             for job in self._queue.list_head():
                 self._queue.check_waiting(job)
         news = [self._news.get() for _ in range(self._news.qsize())]
-        if has_waiting_jobs(self._ledger):
+        if self._queue.has_waiting or has_waiting_jobs(self._ledger):  # one listing is enough
             started = start_waiting_jobs(self._ledger, queue=self._queue)
             news += [f"job {job_id}: started" for job_id in started]
             used = time.thread_time() - used

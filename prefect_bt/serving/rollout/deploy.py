@@ -19,6 +19,7 @@ from prefect_bt.errors import DefinitionError, SubstrateError
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.starting.launcher import JobLauncher, default_secret_sources
 from prefect_bt.jobs.submit import plan_submission, submit
+from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget, ServingRef
@@ -193,6 +194,7 @@ def _check_installed(serving: ServingJob) -> None:
 
 def _start(serving: ServingJob, options: DeployOptions, launcher: JobLauncher) -> DeployedRevision:
     ledger = open_ledger(options.store)
+    check_creates_once(ledger.store, Settings().state_dir)  # before the router and the revision
     deployments = DeploymentLedger(ledger)
     name = options.model_name
     address = _ensure_router(options)

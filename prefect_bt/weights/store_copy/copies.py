@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
+from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
 from prefect_bt.filesystem.rehash import ignore_progress
+from prefect_bt.ledger.creation import try_create
 from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsLinks
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
@@ -165,16 +166,9 @@ class StoreMirror:
 
     def _create_manifest(self, manifest: WeightsManifest) -> None:
         key, data = manifest_key(manifest.name), dump_manifest(manifest)
-        try:
-            self.store.create(key, data)
-        except ObjectExists:
-            # An invalid manifest is replaced, because no reader accepts it.
-            if self.find_manifest(manifest.name) is None:
-                self.store.put(key, data)
-        except StoreError:
-            # The object exists if only the response was lost.
-            if self.find_manifest(manifest.name) is None:
-                raise
+        # An invalid manifest is replaced, because no reader accepts it.
+        if not try_create(self.store, key, data) and self.find_manifest(manifest.name) is None:
+            self.store.put(key, data)
 
     # -- use and deletion ---------------------------------------------------------------------
 

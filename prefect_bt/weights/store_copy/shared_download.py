@@ -1,6 +1,6 @@
 """Division of one download among the hosts that need it, through small objects in the store.
 
-    weights/sharing/<name>/<batch>     empty while a host downloads the batch; then its digests
+    weights/sharing/<name>/<batch>     who downloads the batch; when it is stored, its digests
 
 A host downloads the batches that no other host has begun, and stores their blobs at once. It reads
 the other batches from the store. A host renews the objects of its batches; a batch whose object is
@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, cast
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.errors import ObjectNotFound, StoreError
 from prefect_bt.host.writeback import sync_file_system
+from prefect_bt.ledger.creation import new_nonce, try_create
 from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror, UploadStopped, sharing_prefix
@@ -72,6 +73,8 @@ class SharedDownload:
     on_note: Callable[[str], None]
     stored: set[str] = field(default_factory=set[str])
     """Digests of blobs that the store has."""
+    _mark: bytes = field(default_factory=lambda: new_nonce().encode())
+    """Contents of the objects of this host's batches, shorter than any digest."""
     _held: list[_Batch] = field(default_factory=list[_Batch])
     """Batches that this host downloads."""
     _incomplete: dict[str, _Batch] = field(default_factory=dict[str, _Batch])
@@ -146,13 +149,12 @@ class SharedDownload:
             for batch in sorted(waiting, key=lambda one: one.key in marks):
                 mark = marks.get(batch.key)
                 if mark is None:
-                    with suppress(ObjectExists):
-                        store.create(batch.key, b"")
+                    if try_create(store, batch.key, self._mark):
                         return self._hold(batch)
-                elif mark.size and self._find_stored(batch):
+                elif mark.size > len(self._mark) and self._find_stored(batch):
                     return batch
                 elif batch.is_expired(mark.modified):
-                    store.put(batch.key, b"")
+                    store.put(batch.key, self._mark)
                     return self._hold(batch)
             self.on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
@@ -184,7 +186,7 @@ class SharedDownload:
             for batch in list(self._held):
                 with self._renewal, suppress(StoreError):
                     if batch in self._held and not self._stop.is_set():
-                        self.mirror.store.put(batch.key, b"")
+                        self.mirror.store.put(batch.key, self._mark)
 
     def _upload(self, batch: _Batch) -> None:
         paths = {sha256: self.file_path(path) for path, sha256 in batch.digests.items()}

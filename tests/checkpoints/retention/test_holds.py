@@ -17,6 +17,7 @@ from tests.checkpoints import shelf
 from tests.checkpoints.folders import JOB, PROJECT
 from tests.checkpoints.shelf import commit, loaded, make_job, names
 from tests.jobs.records import new_record, small_project
+from tests.written_jobs import write_job
 
 RUNNING = (JobState.DEPLOYING, JobState.RUNNING)
 
@@ -91,11 +92,11 @@ def site(ledger, two, tmp_path) -> JobContext:
     """A job that asks for checkpoint-20 of the one with checkpoints."""
     record = JobRecord(JOB, "job", PROJECT, "p", ledger.now(), definition={})
     two.put(job_index_key(JOB), b'{"project_id": "%s"}' % PROJECT.encode())
-    ledger.write_job(record)
+    write_job(ledger, record)
     asks = BasetenCheckpoint.from_named_checkpoint(checkpoint_name="checkpoint-20", job_id=JOB)
     config = LoadCheckpointConfig(enabled=True, checkpoints=[asks])
     record = new_record(ledger, small_project("loads", load_checkpoint_config=config))
-    ledger.write_job(record)
+    write_job(ledger, record)
     ledger.append_event(record.id, JobState.DEPLOYING)
     settings = Settings(state_dir=tmp_path / "state", store=two.url)
     return open_job_context(ledger, record, settings=settings)

@@ -6,6 +6,7 @@ from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from tests.written_jobs import write_job
 
 DEFINITION = {"name": "p", "job": {"image": {"base_image": "any"}}}
 ELSEWHERE = "box-7:0123456789ab"
@@ -23,7 +24,7 @@ def job_of(
         ledger.create_job(record)
         ledger.append_event(job_id, states[0], deployment=deployment)
         return job_id
-    ledger.write_job(record, state=states[0], host=host)
+    write_job(ledger, record, state=states[0], host=host)
     for state in states[1:]:
         if state is JobState.DEPLOYING:
             ledger.begin_attempt(job_id, host=host, epoch=1)

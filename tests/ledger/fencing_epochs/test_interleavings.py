@@ -19,6 +19,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from tests.ledger.fencing_epochs.interleavings import Actor, Scene, World, explore, id_of
+from tests.written_jobs import write_job
 
 JOB, PROJECT = "job0001", "proj001"
 A, B = "a:id-a", "b:id-b"
@@ -65,7 +66,7 @@ def written(states: Sequence[JobState], host: str = "") -> World:
     ledger = SteppedLedger(writer)
     world.objects[f"index/jobs/{JOB}"] = b'{"project_id": "proj001"}'
     record = JobRecord(JOB, "job-1", PROJECT, "p", 1.0, definition={})
-    ledger.write_job(record, state=states[0], host=host)
+    write_job(ledger, record, state=states[0], host=host)
     for state in states[1:]:
         if state is JobState.DEPLOYING:
             ledger.begin_attempt(JOB, host=host)

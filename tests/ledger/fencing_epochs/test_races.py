@@ -22,6 +22,7 @@ from tests.forked import Forked
 from tests.ledger.fencing_epochs.machine import HELD, LOST
 from tests.object_store.faulty import FaultyServer, LoseAnswer
 from tests.s3_server import shared_s3
+from tests.written_jobs import write_job
 
 MACHINE = Path(__file__).with_name("machine.py")
 
@@ -35,7 +36,7 @@ class Race:
         project = self.ledger.projects.ensure("p")
         job_id = self.ledger.reserve_job_id(project.id)
         self.record = JobRecord(job_id, "job-1", project.id, "p", 1.0, definition={})
-        self.ledger.write_job(self.record, state=JobState.PENDING)
+        write_job(self.ledger, self.record, state=JobState.PENDING)
         self.committed: set[str] = set()
         (root / "shared").mkdir()
         for machine in ("a", "b"):

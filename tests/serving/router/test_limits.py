@@ -83,7 +83,7 @@ async def with_key(request: web.BaseRequest) -> web.Response:
     [b"", GET, GET + b"\r\n", GET + b"Authorization: Bearer wrong\r\n\r\n"],
     ids=["nothing", "part of a head", "no key", "a wrong key"],
 )
-def test_connections_without_the_key_shut_nobody_out(
+def test_connections_without_the_key_exclude_no_client(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 3)
@@ -114,7 +114,7 @@ async def with_key_at_length(request: web.BaseRequest) -> web.Response:
     return answer if answer.status == 200 else web.Response(status=401, body=bytes(1 << 25))
 
 
-def test_clients_that_read_no_answer_shut_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_read_no_answer_exclude_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 3)
 
     async def clients(open_one: Open) -> None:

@@ -166,5 +166,5 @@ class Waits(list[float]):
         self.append(seconds)
 
 
-def client_for(port: int, sleep: Callable[[float], None]) -> ClusterClient:
-    return ClusterClient(settings_for(port), sleep=sleep)
+def client_for(port: int, sleep: Callable[[float], None], **options: float) -> ClusterClient:
+    return ClusterClient(settings_for(port), sleep=sleep, **options)

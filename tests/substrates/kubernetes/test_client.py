@@ -10,7 +10,6 @@ import pytest
 
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.records import Cause
-from prefect_bt.substrates.kubernetes import client as client_module
 from prefect_bt.substrates.kubernetes.client import (
     MAX_RETRY_AFTER,
     RETRY_DELAYS,
@@ -128,13 +127,10 @@ def test_a_missing_object(api: ApiStub, client: ClusterClient) -> None:
             ask(PODS)
 
 
-def test_a_silent_server_is_given_up(
-    api: ApiStub, client: ClusterClient, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "READ_TIMEOUT", 0.1)
+def test_a_silent_server_is_given_up(api: ApiStub, waits: Waits) -> None:
     over = threading.Event()
     api.on("GET pods", lambda _: over.wait(10) and None)
-    error = refused(client)
+    error = refused(client_for(api.port, waits, read_timeout=0.1))
     over.set()
     assert (error.status, error.cause) == (0, Cause.LAUNCH_FAILED)
     assert f"http://127.0.0.1:{api.port} does not answer" in error.message

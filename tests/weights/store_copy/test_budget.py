@@ -32,6 +32,7 @@ from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
 from tests.weights.store_copy.publishing import Blobs, digest
+from tests.written_jobs import write_job
 
 DAY = 86_400.0
 
@@ -69,7 +70,7 @@ class StoreOfWeights:
         definition = project_document(TrainingProject(name="p", job=job))
         job_id = self.ledger.reserve_job_id(project.id)
         record = JobRecord(job_id, "j", project.id, "p", 1.0, definition)
-        self.ledger.write_job(record)
+        write_job(self.ledger, record)
         for state in states:
             self.ledger.append_event(job_id, state)
         if pin:

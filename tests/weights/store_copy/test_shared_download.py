@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import StoreError
+from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.store_copy import copies, shared_download
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
 from prefect_bt.weights.store_copy.shared_download import SharedDownload
+from tests.checkpoints.buckets import Bucket, use
+from tests.object_store.faulty import FaultyServer, LoseAnswer
+from tests.s3_server import shared_s3
 
 NAMES = [f"part-{number}" for number in range(6)]
 LISTED = [ListedFile(name, len(name)) for name in NAMES]
@@ -136,6 +140,21 @@ def test_the_part_of_a_living_host_is_waited_for(
         waiting.join()
     assert sorted(other.downloaded) == sorted(set(NAMES) - {file.path})
     assert other.content() == {name: name for name in NAMES}
+
+
+def test_a_part_whose_lost_answer_was_repeated_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host would otherwise wait until its own part has expired."""
+    with FaultyServer(shared_s3()) as server:
+        use(monkeypatch, server.url)
+        bucket = Bucket(server.upstream)
+        host = Host(tmp_path / "a", open_store(bucket.url))
+        lost = server.on(LoseAnswer(), method="PUT", path="/weights/sharing/k1-r1/0$")
+        host.run()
+        bucket.empty()
+    assert lost.hits == 1
+    assert (sorted(host.downloaded), host.notes) == (NAMES, [])
 
 
 def test_a_host_that_fails_gives_its_part_back(hosts: tuple[Host, Host]) -> None:

@@ -1,0 +1,41 @@
+"""What `deploy` writes, and in which order."""
+
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import StoreError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_store import open_store
+from prefect_bt.serving.rollout.deploy import DeployOptions, deploy
+from prefect_bt.serving.serving_job import ServerOptions
+from tests.checkpoints.buckets import Bucket, use
+from tests.object_store.faulty import Fault, FaultyServer, Request, StripRequest
+from tests.s3_server import shared_s3
+from tests.serving.committed import Shop, full, select
+
+
+def test_a_store_without_conditional_writes_gets_no_revision_and_no_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dir = tmp_path / "state"
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(state_dir))
+    with FaultyServer(shared_s3()) as server:
+        use(monkeypatch, server.url)
+        bucket = Bucket(server.upstream)
+        store = open_store(bucket.url)
+        shop = Shop(tmp_path / "checkpoints", Ledger(store))
+        job = shop.job()
+        shop.commit(job, {"checkpoint-1": full()})
+        choice, before = select(shop, job, "checkpoint-1"), [info.key for info in store.list("")]
+
+        def ignore_condition(request: Request) -> Fault:
+            return StripRequest("If-None-Match") if request.conditional else None
+
+        server.arrive = ignore_condition
+        options = DeployOptions("stories", ServerOptions(), substrate="local", store=bucket.url)
+        with pytest.raises(StoreError, match="ignores the header If-None-Match"):
+            deploy(choice, options)
+        assert [info.key for info in store.list("")] == before
+        assert not (state_dir / "deployments").exists()
+        bucket.empty()
