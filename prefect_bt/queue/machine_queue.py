@@ -102,8 +102,11 @@ class MachineQueue:
         report_machine(self._store, self.machine)
 
     @contextmanager
-    def take_turn(self) -> Generator[None]:
+    def take_turn(self, *, ended: str = "") -> Generator[bool]:
         """Decide while no other process of this machine does, or after a short wait beside it.
+
+        End the leases of this machine's jobs that have no process any more, and yield whether any
+        job had one. `ended`: ID of a job that is over although a process still holds its lock.
 
         Leases keep two decisions apart; a turn only saves repetitions. So a process that was
         stopped in its turn stops no other: a warning names it.
@@ -119,16 +122,11 @@ class MachineQueue:
             if obstacle and obstacle != self._obstacle:
                 _logger.warning("%s. Jobs are started all the same.", obstacle)
             self._obstacle = obstacle
-            yield
+            yield self._release_ended(ended)
         finally:
             os.close(descriptor)
 
-    def release_ended(self, *, ended: str = "") -> bool:
-        """End the leases of this machine's jobs that have no process any more.
-
-        `ended`: ID of a job that is over although a process still holds its lock. Return whether
-        any job had a lease here.
-        """
+    def _release_ended(self, ended: str) -> bool:
         mine = [lease for lease in self._leases.read() if lease.host == self.machine.host]
         for lease in mine:
             over = lease.job.id == ended
@@ -161,14 +159,13 @@ class MachineQueue:
         return replace(demand, gpu_type=max(own, key=lambda kind: own[kind]))
 
     def find_lease(self, job_id: str) -> Lease | None:
-        """Return the job's lease on this machine. Needs `release_ended`."""
+        """Return the job's lease on this machine, as of the beginning of the turn."""
         return self._leases.find(job_id, self.machine.host)
 
     def admit(self, job: QueuedJob, *, waits: bool = True) -> Lease | Schedule:
         """Begin a lease of the job if it may start here now, else return the schedule.
 
-        Needs `release_ended`. The caller owns the job. `waits`: False for a job that starts
-        whether there is room or not.
+        The caller owns the job. `waits`: False for a job that starts whether there is room or not.
         """
         while True:
             if waits:
@@ -196,7 +193,7 @@ class MachineQueue:
     def choose(self, skipped: Container[str]) -> list[QueuedJob]:
         """Return the waiting jobs that may start here now, and ask spot jobs for their places.
 
-        `skipped`: IDs of jobs that count as not waiting. Needs `release_ended`.
+        `skipped`: IDs of jobs that count as not waiting.
         """
         self.has_waiting = False
         while waiting := [job for job in self._list_waiting() if job.id not in skipped]:

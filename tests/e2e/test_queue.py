@@ -68,7 +68,7 @@ def check_shown(
     assert machine.run_in_prefect(job_id)["state"]["message"] == "Waits for an old reason"
 
     def refreshed() -> bool:
-        WaitReasons().poll(machine.ledger)
+        WaitReasons(machine.ledger).update()
         message = machine.run_in_prefect(job_id)["state"]["message"]
         return message == f"Waits for {waiting_for}"
 
@@ -78,7 +78,7 @@ def check_shown(
 
 def shown(machine: QueueMachine, job_id: str) -> bool:
     """Look at the queue as `worker` does; return whether Prefect has a run of the job."""
-    WaitReasons().poll(machine.ledger)
+    WaitReasons(machine.ledger).update()
     return bool(machine.ledger.runs.list(job_id))
 
 

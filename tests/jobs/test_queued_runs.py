@@ -68,8 +68,8 @@ def test_a_wrong_server(wrong: str, config: Path, monkeypatch: pytest.MonkeyPatc
     project = load_training_project(config)
     job = submit(project, source_dir=config.parent, options=SubmitOptions(substrate="local"))
     ledger = open_ledger()
-    for poller in (CancelledRuns(), WaitReasons()):
-        poller.poll(ledger)
+    CancelledRuns(ledger).stop_jobs()
+    WaitReasons(ledger).update()
     assert ledger.get_state(job["id"]) is JobState.PENDING
     assert ledger.runs.list(job["id"]) == []
 
@@ -125,6 +125,6 @@ def test_a_mass_cancellation_is_read_page_by_page(
     job = submit(project, source_dir=config.parent, options=SubmitOptions(substrate="local"))
     ledger.runs.bind("run-400", job["id"])
     monkeypatch.setattr(cancelled_runs, "find_http_api", Api)
-    CancelledRuns().poll(ledger)
+    CancelledRuns(ledger).stop_jobs()
     assert ledger.get_state(job["id"]) is JobState.STOPPED
     assert list(ledger.store.list("queue/waiting")) == []

@@ -186,7 +186,6 @@ def open_queue(ledger: Ledger, folder: Path, place: Machine | None) -> MachineQu
 def admit_all(queue: MachineQueue) -> list[str]:
     """Begin a lease of each job that may start; return their IDs."""
     with queue.take_turn():
-        queue.release_ended()
         return [job.id for job in queue.choose(()) if queue.begin_lease(job)]
 
 

@@ -133,7 +133,6 @@ def test_an_entry_that_was_left_behind_costs_no_spot_job_its_place(
     lock = JobLock(queue.state_dir)
     lock.acquire("spot")
     with queue.take_turn():
-        queue.release_ended()
         assert queue.begin_lease(spot)
         assert queue.choose(()) == []
     assert ledger.controls.find_preemption("spot") is None
@@ -154,12 +153,11 @@ def test_a_starter_has_its_job_for_a_time(ledger: Ledger, queue: MachineQueue, b
     lease = leases.create(waiting, host="another")
     assert lease
     with queue.take_turn():
-        queue.release_ended()
         assert queue.choose(()) == []
         if begun:
             ledger.append_event("first", JobState.CREATED)
         make_older(ledger, f"queue/leases/{lease.number:06d}.json", START_SECONDS + 5)
-        queue.release_ended()
+    with queue.take_turn():
         assert [one.id for one in queue.choose(())] == ([] if begun else ["first"])
     assert [one.id for one in list_waiting_jobs(ledger.store)] == ([] if begun else ["first"])
 
@@ -193,7 +191,6 @@ def test_what_has_the_name_of_a_lease_is_no_endless_loop(
         return
     place.write_text("{")
     with queue.take_turn():
-        queue.release_ended()
         lease = queue.admit(job("first"))
         assert queue.find_lease("first") == lease
         assert lease.number == 2  # pyright: ignore[reportAttributeAccessIssue]

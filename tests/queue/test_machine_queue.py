@@ -54,7 +54,6 @@ def queue(ledger: Ledger, tmp_path: Path) -> MachineQueue:
 
 def admit(queue: MachineQueue, one: QueuedJob, *, waits: bool = True) -> Lease | Schedule:
     with queue.take_turn():
-        queue.release_ended()
         return queue.admit(one, waits=waits)
 
 
@@ -87,7 +86,6 @@ def test_admitted_jobs_hold_resources(queue: MachineQueue, ledger: Ledger, tmp_p
     for number in range(4):
         queue_job(ledger, job(f"job{number}", cpus=1, at=float(number)))
     with owner(tmp_path / "state", "job0"), queue.take_turn():
-        queue.release_ended()
         (chosen,) = queue.choose(())
         assert chosen.id == "job1", "job0 is another process's"
         lease = queue.begin_lease(chosen)
@@ -106,7 +104,7 @@ def test_leases_of_other_machines_stay(queue: MachineQueue, ledger: Ledger, tmp_
     assert isinstance(admit(queue, job("here")), Lease)
     assert other.find_lease("there") is not None
     with other.take_turn():
-        other.release_ended()
+        pass
     assert other.find_lease("there") is None
 
 

@@ -17,7 +17,6 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.prefect_api.http_api import API_ERRORS, find_http_api
 
-POLL_INTERVAL: Final = 10.0
 _OVERLAP: Final = 60.0
 """Seconds for which the clocks of this machine and of the server may differ."""
 _PAGE: Final = 200
@@ -25,21 +24,19 @@ _PAGE: Final = 200
 
 
 class CancelledRuns:
-    """Ends waiting jobs whose runs were cancelled since the last poll."""
+    """Ends waiting jobs whose runs were cancelled since the last call."""
 
-    def __init__(self) -> None:
-        self._due_at, self._since = 0.0, time.time()
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._since = ledger, time.time()
         self._known = set[str]()
 
-    def poll(self, ledger: Ledger) -> None:
-        """Ask Prefect, if it is time; without an answer the next poll asks for the same runs."""
-        if time.monotonic() < self._due_at:
-            return
-        self._due_at, now = time.monotonic() + POLL_INTERVAL, time.time()
+    def stop_jobs(self) -> None:
+        """Ask Prefect; without an answer the next call asks for the same runs."""
+        now = time.time()
         with suppress(*API_ERRORS):
             for run_id in _list_cancelled_runs(self._since - _OVERLAP):
                 if run_id not in self._known:
-                    _stop_waiting_job(ledger, run_id)
+                    _stop_waiting_job(self._ledger, run_id)
                 self._known.add(run_id)
             self._since = now
 

@@ -2,7 +2,7 @@
 
 A job that ends here starts the next ones itself. The poller notices what happens elsewhere: jobs
 that other machines push, limits that their jobs no longer use, jobs that no process has any more.
-A thread does what no start depends on: Prefect's server, which it asks, may be slow.
+Threads do what no start depends on: Prefect's server, which they ask, may be slow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from functools import partial
+from itertools import count
 from queue import SimpleQueue
 from typing import Final
 
@@ -31,8 +31,10 @@ from prefect_bt.queue.records import Machine
 from prefect_bt.settings import Settings
 
 POLL_INTERVAL: Final = 1.0
-FOLLOW_INTERVAL: Final = 10.0
-"""Seconds between two looks whether Prefect or a lost job is to be asked for."""
+CANCELLED_INTERVAL: Final = 10.0
+"""Seconds between two looks for runs that were cancelled in Prefect."""
+_REASONS_EVERY: Final = 3
+"""Looks for cancelled runs, after which the reasons that Prefect shows are updated."""
 LOST_INTERVAL: Final = 20.0
 """Seconds between two looks for jobs that no process has, and for records that are damaged."""
 MAX_CPU_SHARE: Final = 0.01
@@ -50,8 +52,8 @@ class QueuePoller:
         self._queue = open_machine_queue(self._ledger)
         self._due_at = self._report_due_at = self._head_due_at = 0.0
         self._news = SimpleQueue[str]()
-        follow = partial(_follow_others, LostJobs(open_ledger(), Settings().state_dir), self._news)
-        threading.Thread(target=follow, daemon=True, name="queue-in-prefect").start()
+        for follow in (self._follow_lost_jobs, _follow_prefect):
+            threading.Thread(target=follow, daemon=True, name=follow.__name__).start()
 
     @property
     def machine(self) -> Machine:
@@ -64,17 +66,16 @@ class QueuePoller:
         if now < self._due_at:
             return []
         self._due_at = now + POLL_INTERVAL  # also after an error
-        if now >= self._report_due_at:
+        if reports := now >= self._report_due_at:
             self._report_due_at = now + REPORT_INTERVAL
             self._queue.report()
-            with self._queue.take_turn():
-                self._queue.release_ended()
         if now >= self._head_due_at:
             self._head_due_at = now + LOST_INTERVAL
             for job in self._queue.list_head():
                 self._queue.check_waiting(job)
         news = [self._news.get() for _ in range(self._news.qsize())]
-        if self._queue.has_waiting or has_waiting_jobs(self._ledger):  # one listing is enough
+        # A turn lists the jobs, too; without one, leases of dead processes would not end.
+        if reports or self._queue.has_waiting or has_waiting_jobs(self._ledger):
             started = start_waiting_jobs(self._ledger, queue=self._queue)
             news += [f"job {job_id}: started" for job_id in started]
             used = time.thread_time() - used
@@ -82,18 +83,24 @@ class QueuePoller:
             self._due_at = time.monotonic() + pause
         return news + self._queue.pop_problems()
 
-
-def _follow_others(lost: LostJobs, news: SimpleQueue[str]) -> None:
-    """Put back lost jobs, end cancelled ones and keep Prefect's reasons up to date, for ever."""
-    ledger, cancelled, reasons = open_ledger(), CancelledRuns(), WaitReasons()
-    lost_due_at = 0.0
-    while True:
-        with suppress(PrefectBtError, OSError, *DAMAGED):
-            if time.monotonic() >= lost_due_at:
-                lost_due_at = time.monotonic() + LOST_INTERVAL
+    def _follow_lost_jobs(self) -> None:
+        """Put back lost jobs, for ever."""
+        lost = LostJobs(open_ledger(), Settings().state_dir)
+        while True:
+            with suppress(PrefectBtError, OSError, *DAMAGED):
                 for sentence in lost.put_back():
-                    news.put(sentence)
+                    self._news.put(sentence)
+            time.sleep(LOST_INTERVAL)
+
+
+def _follow_prefect() -> None:
+    """End cancelled jobs and keep Prefect's reasons up to date, for ever."""
+    ledger = open_ledger()
+    cancelled, reasons = CancelledRuns(ledger), WaitReasons(ledger)
+    for look in count():
+        with suppress(PrefectBtError, OSError, *DAMAGED):
             if has_waiting_jobs(ledger):
-                cancelled.poll(ledger)
-                reasons.poll(ledger)
-        time.sleep(FOLLOW_INTERVAL)
+                cancelled.stop_jobs()
+                if look % _REASONS_EVERY == 0:
+                    reasons.update()
+        time.sleep(CANCELLED_INTERVAL)

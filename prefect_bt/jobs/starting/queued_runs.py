@@ -5,7 +5,6 @@ A queued job costs a few requests to Prefect and no import of Prefect.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -23,14 +22,10 @@ Document = dict[str, Any]
 QUEUED: Final = "AwaitingConcurrencySlot"
 RESUME_AFTER: Final = timedelta(days=1)
 """Time after which a worker looks at a suspended run, should no machine have started it."""
-REASON_INTERVAL: Final = 30.0
-"""Seconds between two looks at the reasons that Prefect shows."""
 SHOWN_REASONS: Final = 10
 """Jobs at the head of the queue whose reasons are kept up to date."""
 SHOW_TIMEOUT: Final = 30.0
 """Seconds to wait for a busy server to answer a push."""
-LONGEST_LOOK: Final = 3.0
-"""Seconds after which a look ends: a slow server must not keep jobs from starting."""
 _UNAVAILABLE: Final = (*API_ERRORS, PrefectBtError)
 
 
@@ -69,10 +64,8 @@ def create_job_run(
     )
 
 
-def show_queued_job(
-    ledger: Ledger, record: JobRecord, reason: str, *, timeout: float = SHOW_TIMEOUT
-) -> None:
-    """Show a job that waits as a run, if a lasting Prefect server answers in `timeout` seconds."""
+def show_queued_job(ledger: Ledger, record: JobRecord, reason: str) -> None:
+    """Show a job that waits as a run, if a lasting Prefect server answers in time."""
     with suppress(*_UNAVAILABLE):
         api, runs = find_http_api(), ledger.runs.list(record.id)
         if api is None:
@@ -81,7 +74,7 @@ def show_queued_job(
             state = queued_state(reason, deployed=True)
             _change_reason(api, ledger, record.id, runs[-1].flow_run_id, state, force=True)
             return
-        post = partial(api.post, timeout=timeout)
+        post = partial(api.post, timeout=SHOW_TIMEOUT)
         run_id = str(create_job_run(post, record, queued_state(reason), "train")["id"])
         ledger.runs.bind(run_id, record.id, url=api.run_url(run_id))
         if ledger.get_state(record.id) is JobState.STOPPED:  # `stop` did not see the run
@@ -91,43 +84,35 @@ def show_queued_job(
 class WaitReasons:
     """Keeps what Prefect shows for the head of the queue up to date."""
 
-    def __init__(self) -> None:
-        self._due_at = 0.0
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._runs: dict[str, str] = {}
         """Job -> its last run; "" for none."""
 
-    def poll(self, ledger: Ledger) -> None:
-        """Change the reasons in Prefect that are old, if it is time."""
-        now = time.monotonic()
-        if now < self._due_at:
-            return
-        self._due_at = now + REASON_INTERVAL
+    def update(self) -> None:
+        """Change the reasons in Prefect that are old, if it answers."""
         with suppress(*_UNAVAILABLE):
             if api := find_http_api():
-                self._look(api, ledger, until=now + LONGEST_LOOK)
+                self._update(api)
 
-    def _look(self, api: HttpApi, ledger: Ledger, *, until: float) -> None:
-        waits = {wait.job.id: wait.reason for wait in read_schedule(ledger).waits}
-        self._runs = {job: self._find_run(ledger, job) for job in list(waits)[:SHOWN_REASONS]}
+    def _update(self, api: HttpApi) -> None:
+        waits = {wait.job.id: wait.reason for wait in read_schedule(self._ledger).waits}
+        self._runs = {job: self._find_run(job) for job in list(waits)[:SHOWN_REASONS]}
         for job in (job for job, run in self._runs.items() if not run):
             # The push found no server, or none that answered.
-            show_queued_job(ledger, ledger.get_job(job), waits[job], timeout=LONGEST_LOOK)
-            if time.monotonic() > until:
-                return
+            show_queued_job(self._ledger, self._ledger.get_job(job), waits[job])
         jobs = {run: job for job, run in self._runs.items() if run}
         for run in _list_runs(api, list(jobs)):
             job_id = jobs[run["id"]]
             state = queued_state(waits[job_id])
             # A worker would start the run of a deployment.
             if run["deployment_id"] is None and run["state"]["message"] != state["message"]:
-                _change_reason(api, ledger, job_id, run["id"], state)
-            if time.monotonic() > until:
-                return
+                _change_reason(api, self._ledger, job_id, run["id"], state)
 
-    def _find_run(self, ledger: Ledger, job_id: str) -> str:
+    def _find_run(self, job_id: str) -> str:
         if known := self._runs.get(job_id):
             return known
-        runs = ledger.runs.list(job_id)
+        runs = self._ledger.runs.list(job_id)
         return runs[-1].flow_run_id if runs else ""
 
 

@@ -109,7 +109,6 @@ def admit_job(
     """
     queue = open_machine_queue(ledger, settings)
     with queue.take_turn():
-        queue.release_ended()
         if queue.find_lease(job.id):
             return ""
         if job.substrate == KUBERNETES:
@@ -146,7 +145,6 @@ def start_waiting_jobs(ledger: Ledger, *, queue: MachineQueue | None = None) -> 
     """Start the waiting jobs for which this machine has room; return their IDs."""
     queue = queue or open_machine_queue(ledger)
     with queue.take_turn():
-        queue.release_ended()
         return _start_chosen(ledger, queue)
 
 
@@ -160,8 +158,8 @@ def start_next_jobs(ledger: Ledger, *, ended: str = "", settings: Settings | Non
     with suppress(PrefectBtError, OSError):
         find_cluster(settings or Settings()).forget()  # the job's pods are gone
         queue = open_machine_queue(ledger, settings)
-        with queue.take_turn():
-            if queue.release_ended(ended=ended):
+        with queue.take_turn(ended=ended) as runs_jobs:
+            if runs_jobs:
                 _start_chosen(ledger, queue)
 
 
