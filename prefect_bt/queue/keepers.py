@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from prefect_bt.host.job_lock import has_lock_file, is_job_alive, is_owned, is_this_host
@@ -19,6 +20,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.object_store.clock import StoreClock
+from prefect_bt.object_store.protocols import Store
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.records import Lease
 from prefect_bt.queue.waiting_jobs import START_SECONDS, list_waiting_jobs
@@ -40,14 +42,22 @@ class QueueSnapshot:
     """What the queue of a store has at one time. `entries`: job -> event of its entry."""
 
     entries: Mapping[str, int]
-    leases: Sequence[Lease]
     clock: StoreClock
+    store: Store
+
+    @cached_property
+    def leases(self) -> Sequence[Lease]:
+        """Return the leases, read after the entries: a starter has one before it removes those."""
+        return Leases(self.store).read()
 
 
-def read_snapshot(ledger: Ledger, clock: StoreClock | None = None) -> QueueSnapshot:
-    """Read the queue: the entries first, because a starter has its lease before it removes one."""
-    entries = {job.id: job.event for job in list_waiting_jobs(ledger.store)}
-    return QueueSnapshot(entries, Leases(ledger.store).read(), clock or StoreClock(ledger.store))
+def read_snapshot(
+    ledger: Ledger, clock: StoreClock | None = None, *, job_id: str = ""
+) -> QueueSnapshot:
+    """Read the entries of the queue. `job_id`: of one job alone."""
+    store = ledger.store
+    entries = {job.id: job.event for job in list_waiting_jobs(store, job_id)}
+    return QueueSnapshot(entries, clock or StoreClock(store), store)
 
 
 def find_keeper(
@@ -69,7 +79,8 @@ def find_keeper(
         return Keeper.QUEUE
     if last and last.deployment and has_run_since(ledger, record, number):
         return Keeper.DEPLOYMENT
-    age = queue.clock.now() - _find_last_change(ledger, record, number, queue.leases)
+    changed = _find_last_change(ledger, record, number, queue.leases)
+    age = queue.clock.now() - changed
     return Keeper.STARTER if age <= START_SECONDS else Keeper.NONE
 
 

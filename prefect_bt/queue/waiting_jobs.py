@@ -78,10 +78,10 @@ def set_priority(ledger: Ledger, job_id: str, priority: int) -> QueuedJob:
     return changed
 
 
-def list_waiting_jobs(store: Store) -> list[QueuedJob]:
-    """Return the jobs with an entry, each once, the first of the queue first."""
+def list_waiting_jobs(store: Store, job_id: str = "") -> list[QueuedJob]:
+    """Return the jobs with an entry, or one of them, each once, the first of the queue first."""
     newest = dict[str, tuple[int, QueuedJob, str]]()
-    for entry in _iter_entries(store, QUEUE_WAITING):
+    for entry in _iter_entries(store, waiting_job_prefix(job_id) if job_id else QUEUE_WAITING):
         known = newest.get(entry[1].id)
         if known is None or _entry_order(known) < _entry_order(entry):
             newest[entry[1].id] = entry

@@ -80,6 +80,6 @@ class LostJobs:
 
 def put_back_lost_job(ledger: Ledger, record: JobRecord, *, state_dir: Path) -> None:
     """Put the job back if it has no keeper."""
-    queue = read_snapshot(ledger)
+    queue = read_snapshot(ledger, job_id=record.id)
     if find_keeper(ledger, record, queue, state_dir=state_dir) is Keeper.NONE:
         put_back(ledger, record)
