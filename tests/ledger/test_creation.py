@@ -142,11 +142,13 @@ ACTS: list[Callable[[Ledger, str], None]] = [
 ]
 
 
+@pytest.mark.parametrize("fault", [LoseAnswer(), LoseAnswer(500)], ids=["reset", "500"])
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
 def test_a_create_whose_answer_is_lost_is_no_failure(
     ledger: Ledger,
     server: FaultyServer,
     act: Callable[[Ledger, str], None],
+    fault: LoseAnswer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -158,7 +160,7 @@ def test_a_create_whose_answer_is_lost_is_no_failure(
     def lose_first_answer(request: Request) -> Fault:
         tried[request.path] += request.method == "PUT"
         arrive(request)
-        return LoseAnswer() if tried[request.path] == 1 and request.method == "PUT" else None
+        return fault if tried[request.path] == 1 and request.method == "PUT" else None
 
     server.arrive = lose_first_answer
     act(Ledger(ledger.store), job_id)

@@ -25,7 +25,8 @@ The faults:
                              with `after`, first the real answer's head and so much of its body
     Hold()                   takes the request and passes it on after clear()
     Drop()                   reads half of the request's body, then resets the connection
-    LoseAnswer()             the real server does it, but the connection is reset before its answer
+    LoseAnswer(status=0)     the real server does it, but the connection is reset before its answer,
+                             or the answer is an error with this status
     Truncate(keep)           the real answer with its full Content-Length, `keep` bytes of its body
     FlipUpload(strip=True)   one byte of the request's body is changed; with `strip`, its checksum
                              headers are taken off too, so that only who looks at the ETag notices;
@@ -76,7 +77,8 @@ class Drop: ...
 
 
 @dataclass(frozen=True)
-class LoseAnswer: ...
+class LoseAnswer:
+    status: int = 0
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.will_close:
             self.upstream.close()
         if isinstance(fault, LoseAnswer):
-            return self.reset()
+            return self.error(fault.status, "InternalError") if fault.status else self.reset()
         if isinstance(fault, FlipAnswer):
             data = _flipped(data)
         if isinstance(fault, SetHeader):
