@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,9 @@ from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.queue.keepers import Keeper, find_keeper, read_snapshot
 from prefect_bt.queue.waiting_jobs import remove_void_entries
 
+SETTLED_SECONDS: Final = 300.0
+"""Seconds until a job that runs under a lease is read again: its machine may be gone for good after
+the job began to wait, which ends no lease."""
 _BEGUN: Final = frozenset({Keeper.ENDED, Keeper.PROCESS, Keeper.RECOVERY, Keeper.MACHINE})
 
 
@@ -26,9 +31,9 @@ class LostJobs:
     def __init__(self, ledger: Ledger, state_dir: Path) -> None:
         self._ledger, self._state_dir = ledger, state_dir
         self._clock = StoreClock(ledger.store)
-        self._settled = set[tuple[str, int]]()
-        """Deleted jobs and damaged ones, and jobs that began under the lease of this number: they
-        are not read again."""
+        self._settled = dict[tuple[str, int], float]()
+        """Job and number of its lease -> until when it is not read again, by the monotonic clock:
+        deleted jobs, damaged ones, and jobs that run."""
         self.problems: list[str] = []
         """Sentences about jobs whose records cannot be read, each once."""
 
@@ -42,24 +47,25 @@ class LostJobs:
             case = job_id, leases.get(job_id, 0)
             waits, is_plain = job_id in queue.entries, job_id not in leases
             # Most jobs are over, or wait and nothing else: no request for them.
-            if case in self._settled or (is_plain and waits is (job_id not in ended)):
+            is_clear = is_plain and waits is (job_id not in ended)
+            if is_clear or time.monotonic() < self._settled.get(case, 0.0):
                 continue
             try:
                 record = self._ledger.get_job(job_id)
                 keeper = find_keeper(self._ledger, record, queue, state_dir=self._state_dir)
             except NotFoundError:
                 if self._ledger.is_deleted(job_id):
-                    self._settled.add(case)
+                    self._settled[case] = inf
                 continue
             except DAMAGED as error:
-                self._settled.add(case)
+                self._settled[case] = inf
                 self.problems.append(f"job {job_id}: its records cannot be read ({error!r})")
                 continue
             begun = keeper in _BEGUN
             if keeper is Keeper.NONE or (begun and waits):
                 yield record, keeper
             elif begun and not is_plain:
-                self._settled.add(case)
+                self._settled[case] = time.monotonic() + SETTLED_SECONDS
 
     def put_back(self) -> list[str]:
         """Put back the jobs without a keeper, remove void entries; return what was done."""
