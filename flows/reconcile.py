@@ -20,6 +20,7 @@ from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.reconcile import recover_jobs
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.start_queued import start_waiting_jobs
+from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import use_settings
 
@@ -41,6 +42,7 @@ def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[An
         return failed_state(error)
     with use_settings(settings):
         done, ledger = dict(recover_jobs(settings.state_dir)), open_ledger()
+        check_creates_once(ledger.store, settings.state_dir)
         for sentence in LostJobs(ledger, settings.state_dir).put_back():
             get_run_logger().warning("%s.", sentence)
         done |= dict.fromkeys(start_waiting_jobs(ledger), "started")
