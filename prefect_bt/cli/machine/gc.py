@@ -80,14 +80,15 @@ def _delete(terminal: Terminal, found: Findings) -> int:
     deleted = [one for one in tried if not one.error]
     freed = format_size(sum(one.bytes for one in deleted))
     lost = sum(one.kind is OrphanKind.LOST_JOB for one in deleted)
-    done = f"Deleted {format_count(len(deleted) - lost, 'orphan')}, {freed}."
-    done += f" Put back {format_count(lost, 'job')}." if lost else ""
+    done = [f"Put back {format_count(lost, 'job')}."] if lost else []
+    if len(deleted) > lost or not lost:
+        done.insert(0, f"Deleted {format_count(len(deleted) - lost, 'orphan')}, {freed}.")
     kept = [one for one in found.orphans if one.kept_reason]
     document = [
         *({**_document(one), "removed": not one.error} for one in tried),
         *({**_document(one), "removed": False} for one in kept),
     ]
-    terminal.print_result(document, lambda: terminal.echo(done, style="green"))
+    terminal.print_result(document, lambda: terminal.echo(" ".join(done), style="green"))
     return FAILED if failed else OK
 
 
@@ -96,7 +97,7 @@ def _summarize(found: Findings) -> str:
         return "No orphans found."
     if not found.removable:
         return "There is nothing to delete."
-    return f"Would {_describe(found.removable)}. Nothing was deleted."
+    return f"Would {_describe(found.removable)}. Nothing was changed."
 
 
 def _describe(orphans: Sequence[Orphan]) -> str:
