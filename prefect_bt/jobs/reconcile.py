@@ -9,6 +9,7 @@ starts a supervisor.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -216,6 +217,7 @@ def reconcile_running_job(site: JobContext) -> None:
         return
     with suppress(StateError):  # another process is doing it
         finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {request.by}")
+        report_end(ledger, job_id)
 
 
 def is_unowned(site: JobContext) -> bool:
@@ -260,6 +262,23 @@ def finalize_abandoned_job(
         kill_flow_helpers(job_id)
         start_next_jobs(ledger, ended=job_id, settings=site.settings)
         remove_job_lock(state_dir, job_id, lock)
+
+
+def report_end(ledger: Ledger, job_id: str) -> None:
+    """Report the end of a job whose flow died to Prefect, in a process that repeats it if need be.
+
+    Without this, the job's run would stay running for ever.
+    """
+    if ledger.runs.list(job_id):
+        command = [sys.executable, "-m", "prefect_bt.supervisor.report_end"]
+        null = subprocess.DEVNULL
+        subprocess.Popen(
+            [*command, job_id, ledger.store.url],
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            start_new_session=True,
+        )
 
 
 def _final_message(site: JobContext, end: JobState, reason: str) -> str:

@@ -19,6 +19,7 @@ from prefect_bt.jobs.reconcile import (
     finalize_abandoned_job,
     is_unowned,
     reconcile_job,
+    report_end,
 )
 from prefect_bt.ledger.fencing_epochs import NO_HOST, abandon_hint, describe_holder
 from prefect_bt.ledger.ledger import Ledger
@@ -59,6 +60,7 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
             return _describe_end(ledger, job_id, f"Job {job_id} was stopped before it began.")
         if is_unowned(site) and time.time() - record.created_at >= _STARTUP_GRACE_SECONDS:
             finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by}")
+            report_end(ledger, job_id)
             return _describe_end(ledger, job_id, no_process)
     text = (
         f"Job {job_id} is being stopped: its ranks receive SIGTERM, then complete "
@@ -78,6 +80,7 @@ def _stop_abandoned_job(ledger: Ledger, record: JobRecord, by: str) -> str:
     site, reason = open_job_context(ledger, record), f"stopped by {by} as abandoned"
     try:
         finalize_abandoned_job(site, JobState.STOPPED, reason, abandoned=True)
+        report_end(ledger, job_id)
     except StateError:
         if state.terminal or not ledger.get_state(job_id).terminal:
             raise

@@ -1,7 +1,7 @@
 """Report the end of a job to Prefect if its flow could not; its run would stay running for ever.
 
 The job's supervisor runs `python -m prefect_bt.supervisor.report_end JOB_ID STORE` after it
-released the job.
+released the job, and so does a process that ends a job without a supervisor.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def test_a_stop_that_is_not_answered_removes_the_container(rig: DockerRig, which
     assert status.phase is NodePhase.LOST
     assert status.reason == AGENT_UNRESPONSIVE
     assert rig.client.containers(all=True, filters={"label": f"prefect-bt/job-id={rig.job}"}) == []
-    assert not any(map(is_alive, (guard, agent)))
+    wait_until(lambda: not any(map(is_alive, (guard, agent))), "the processes of the container")
     assert gang.make_outcome().state is JobState.STOPPED
     gang.wait_for_flush()
     if which == "agent":
