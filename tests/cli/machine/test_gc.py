@@ -2,17 +2,18 @@
 
 import os
 import time
+from pathlib import Path
 
 from prefect_bt.queue.waiting_jobs import list_waiting_jobs
-from tests.cli.conftest import Cli, Shop, Within
+from tests.cli.conftest import Shop, Within
 from tests.jobs.records import new_record, small_project
 
 
-def test_a_lost_job_is_put_back(within: Within, cli: Cli, shop: Shop) -> None:
+def test_a_lost_job_is_put_back(within: Within, shop: Shop) -> None:
     """Its push was killed an hour ago, after the record of the job."""
     record = new_record(shop.ledger, small_project("lost"))
     shop.ledger.create_job(record)
-    for path in cli.folder.parent.glob("**/*"):
+    for path in Path(shop.url).glob("**/job.json"):
         os.utime(path, (time.time() - 3600, time.time() - 3600))
     run = within("gc", "--dry-run")
     assert run.code == 0, run
