@@ -30,6 +30,8 @@ WORKER_PAUSE = 2.0
 PAUSES = (5.0, 40.0)
 """Least and most seconds for which a process is stopped: less and more than a starter has."""
 LOOK = 0.1
+PATIENCE = 3.0
+"""Seconds to wait for a process of the kind whose turn it is; after that a worker is killed."""
 
 
 class Killer(threading.Thread):
@@ -49,7 +51,11 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         for number, kind in zip(self._starts, cycle(KINDS), strict=False):
-            while len(self._list_started()) < number or not self._kill(kind):
+            while len(self._list_started()) < number:
+                if self._over.wait(LOOK):
+                    return
+            patient_until = time.monotonic() + PATIENCE
+            while not self._kill(kind if time.monotonic() < patient_until else "worker"):
                 if self._over.wait(LOOK):
                     return
 

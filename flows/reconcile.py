@@ -38,14 +38,14 @@ def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[An
     """
     try:
         settings = JobRequest(substrate=substrate).settings()
+        with use_settings(settings):
+            done, ledger = dict(recover_jobs(settings.state_dir)), open_ledger()
+            check_creates_once(ledger.store, settings.state_dir)
+            for sentence in LostJobs(ledger, settings.state_dir).put_back():
+                get_run_logger().warning("%s.", sentence)
+            done |= dict.fromkeys(start_waiting_jobs(ledger), "started")
     except PrefectBtError as error:
         return failed_state(error)
-    with use_settings(settings):
-        done, ledger = dict(recover_jobs(settings.state_dir)), open_ledger()
-        check_creates_once(ledger.store, settings.state_dir)
-        for sentence in LostJobs(ledger, settings.state_dir).put_back():
-            get_run_logger().warning("%s.", sentence)
-        done |= dict.fromkeys(start_waiting_jobs(ledger), "started")
     for job_id, what in done.items():
         get_run_logger().warning("Job %s: %s.", job_id, what)
     return done

@@ -270,15 +270,15 @@ def report_end(ledger: Ledger, job_id: str) -> None:
     Without this, the job's run would stay running for ever.
     """
     if ledger.runs.list(job_id):
-        command = [sys.executable, "-m", "prefect_bt.supervisor.report_end"]
         null = subprocess.DEVNULL
-        subprocess.Popen(
-            [*command, job_id, ledger.store.url],
-            stdin=null,
-            stdout=null,
-            stderr=null,
-            start_new_session=True,
-        )
+        command = list_report_command(ledger, job_id)
+        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+
+
+def list_report_command(ledger: Ledger, job_id: str) -> list[str]:
+    """Return the command that reports the end of a job to Prefect."""
+    module = "prefect_bt.supervisor.report_end"
+    return [sys.executable, "-m", module, job_id, ledger.store.url]
 
 
 def _final_message(site: JobContext, end: JobState, reason: str) -> str:

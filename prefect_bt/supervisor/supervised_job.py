@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +25,7 @@ from prefect_bt.host.job_lock import (
     remove_job_lock,
 )
 from prefect_bt.host.processes import kill_flow_helpers
-from prefect_bt.jobs.reconcile import finalize_abandoned_job
+from prefect_bt.jobs.reconcile import finalize_abandoned_job, list_report_command
 from prefect_bt.jobs.stale_nodes import shut_down_local_nodes
 from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -151,8 +150,7 @@ class SupervisedJob:
 
         The process that reports is started again if it is killed.
         """
-        command = [sys.executable, "-m", "prefect_bt.supervisor.report_end"]
-        command += [self.job_id, self.ledger.store.url]
+        command = list_report_command(self.ledger, self.job_id)
         for _ in range(MAX_RESTARTS):
             if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode >= 0:
                 return

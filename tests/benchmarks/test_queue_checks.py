@@ -1,4 +1,4 @@
-"""The checks of benchmarks/queue_benchmark.py find what breaks a promise: kinds of fault, each."""
+"""The checks of benchmarks/queue_benchmark.py find each kind of fault."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_a_command_that_did_not_run_exactly_once_is_found(
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["works", "stopped"])
-def test_a_job_with_room_that_nobody_starts_is_late(
+def test_a_job_with_room_that_no_worker_starts_is_late(
     modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool
 ) -> None:
-    """Where its machine's worker works; a stopped one is left out, and the seconds are told."""
+    """On a machine whose worker runs. The seconds of one that is stopped are counted apart."""
     watching = modules.queue_watch
     monkeypatch.setattr(watching, "SAMPLE_INTERVAL", 0.05)
     pool = modules.queue_machines.make_pool(tmp_path / "pool", {}, count=1, gpus=2)

@@ -85,5 +85,5 @@ def test_a_pool_keeps_its_promises_under_kills(
     print(f"a job that had room waited for {watch.longest:.1f} s at most in {watch.watched:.0f} s")
     print(f"{watch.left_out:.0f} s without a worker where there was room are left out of that")
     assert result.faults == [], result.kills
-    assert result.kills  # on a busy machine, short jobs end before the last ones
+    assert len(result.kills) >= kills / 2, result.kills  # short jobs end before the last ones
     assert len({run.host for run in result.runs}) == 2

@@ -133,8 +133,13 @@ def new_revision(number: int) -> Revision:
 
 def tombstone(ledger: Ledger, job_id: str) -> None:
     project = ledger.get_job(job_id).project_id
-    key = create_tombstone(ledger.store, project, job_id, Tombstone("checkpoint-1", 1.0, (), {}))
-    assert [found for found, _ in iter_tombstones(ledger.store, project, job_id)] == [key]
+    names = ("checkpoint-1", "checkpoint-2")
+    created = {
+        create_tombstone(ledger.store, project, job_id, Tombstone(name, 1.0, (), {})): name
+        for name in names
+    }
+    written = iter_tombstones(ledger.store, project, job_id)
+    assert {key: tombstone.name for key, tombstone in written} == created
 
 
 ACTS: list[Callable[[Ledger, str], None]] = [
@@ -164,7 +169,7 @@ def test_a_create_whose_answer_is_lost_is_no_failure(
 
     server.arrive = lose_first_answer
     act(Ledger(ledger.store), job_id)
-    assert tried.total()
+    assert tried.total() > 1
 
 
 # -- stores that create an object twice ------------------------------------------------------------

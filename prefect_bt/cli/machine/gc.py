@@ -76,19 +76,20 @@ def _delete(terminal: Terminal, found: Findings) -> int:
         tried = list(remove_all(found))
     failed = [one for one in tried if one.error]
     for one in failed:
-        terminal.error(f"{one.kind} {one.location} cannot be deleted: {one.error}")
+        done = "put back" if one.kind is OrphanKind.LOST_JOB else "deleted"
+        terminal.error(f"{one.kind} {one.location} cannot be {done}: {one.error}")
     deleted = [one for one in tried if not one.error]
     freed = format_size(sum(one.bytes for one in deleted))
     lost = sum(one.kind is OrphanKind.LOST_JOB for one in deleted)
-    done = [f"Put back {format_count(lost, 'job')}."] if lost else []
+    sentences = [f"Put back {format_count(lost, 'job')}."] if lost else []
     if len(deleted) > lost or not lost:
-        done.insert(0, f"Deleted {format_count(len(deleted) - lost, 'orphan')}, {freed}.")
+        sentences.insert(0, f"Deleted {format_count(len(deleted) - lost, 'orphan')}, {freed}.")
     kept = [one for one in found.orphans if one.kept_reason]
     document = [
         *({**_document(one), "removed": not one.error} for one in tried),
         *({**_document(one), "removed": False} for one in kept),
     ]
-    terminal.print_result(document, lambda: terminal.echo(" ".join(done), style="green"))
+    terminal.print_result(document, lambda: terminal.echo(" ".join(sentences), style="green"))
     return FAILED if failed else OK
 
 

@@ -1,6 +1,6 @@
 """Division of one download among the hosts that need it, through small objects in the store.
 
-    weights/sharing/<name>/<batch>     who downloads the batch; when it is stored, its digests
+    weights/sharing/<name>/<batch>     the mark of the host that downloads the batch, later digests
 
 A host downloads the batches that no other host has begun, and stores their blobs at once. It reads
 the other batches from the store. A host renews the objects of its batches; a batch whose object is
