@@ -1,47 +1,59 @@
-"""Group the files of a checkpoint directory into checkpoints. Pure.
+"""Names in a checkpoint directory: steps and series, states, logs, temporary files. Pure.
 
-    <dir>/file                        part of the checkpoint `.`
-    <dir>/checkpoint-10/...           `checkpoint-10`: a folder named after a step
-    <dir>/v0-2025/checkpoint-10/...   `v0-2025/checkpoint-10`, at any depth (ms-swift)
-    <dir>/exp/merged/config.json ...  `exp/merged`: a folder whose files mark it as a model
-    <dir>/runs/...                    `runs`: any other top-level folder, with its remaining files
-    <dir>/tmp-checkpoint-10/...       no checkpoint yet: a temporary name (HF Trainer)
-
-The outermost folder named after a step wins, then the outermost model folder. So the parts of a
-pipeline (`unet/config.json`) stay with the pipeline, and a final model saved above `checkpoint-N`
-does not change the other checkpoints. Recognized types: docs/compatibility.md, Checkpoints.
+A checkpoint is a folder, or a single file such as Lightning's `epoch=3-step=30.ckpt`. Which files
+belong to which checkpoint: watch/grouping.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final
 
 ROOT: Final = "."
+"""Name of the checkpoint that consists of the files in the directory itself."""
+WHOLE_FILE: Final = "."
+"""Inner path of a checkpoint that is a file: its name is the path of the file."""
 
-FULL, LORA, WHISPER = "full", "lora", "whisper"
-
-_STEP: Final = re.compile(
-    # Lightning makes a folder `epoch=1-step=100.ckpt` where a model is spread over processes.
-    r"(?:.*[-_.])?(?:checkpoint|ckpt|global_?step|step|iter|iteration|epoch)[-_=]?(\d+)(?:-\d+)?"
-    r"(?:\.ckpt)?",
+_STEP_WORDS: Final = "checkpoint|ckpt|global_?step|step|iteration|iter|epoch"
+_STEP_FOLDER: Final = re.compile(rf"(?:(?:{_STEP_WORDS})[-_=]?)+(\d+)(?:-\d+)?")
+_STEP_SUFFIX: Final = re.compile(rf"(?:.*[-_.])?(?:{_STEP_WORDS})[-_=]?(\d+)(?:-\d+)?", re.DOTALL)
+# Lightning and NeMo: `name--val_loss=0.5-epoch=1-step=100-last`.
+_KEYED_STEP: Final = re.compile(
+    r"(?:.*[-_])?(?:(?:global_)?step|iteration)=(\d+)(?:[-_].*)?", re.DOTALL
+)
+_KEYED_EPOCH: Final = re.compile(r"(?:.*[-_])?epoch=(\d+)(?:[-_].*)?", re.DOTALL)
+_FILE_STEP: Final = re.compile(
+    rf"(?:.*[-_.])?(?:{_STEP_WORDS}|cp|ep|model|weights|snapshot|params)[-_.=]?(\d+)(?:[-_.].*)?",
     re.DOTALL,
 )
-_DEEPSPEED_TAG: Final = re.compile(r"global_step\d+")
+_PADDED_STEP: Final = re.compile(r".*[-_.](?:step)?(\d{6,})", re.DOTALL)
+_PART: Final = re.compile(
+    r".*(?:rank|world_size|shard|part)[-_]?\d.*|.*\d-of-\d.*"
+    r"|(?:optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)\b.*"
+    r"|(?:custom_checkpoint|recipe_state|adapter)_?\d*|hf_model_\d+_\d+",
+    re.DOTALL,
+)
+_FILE_SUFFIX: Final = re.compile(
+    r"\.(?:ckpt|keras|weights\.h5|h5|hdf5|pth?|pth\.tar|tar|bin|safetensors|msgpack|npz|pkl)$"
+)
+_WHOLE_SUFFIXES: Final = (".ckpt", ".keras")
+"""Suffixes of files that are a checkpoint without a step in their names, too: `last.ckpt`."""
+_STATE: Final = re.compile(
+    r".*\.(?:pth?|bin|safetensors|ckpt|pkl|pickle|np[yz]|h5|hdf5|keras|weights|msgpack|gguf|onnx"
+    r"|distcp|zip|tar|joblib)",
+    re.DOTALL,
+)
+_LOGS: Final = re.compile(
+    r"(?:.*/)?(?:.*\.(?:log|txt|jsonl|csv|tsv|out|err|wandb)|events\.out\.tfevents\..*)", re.DOTALL
+)
 _TEMPORARY: Final = re.compile(
     r"tmp-.*|\.tmp.*|\.prefect-bt.*|.*\.(?:tmp|temp|part|partial|incomplete)"
     r"|.*\.orbax-checkpoint-tmp.*|\.nfs[0-9a-f]+",
     re.DOTALL,
 )
 _TEMPORARY_SUFFIX: Final = re.compile(r"\.(?:tmp|temp|part|partial|incomplete)$")
-_WEIGHTS: Final = re.compile(r".*\.(?:safetensors|bin)(?:\.index\.json)?", re.DOTALL)
-_NOT_WEIGHTS: Final = frozenset({"training_args.bin", "optimizer.bin", "scheduler.bin"})
-_MODEL_MARKERS: Final = frozenset(
-    # The last one lies in each of orbax's folders, whose names are bare numbers.
-    {"adapter_config.json", "model_index.json", "modules.json", "_CHECKPOINT_METADATA"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +74,7 @@ class FileStat:
 
 
 FileTree = Mapping[str, FileStat]
-"""Relative, `/`-separated path -> fact. Every file, no folders."""
-
-ReadJson = Callable[[str], Any]
-"""The parsed JSON of a path relative to the checkpoint; None when absent or not JSON."""
+"""Relative, `/`-separated path -> state. Every file, no folders."""
 
 
 @dataclass(frozen=True)
@@ -79,39 +88,24 @@ class LocalCheckpoint:
 
     @property
     def size(self) -> int:
-        return sum(fact.size for fact in self.files.values())
+        return sum(stat.size for stat in self.files.values())
 
     @property
     def mtime_ns(self) -> int:
         """Return the latest modification, in epoch nanoseconds."""
-        return max((fact.mtime_ns for fact in self.files.values()), default=0)
+        return max((stat.mtime_ns for stat in self.files.values()), default=0)
 
     @property
     def ctime_ns(self) -> int:
         """Return the latest change: a copy keeps old modification times."""
-        return max((fact.ctime_ns for fact in self.files.values()), default=0)
+        return max((stat.ctime_ns for stat in self.files.values()), default=0)
 
 
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """Type, base model and step of a checkpoint. `type` is empty if no type is recognized."""
-
-    type: str = ""
-    base_model: str | None = None
-    lora_adapter_config: dict[str, Any] | None = None
-    step: int | None = None
-
-
-def group_by_checkpoint(tree: FileTree) -> dict[str, LocalCheckpoint]:
-    """Return every checkpoint by name; a temporary folder is one without files."""
-    marked = find_model_folders(tree)
-    found: dict[str, LocalCheckpoint] = {}
-    for path, fact in tree.items():
-        name, temporary = find_checkpoint(path, marked)
-        mine = found.setdefault(name, LocalCheckpoint(name))
-        inner = path if name == ROOT else path[len(name) + 1 :]
-        (mine.temporary_files if temporary else mine.files)[inner] = fact
-    return found
+def join_checkpoint_path(name: str, inner: str) -> str:
+    """Return the path of a checkpoint's file relative to the checkpoint directory."""
+    if inner == WHOLE_FILE:
+        return name
+    return inner if name == ROOT else f"{name}/{inner}"
 
 
 def is_temporary(component: str) -> bool:
@@ -125,20 +119,58 @@ def strip_temporary_suffix(path: str) -> str:
     return stripped if stripped != path else ""
 
 
-def join_checkpoint_path(name: str, inner: str) -> str:
-    """Return the path of a checkpoint's file relative to the checkpoint directory."""
-    return inner if name == ROOT else f"{name}/{inner}"
+def is_log(path: str) -> bool:
+    """Return whether a file of this name is written during the whole training."""
+    return _LOGS.fullmatch(path) is not None
+
+
+def is_state_file(path: str) -> bool:
+    """Return whether a file of this name holds weights or another state of a training."""
+    return _STATE.fullmatch(path) is not None
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Return whether a file of this name, outside of any checkpoint's folder, is a checkpoint."""
+    stem, suffix = split_file_suffix(name)
+    if not suffix or _PART.fullmatch(stem):
+        return False
+    return suffix in _WHOLE_SUFFIXES or _parse_component(name) is not None
+
+
+def is_file_variant(name: str) -> bool:
+    """Return whether a file is a checkpoint if others of its suffix beside it are: `best.pt`."""
+    stem, suffix = split_file_suffix(name)
+    return bool(suffix) and not _PART.fullmatch(stem)
+
+
+def split_file_suffix(name: str) -> tuple[str, str]:
+    """Return the stem and the suffix of a file that may be a checkpoint; "" for other suffixes."""
+    match = _FILE_SUFFIX.search(name)
+    return (name[: match.start()], match[0]) if match else (name, "")
+
+
+def is_step_folder(component: str) -> bool:
+    """Return whether a folder's name says only that it is a checkpoint, and its step.
+
+    `checkpoint-10` and `epoch=1-step=30.ckpt`, but not the run `qwen-lr2e-5-epoch3`.
+    """
+    stem = component.removesuffix(".ckpt")
+    patterns = (_STEP_FOLDER, _KEYED_STEP, _KEYED_EPOCH)
+    return any(pattern.fullmatch(stem) for pattern in patterns)
 
 
 def parse_step(name: str) -> int | None:
-    """Return the step in a folder name, from the innermost component that has one."""
-    for component in reversed(name.split("/")):
-        if match := _STEP.fullmatch(component):
-            return _validate_step(int(match[1]))
-    return None
+    """Return the step in a checkpoint's name, from the innermost component that has one."""
+    steps = map(_parse_component, reversed(name.split("/")))
+    return next((step for step in steps if step is not None), None)
 
 
-def _validate_step(step: object) -> int | None:
+def has_step(component: str) -> bool:
+    """Return whether the name of a folder or file ends in a step, as in `my-run-epoch3`."""
+    return _parse_component(component) is not None
+
+
+def validate_step(step: object) -> int | None:
     """Return the step in a JSON document; None for other values, or for more than 64 bits."""
     if not isinstance(step, int) or isinstance(step, bool):
         return None
@@ -148,7 +180,7 @@ def _validate_step(step: object) -> int | None:
 def get_series(name: str) -> str:
     """Return the series of a name: `checkpoint-10` -> `checkpoint-#`; the name without a step."""
     head, slash, last = name.rpartition("/")
-    return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
+    return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if has_step(last) else name
 
 
 def find_previous(name: str, others: Iterable[str]) -> str | None:
@@ -161,85 +193,12 @@ def find_previous(name: str, others: Iterable[str]) -> str | None:
     return max(lower)[1] if lower else None
 
 
-def is_marker_file(path: str) -> bool:
-    """Return whether a file of this name may make its folder a checkpoint."""
-    name = path.rpartition("/")[2]
-    return name == "config.json" or name in _MODEL_MARKERS or _is_weights(name)
-
-
-def is_model_folder(paths: Collection[str]) -> bool:
-    """Return whether the files directly in a folder mark it as a model or adapter."""
-    if not _MODEL_MARKERS.isdisjoint(paths):
-        return True
-    return "config.json" in paths and any(_is_weights(path) for path in paths)
-
-
-def read_metadata(name: str, paths: Collection[str], read_json: ReadJson) -> CheckpointMetadata:
-    """Return the type, base model and step. `trainer_state.json` takes precedence for the step."""
-    state = _as_dict(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
-    told = _validate_step(state.get("global_step"))
-    step = parse_step(name) if told is None else told
-    if "adapter_config.json" in paths:
-        config = _as_dict(read_json("adapter_config.json"))
-        return CheckpointMetadata(
-            LORA, _as_str(config.get("base_model_name_or_path")), config or None, step
-        )
-    if "config.json" in paths and any(_is_weights(path) for path in paths):
-        config = _as_dict(read_json("config.json"))
-        kind = WHISPER if _is_whisper(config) else FULL
-        return CheckpointMetadata(kind, _as_str(config.get("_name_or_path")), None, step)
-    return CheckpointMetadata(step=step)
-
-
-def find_checkpoint(path: str, model_folders: Collection[str]) -> tuple[str, bool]:
-    """Return the checkpoint of `path`, and whether the path is temporary."""
-    *folders, name = path.split("/")
-    depth = _checkpoint_depth(folders, model_folders)
-    first = next((i for i, folder in enumerate(folders) if is_temporary(folder)), None)
-    if first is not None and first < depth:
-        return "/".join(folders[: first + 1]), True
-    return "/".join(folders[:depth]) or ROOT, first is not None or is_temporary(name)
-
-
-def _checkpoint_depth(folders: list[str], marked: Collection[str]) -> int:
-    """Return the number of leading folders in the checkpoint's name; 0 for the root."""
-    prefixes = ["/".join(folders[: i + 1]) for i in range(len(folders))]
-    for index, folder in enumerate(folders):
-        inside = index > 0 and prefixes[index - 1] in marked
-        # DeepSpeed keeps its shards in a tag folder inside the checkpoint.
-        if _STEP.fullmatch(folder) and not (inside and _DEEPSPEED_TAG.fullmatch(folder)):
-            return index + 1
-    for index, prefix in enumerate(prefixes):
-        if prefix in marked:
-            return index + 1
-    return min(len(folders), 1)
-
-
-def find_model_folders(tree: Iterable[str]) -> set[str]:
-    """Return the folders that their own files mark as a model."""
-    names: dict[str, set[str]] = {}
-    for path in tree:
-        folder, _, name = path.rpartition("/")
-        if folder:
-            names.setdefault(folder, set()).add(name)
-    return {folder for folder, inside in names.items() if is_model_folder(inside)}
-
-
-def _is_weights(path: str) -> bool:
-    return _WEIGHTS.fullmatch(path) is not None and path not in _NOT_WEIGHTS and "/" not in path
-
-
-def _is_whisper(config: Mapping[str, Any]) -> bool:
-    listed: object = config.get("architectures")
-    architectures = cast("list[object]", listed) if isinstance(listed, list) else []
-    return config.get("model_type") == "whisper" or any(
-        str(item).startswith("Whisper") for item in architectures
-    )
-
-
-def _as_dict(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _as_str(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+def _parse_component(component: str) -> int | None:
+    stem, suffix = split_file_suffix(component)
+    patterns = [_KEYED_STEP, _KEYED_EPOCH, _STEP_SUFFIX]
+    if suffix and not _PART.fullmatch(stem):
+        patterns.append(_FILE_STEP)
+    if suffix == ".safetensors":
+        patterns.append(_PADDED_STEP)
+    match = next(filter(None, (pattern.fullmatch(stem) for pattern in patterns)), None)
+    return validate_step(int(match[1])) if match else None

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.layout import join_checkpoint_path
+from prefect_bt.checkpoints.layout import ROOT, WHOLE_FILE, join_checkpoint_path
 from prefect_bt.errors import CheckpointError
 from prefect_bt.object_keys import (
     job_objects_prefix,
@@ -27,7 +28,8 @@ from prefect_bt.object_keys import (
 )
 from prefect_bt.object_store.protocols import Store
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Format 2 has checkpoints that are a file, which releases before it cannot restore."""
 PERMISSION_MASK: Final = 0o777
 """Bits of a mode that a file gets; set-user-ID and set-group-ID are not among them."""
 _MAX_TIMESTAMP: Final = 1e11
@@ -48,7 +50,10 @@ class UploadOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """One file. `path` is relative to the checkpoint, `size` in bytes, `mode` permission bits."""
+    """One file. `path` is relative to the checkpoint, `size` in bytes, `mode` permission bits.
+
+    The path of a checkpoint that is a file is `layout.WHOLE_FILE`.
+    """
 
     path: str
     logical: str
@@ -79,6 +84,8 @@ class Manifest:
     base_model: str | None = None
     lora_adapter_config: dict[str, Any] | None = None
     step: int | None = None
+    note: str = ""
+    """What earlier checkpoints have and this one lacks; "" for nothing."""
 
     @property
     def key(self) -> str:
@@ -142,6 +149,11 @@ def entry_logical_path(origin: UploadOrigin, name: str, path: str) -> str:
     )
 
 
+def manifest_format(entries: Iterable[ManifestEntry]) -> int:
+    """Return the lowest format that describes these files, for releases that read no higher."""
+    return FORMAT if any(entry.path == WHOLE_FILE for entry in entries) else 1
+
+
 def dump_manifest(manifest: Manifest) -> bytes:
     # File names are bytes; those that are not UTF-8 travel as lone surrogates, as json reads them.
     return codec.dumps(manifest, indent=1).encode("utf-8", "surrogatepass")
@@ -183,7 +195,7 @@ def load_manifest(data: bytes, *, key: str) -> Manifest:
 
 def _validate_manifest(manifest: Manifest, key: str) -> str:
     """Return what is wrong with it. Raises TypeError and the like for a field of the wrong type."""
-    if manifest.name != "." and _is_unsafe_path(manifest.name):
+    if manifest.name != ROOT and _is_unsafe_path(manifest.name):
         return f"names a path outside its checkpoint: {manifest.name!r}"
     if manifest.key != key:
         return f"is the manifest of another checkpoint: {manifest.key}"
@@ -194,11 +206,14 @@ def _validate_manifest(manifest: Manifest, key: str) -> str:
     if not _has_valid_metadata(manifest.step, manifest.base_model):
         return "has a step that is not a number, or a base model that is not text"
     objects = f"{job_objects_prefix(manifest.project_id, manifest.job_id)}/"
-    return next(filter(None, (_validate_entry(entry, objects) for entry in manifest.entries)), "")
+    may_be_file = manifest.name != ROOT and len(manifest.entries) == 1
+    faults = (_validate_entry(entry, objects, may_be_file) for entry in manifest.entries)
+    return next(filter(None, faults), "")
 
 
-def _validate_entry(entry: ManifestEntry, objects: str) -> str:
-    if _is_unsafe_path(entry.path):
+def _validate_entry(entry: ManifestEntry, objects: str, may_be_file: bool) -> str:
+    is_file = may_be_file and entry.path == WHOLE_FILE
+    if not is_file and _is_unsafe_path(entry.path):
         return f"names a path outside its checkpoint: {entry.path!r}"
     if not entry.key.startswith(objects) or _is_unsafe_path(entry.key):
         return f"names an object for {entry.path!r} that does not belong to its job: {entry.key!r}"

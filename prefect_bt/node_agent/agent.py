@@ -341,7 +341,7 @@ class Agent:
         if uploader.pid is None and staging.is_empty(paths.folders[VolumeKind.CHECKPOINTS]):
             return
         self.log.write_platform("job has exited, syncing checkpoints")
-        uploader.flush()
+        uploader.flush(succeeded=end.exit_code == 0)
         while not uploader.is_finished:
             commands.run_once()
         report = uploader.read_status()

@@ -3,7 +3,7 @@
 
 It is a separate process of the lowest priority, so that it takes no core, disk or memory from the
 training. The end of its standard input requests the final flush; the kernel also closes the input
-when the node agent dies. The uploader ignores signals, which are meant for the commands. Exit code:
+when the node agent dies. A byte before the end says that the commands ended with 0. The uploader ignores signals, which are meant for the commands. Exit code:
 0 all flushed, 1 an upload failed (the status file has the error), 2 wrong use.
 """
 
@@ -50,8 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         plan = codec.loads(NodePlan, given.plan.read_bytes())
         store, origin = open_store(plan.store), _upload_origin(plan)
-        ending = threading.Event()
-        threading.Thread(target=_wait_for_eof, args=(ending,), daemon=True).start()
+        ending, succeeded = threading.Event(), threading.Event()
+        threading.Thread(target=_wait_for_eof, args=(ending, succeeded), daemon=True).start()
         publisher = StatusPublisher(store, origin)
         job = job_prefix(plan.project_id, plan.job_id)
         epochs = Epochs(store, plan.job_id, job, clock=time.time)
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             options=replace(_upload_options(plan, given), fence=epochs.fence(plan.epoch)),
             report=report_and_publish,
         )
-        status = uploader.run(ending)
+        status = uploader.run(ending, has_succeeded=succeeded.is_set)
         publisher.close()
     except Exception as error:  # outermost handler: a status must exist
         what = (
@@ -129,10 +129,10 @@ def _write_status(target: Path, status: UploadStatus) -> None:
         write_text_atomic(target, codec.dumps(status))
 
 
-def _wait_for_eof(ending: threading.Event) -> None:
+def _wait_for_eof(ending: threading.Event, succeeded: threading.Event) -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
-            pass
+            succeeded.set()
     ending.set()
 
 

@@ -62,7 +62,7 @@ class UploaderProcess:
         self._job = job
         self.pid: int | None = None
         self._stdin: int | None = None
-        self._flushing = False
+        self._flushing = self._succeeded = False
         self._deaths = 0
         self._flush_deaths = 0
         self._started = 0.0
@@ -87,9 +87,12 @@ class UploaderProcess:
         elif self.pid is not None and self._flushing and not self._over:
             self._check_progress(self.pid)
 
-    def flush(self) -> None:
-        """Request the final flush, also of an uploader that has to be restarted for it."""
-        self._flushing = True
+    def flush(self, *, succeeded: bool) -> None:
+        """Request the final flush, also of an uploader that has to be restarted for it.
+
+        `succeeded`: whether the commands ended with 0, so that no writer was interrupted.
+        """
+        self._flushing, self._succeeded = True, succeeded
         self._next_start = 0.0
         self._moved_at = time.monotonic()
         self._close_stdin()
@@ -192,5 +195,8 @@ class UploaderProcess:
 
     def _close_stdin(self) -> None:
         if self._stdin is not None:
+            if self._succeeded:
+                with suppress(OSError):  # it has just died
+                    os.write(self._stdin, b"0")
             os.close(self._stdin)
             self._stdin = None

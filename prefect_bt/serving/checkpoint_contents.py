@@ -1,6 +1,6 @@
 """Read the properties of a committed checkpoint that serving needs. Reads manifests, not weights.
 
-`checkpoints.layout` recognized the type when the checkpoint was committed. Serving needs more:
+`formats.hugging_face` recognized the type when the checkpoint was committed. Serving needs more:
 whether the weights are complete, which tokenizer and chat template belong to them, and what an
 adapter requires.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
-from prefect_bt.checkpoints.layout import LORA
+from prefect_bt.checkpoints.formats.hugging_face import LORA
 from prefect_bt.checkpoints.manifest import Manifest
 from prefect_bt.definitions import ModelWeightsFormat
 from prefect_bt.serving.served_model import CheckpointContents

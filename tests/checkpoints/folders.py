@@ -45,6 +45,12 @@ def torch_zip(payload: bytes = b"state") -> bytes:
     return buffer.getvalue()
 
 
+def hdf5(size: int = 200) -> bytes:
+    """A superblock of version 2 that says where the file ends, and zeros."""
+    head = b"\x89HDF\r\n\x1a\n\x02\x08\x08\x00" + bytes(8) + b"\xff" * 8
+    return (head + size.to_bytes(8, "little")).ljust(size, b"\0")
+
+
 def text(value) -> bytes:
     return json.dumps(value).encode()
 
@@ -82,12 +88,21 @@ def hf_sharded(step: int = 10) -> dict[str, bytes]:
     return full | shards | {"model.safetensors.index.json": text(index)}
 
 
+def stale_index(weights: str = "model.safetensors") -> dict[str, bytes]:
+    """The index of a former save in two shards."""
+    stem, _, suffix = weights.rpartition("/")[2].rpartition(".")
+    shards = [f"{stem}-{number:05d}-of-00002.{suffix}" for number in (1, 2)]
+    return {f"{weights}.index.json": text({"weight_map": {"a": shards[0], "b": shards[1]}})}
+
+
+def zero_shards(step: int, ranks: int) -> dict[str, bytes]:
+    name = f"global_step{step}/bf16_zero_pp_rank_%d_mp_rank_00_optim_states.pt"
+    return {name % rank: torch_zip(b"%d" % rank) for rank in range(ranks)}
+
+
 def deepspeed(step: int = 10) -> dict[str, bytes]:
     tag = f"global_step{step}"
-    shards = {
-        f"{tag}/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt": torch_zip(b"%d" % r)
-        for r in (0, 1)
-    }
+    shards = zero_shards(step, 2)
     model = {f"{tag}/mp_rank_00_model_states.pt": torch_zip()}
     tracker = {"latest": tag.encode(), "zero_to_fp32.py": b"pass"}
     return hf_full(step) | shards | model | tracker

@@ -2,15 +2,10 @@ import json
 
 import pytest
 
-from prefect_bt.checkpoints.layout import (
-    CheckpointMetadata,
-    FileStat,
-    get_series,
-    group_by_checkpoint,
-    parse_step,
-    read_metadata,
-)
+from prefect_bt.checkpoints.formats.hugging_face import CheckpointMetadata, read_metadata
+from prefect_bt.checkpoints.layout import FileStat, get_series, parse_step
 from prefect_bt.checkpoints.volume_links import Volumes
+from prefect_bt.checkpoints.watch.grouping import group_by_checkpoint
 from prefect_bt.checkpoints.watch.scanner import scan
 
 from . import folders
@@ -73,6 +68,77 @@ def test_what_trainers_write_is_one_checkpoint(case):
     assert set(found[name].files) == set(files)
     described = read_metadata(name, files, lambda path: json.loads(files[path]))
     assert (described.type, described.step) == (kind, step)
+
+
+RUNS = ("qwen-sft-lr2e-5-epoch3", "llama_step2", "exp-ckpt-1/v0-2025", "run.epoch_10")
+INSIDE = {
+    "checkpoint-10": folders.hf_full(),
+    "checkpoint-20/": folders.deepspeed(20),
+    "global_step10": {"mp_rank_00_model_states.pt": b""},
+    "iter_0000010": folders.megatron(),
+    "epoch=1-step=30.ckpt/": {".metadata": b"", "__0_0.distcp": b""},
+    "model--val_loss=0.50-step=9-consumed_samples=40.0-last": {"weights/__0_0.distcp": b""},
+    "step-40": folders.distributed(),
+    "final": {"config.json": b"{}", "model.safetensors": b""},
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_run_whose_name_has_a_number_is_not_the_checkpoint(run, inside):
+    name = f"{run}/{inside}".rstrip("/")
+    trees = folders.tree({"args.json": b"", "runs/events.out.tfevents.1": b""}, run)
+    trees |= folders.tree(INSIDE[inside], name)
+    assert set(group_by_checkpoint(trees)[name].files) == set(INSIDE[inside])
+
+
+FILES = {
+    "epoch=3-step=30.ckpt": 30,
+    "epoch=02-val_loss=0.32.ckpt": 2,
+    "last.ckpt": None,
+    "lightning_logs/version_0/checkpoints/epoch=0-step=10-v1.ckpt": 10,
+    "weights.03-0.25.keras": 3,
+    "model.keras": None,
+    "model-10.weights.h5": 10,
+    "model_10.pt": 10,
+    "out/ckpt_100.pth": 100,
+    "checkpoint_epoch_7.pth.tar": 7,
+    "RESNET_epoch_5_acc_0.91.pth": 5,
+    "lora/my-lora-000010.safetensors": 10,
+}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_file_can_be_a_checkpoint(path):
+    tree = {path: FileStat(1, 1), "train.log": FileStat(1, 1), "notes/hparams.yaml": FileStat(1, 1)}
+    found = group_by_checkpoint(tree)
+    assert set(found) == {path, ".", "notes"}
+    assert found[path].files == {".": FileStat(1, 1)}
+    assert parse_step(path) == FILES[path]
+
+
+@pytest.mark.parametrize(
+    ("names", "checkpoints"),
+    [
+        (("model_10.pt", "best.pt"), {"model_10.pt", "best.pt"}),
+        (("model_10.pt", "optimizer.pt"), {"model_10.pt", "."}),
+        (("model.pt", "optimizer.pt"), {"."}),
+        (("rank0_step10.pt", "rank1_step10.pt"), {"."}),
+        (("hf_model_0001_0.pt", "adapter_0.pt", "recipe_state.pt"), {"."}),
+        (("consolidated.00.pth", "params.json"), {"."}),
+        (("config.json", "model.safetensors", "epoch_1.pt"), {"."}),
+        (("epoch=1-step=10.ckpt.tmp",), {"."}),
+        (("checkpoint-10/epoch=1-step=10.ckpt", "checkpoint-10/x"), {"checkpoint-10"}),
+    ],
+)
+def test_which_files_are_checkpoints(names, checkpoints):
+    assert set(group_by_checkpoint(dict.fromkeys(names, FileStat(1, 1)))) == checkpoints
+
+
+def test_files_of_one_series():
+    assert get_series("epoch=1-step=10.ckpt") == get_series("epoch=20-step=200.ckpt")
+    assert get_series("model_1.pt") == "model_#.pt" != get_series("model_1.pth")
+    assert get_series("last.ckpt") == "last.ckpt"
 
 
 def test_everything_at_once():

@@ -20,7 +20,7 @@ from prefect_bt.checkpoints.watch.stability import StabilityTracker
 from prefect_bt.checkpoints.watch.watcher import DirectoryWatcher
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import RetentionPolicy
-from tests.checkpoints.watch.test_stability import Told
+from tests.checkpoints.watch.test_stability import settled_files
 
 from . import folders
 from .folders import FAST, JOB, PROJECT, flush
@@ -80,16 +80,17 @@ def test_changes_during_an_upload_are_seen_at_once(counting, ckpts, meanwhile):
 
 
 def test_what_comes_due_during_a_long_look_is_not_passed_over(store, ckpts, monkeypatch):
-    settled = StabilityTracker.find_stable
+    decide = StabilityTracker.decide
 
-    def slow(self, name, *, now, probe):
-        taken = settled(self, name, now=now, probe=probe)
+    def slow(self, name, *, now, examine):
+        taken = decide(self, name, now=now, examine=examine)
         time.sleep(0.4)
         return taken
 
-    monkeypatch.setattr(StabilityTracker, "find_stable", slow)
+    monkeypatch.setattr(StabilityTracker, "decide", slow)
     # What was passed over would not come: nothing else is due before the test gives up.
-    monkeypatch.setattr(stability, "_UNFINISHED_WAIT", 3600.0)
+    monkeypatch.setattr(stability, "SIGN_QUIET", 3600.0)
+    monkeypatch.setattr(stability, "GAP_QUIET", 3600.0)
     monkeypatch.setattr(uploader, "_MAX_WAIT", 3600.0)
     monkeypatch.setattr(watcher, "_FULL_SCAN_INTERVAL", 3600.0)
     with Running(store, ckpts, UploadOptions(settle=0.3, scan=0.02)) as running:
@@ -208,7 +209,7 @@ def test_saved_every_half_minute_under_one_name_is_taken_nevertheless(grows):
             fact = FileStat(9 + grows * now, now)
             found = {".": LocalCheckpoint(".", {"config.json": FileStat(1, 1), "ckpt.pt": fact})}
         stability.observe(found, now=now)
-        if stability.find_stable(".", now=now, probe=Told()) is not None:
+        if settled_files(stability, ".", now=now) is not None:
             taken.append(now)
     assert max(taken) > 450
 
@@ -218,7 +219,7 @@ def test_written_anew_is_a_new_version_and_written_on_is_the_same():
         files = {"ckpt": FileStat(size, version), "static": FileStat(1, 1)}
         files |= {path: FileStat(1, now) for path in more}
         tracker.observe({".": LocalCheckpoint(".", files)}, now=now)
-        return tracker.find_stable(".", now=now, probe=Told()) is not None
+        return settled_files(tracker, ".", now=now) is not None
 
     tracker = StabilityTracker(2)
     assert not at(0, 9, 1) and at(2, 9, 1)

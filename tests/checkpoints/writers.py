@@ -7,7 +7,7 @@ it. `silent` names files after which nothing can tell that more will come.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefect_bt.checkpoints.validation.rank_files import SINGLE_NODE, GangPosition
+from prefect_bt.checkpoints.formats.protocol import SINGLE_NODE, GangPosition
 
 from . import folders
 from .folders import distributed, safetensors, text, torch_zip

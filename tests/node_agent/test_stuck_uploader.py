@@ -47,7 +47,7 @@ def uploader(folder: Path, script: str, *, patience: float) -> UploaderProcess:
 def flush(made: UploaderProcess) -> None:
     """Watch and reap it until the flush is over, as the agent does."""
     made.ensure_running()
-    made.flush()
+    made.flush(succeeded=True)
     wait_until(lambda: turn(made), "the flush did not end")
 
 
@@ -78,7 +78,7 @@ def test_a_slow_uploader_is_not_killed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("prefect_bt.node_agent.upload_watchdog.time", watched)
     made = uploader(tmp_path, WORKS, patience=2.0)
     made.ensure_running()
-    made.flush()
+    made.flush(succeeded=True)
     for work in range(8):
         status = tmp_path / "upload.part"
         status.write_text(f'{{"updated_at": 1.0, "work": {work}}}')
@@ -97,7 +97,7 @@ def test_one_that_does_not_even_die_is_given_up(
     monkeypatch.setattr("prefect_bt.node_agent.upload_watchdog.KILL_TIMEOUT", 0.0)
     made = uploader(tmp_path, STOPS, patience=0.2)
     made.ensure_running()
-    made.flush()
+    made.flush(succeeded=True)
 
     def turn() -> bool:
         made.ensure_running()

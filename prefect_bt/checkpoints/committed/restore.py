@@ -28,9 +28,10 @@ from prefect_bt.checkpoints.committed.download import (
     open_or_create,
     set_folder_times,
 )
-from prefect_bt.checkpoints.layout import ROOT, FileStat, group_by_checkpoint, join_checkpoint_path
+from prefect_bt.checkpoints.layout import ROOT, FileStat, join_checkpoint_path
 from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, read_manifest
 from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
+from prefect_bt.checkpoints.watch.grouping import group_by_checkpoint
 from prefect_bt.checkpoints.watch.scanner import MAX_DEPTH
 from prefect_bt.errors import CheckpointError
 from prefect_bt.filesystem.confined import (

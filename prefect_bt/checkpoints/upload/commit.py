@@ -10,12 +10,17 @@ from typing import Final
 
 from prefect_bt.checkpoints.committed.commit_index import CommitIndex
 from prefect_bt.checkpoints.committed.tombstones import discard_outdated
-from prefect_bt.checkpoints.layout import CheckpointMetadata, LocalCheckpoint
+from prefect_bt.checkpoints.formats.decision import STILL_WRITING, Decision, Evidence, decide
+from prefect_bt.checkpoints.formats.hugging_face import CheckpointMetadata
+from prefect_bt.checkpoints.formats.inspector import Inspector
+from prefect_bt.checkpoints.formats.protocol import GangPosition
+from prefect_bt.checkpoints.formats.table import EarlierCheckpoint
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint
 from prefect_bt.checkpoints.manifest import (
-    FORMAT,
     Manifest,
     ManifestEntry,
     UploadOrigin,
+    manifest_format,
     rank_objects_prefix,
 )
 from prefect_bt.checkpoints.retention.policy import select_prunable
@@ -27,10 +32,7 @@ from prefect_bt.checkpoints.upload.transfer import (
     UploadPools,
     upload_checkpoint,
 )
-from prefect_bt.checkpoints.validation.rank_files import GangPosition
-from prefect_bt.checkpoints.validation.validator import Validator
 from prefect_bt.checkpoints.volume_links import RecentFolders, Volumes
-from prefect_bt.checkpoints.watch.stability import CompletionProbe
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.object_store.protocols import Store
@@ -45,7 +47,7 @@ class Uncommitted:
     """Whether its files still change, so that a later scan may commit it."""
 
 
-STILL_WRITING: Final = Uncommitted("it is still being written", is_changing=True)
+CHANGING: Final = Uncommitted(STILL_WRITING, is_changing=True)
 
 
 class CheckpointCommitter:
@@ -70,7 +72,7 @@ class CheckpointCommitter:
         self._store, self._volumes, self._origin = store, volumes, origin
         self._is_unchanged, self._progress, self._retention = is_unchanged, progress, retention
         place = GangPosition(origin.rank, origin.group_size)
-        self._validator = Validator(volumes, position=place, on_work=progress.add_work)
+        self._inspector = Inspector(volumes, position=place, on_work=progress.add_work)
         self._digests, self._pools = DigestCache(), UploadPools()
         self._committed: CommitIndex | None = None
         self._stored_bytes: dict[str, int] = {}
@@ -81,18 +83,20 @@ class CheckpointCommitter:
         """Return a counter that grows with new bytes in the store, but not with repeated ones."""
         return (self._committed.count if self._committed else 0) + sum(self._stored_bytes.values())
 
-    def completion_probe(self, checkpoint: LocalCheckpoint) -> CompletionProbe:
-        """Return the evidence in the checkpoint's files that the writer has finished."""
-        examples = self._committed.find_references(checkpoint.name) if self._committed else []
-        return _ValidatorProbe(self._validator, checkpoint, examples)
+    def examine(self, checkpoint: LocalCheckpoint) -> Evidence:
+        """Return what the checkpoint's files say. Files that cannot be read say nothing."""
+        with contextlib.suppress(OSError):
+            return self._inspector.examine(checkpoint, self._earlier_checkpoints(checkpoint.name))
+        return Evidence()
 
     def commit(
-        self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None
+        self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None, quiet: float
     ) -> Manifest | Uncommitted | None:
         """Return the new manifest, None if the store has this content, or why it is not
         committed.
 
-        `previous`: the files that this uploader committed before under that name.
+        `previous`: the files that this uploader committed before under that name. `quiet`: seconds
+        since the last change; infinite where the writer's end is known or decided.
         """
         if self._committed is None:
             self._committed = self._open_index()
@@ -101,17 +105,17 @@ class CheckpointCommitter:
             return None
         if checkpoint.name in select_prunable([*committed.names, checkpoint.name], self._retention):
             return None
-        fault = self._validate(checkpoint, committed)
-        if fault:
-            return fault
+        decision = self._decide(checkpoint, quiet)
+        if isinstance(decision, Uncommitted):
+            return decision
         self._progress.begin(checkpoint.name, checkpoint.size)
         context, finished = self._transfer_context(committed), False
         try:
             entries = upload_checkpoint(context, checkpoint)
             kind = self._read_metadata(checkpoint) if entries is not None else None
             if entries is None or kind is None or not self._is_unchanged(checkpoint):
-                return STILL_WRITING
-            manifest = self._write_manifest(committed, checkpoint, entries, kind)
+                return CHANGING
+            manifest = self._write_manifest(committed, checkpoint, entries, kind, decision.note)
             finished = True
         finally:
             self._stored_bytes[checkpoint.name] = max(
@@ -129,7 +133,7 @@ class CheckpointCommitter:
     def retain(self, paths: Mapping[str, object]) -> None:
         """Forget the facts of files that are gone."""
         self._digests.retain(paths)
-        self._validator.retain(paths)
+        self._inspector.retain(paths)
 
     def abort_unfinished_uploads(self) -> None:
         """Remove the parts of uploads that will not be finished."""
@@ -175,20 +179,33 @@ class CheckpointCommitter:
             on_progress=self._progress.update_transfer,
         )
 
-    def _validate(self, found: LocalCheckpoint, committed: CommitIndex) -> Uncommitted | None:
+    def _earlier_checkpoints(self, name: str) -> list[EarlierCheckpoint]:
+        if self._committed is None:
+            return []
+        return [
+            EarlierCheckpoint(
+                manifest.name,
+                {entry.path: FileStat(entry.size, entry.mtime_ns) for entry in manifest.entries},
+                is_same_attempt=manifest.attempt == self._origin.attempt,
+            )
+            for manifest in self._committed.find_references(name)
+        ]
+
+    def _decide(self, checkpoint: LocalCheckpoint, quiet: float) -> Decision | Uncommitted:
+        earlier = self._earlier_checkpoints(checkpoint.name)
         try:
-            fault = self._validator.validate(found, committed.find_references(found.name))
+            decision = decide(self._inspector.examine(checkpoint, earlier), quiet=quiet, rhythm=0.0)
         except (FileNotFoundError, NotADirectoryError):
-            return STILL_WRITING
+            return CHANGING
         except OSError as error:
             raise CheckpointError(
                 f"a file cannot be read: {error}", rank=self._origin.rank, cause=str(error)
             ) from error
-        return Uncommitted(fault) if fault else None
+        return decision if decision.is_commit else Uncommitted(decision.reason)
 
     def _read_metadata(self, found: LocalCheckpoint) -> CheckpointMetadata | None:
         try:
-            return self._validator.read_metadata(found)
+            return self._inspector.read_metadata(found)
         except OSError:
             return None
 
@@ -198,6 +215,7 @@ class CheckpointCommitter:
         found: LocalCheckpoint,
         entries: tuple[ManifestEntry, ...],
         kind: CheckpointMetadata,
+        note: str,
     ) -> Manifest | None:
         """Return None if the newest commit has the same content."""
         if committed.has_content(found.name, {entry.path: entry.sha256 for entry in entries}):
@@ -206,7 +224,7 @@ class CheckpointCommitter:
         self._fence()
         return committed.commit(
             Manifest(
-                format=FORMAT,
+                format=manifest_format(entries),
                 project_id=origin.project_id,
                 job_id=origin.job_id,
                 rank=origin.rank,
@@ -221,6 +239,7 @@ class CheckpointCommitter:
                 base_model=kind.base_model,
                 lora_adapter_config=kind.lora_adapter_config,
                 step=kind.step,
+                note=note,
             )
         )
 
@@ -239,25 +258,6 @@ class CheckpointCommitter:
             return
         committed.discard(names=pruned.pruned, keys=pruned.deleted_keys)
         self._progress.update(pruned=(*self._progress.status.pruned, *pruned.pruned))
-
-
-@dataclass(frozen=True)
-class _ValidatorProbe:
-    """Evidence in the files. Files that cannot be read give none, neither for nor against."""
-
-    validator: Validator
-    checkpoint: LocalCheckpoint
-    references: list[Manifest]
-
-    def is_finished(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self.validator.is_finished(self.checkpoint, self.references)
-        return False
-
-    def has_unfinished_sign(self) -> bool:
-        with contextlib.suppress(OSError):
-            return bool(self.validator.find_unfinished_sign(self.checkpoint, self.references))
-        return False
 
 
 def _is_committed(

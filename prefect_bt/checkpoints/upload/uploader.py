@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.checkpoints.layout import LocalCheckpoint
+from prefect_bt.checkpoints.layout import LocalCheckpoint, is_log
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.upload.commit import STILL_WRITING, CheckpointCommitter, Uncommitted
+from prefect_bt.checkpoints.upload.commit import CHANGING, CheckpointCommitter, Uncommitted
 from prefect_bt.checkpoints.upload.progress import UploadProgress
 from prefect_bt.checkpoints.upload.retry_queue import RetrySchedule
 from prefect_bt.checkpoints.upload.upload_status import format_uncommitted
 from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
-from prefect_bt.checkpoints.watch.stability import StabilityTracker, has_new_state, is_log
+from prefect_bt.checkpoints.watch.stability import StabilityTracker, has_new_state
 from prefect_bt.checkpoints.watch.watcher import DirectoryWatcher
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.ledger.fencing_epochs import Superseded
@@ -94,15 +94,20 @@ class Uploader:
             fence=options.fence,
         )
         self._done: dict[str, LocalCheckpoint] = {}
-        """Checkpoints to ignore until they change: committed, or incomplete."""
+        """Checkpoints to ignore until they change."""
         self._waiting: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
         """Name -> time from which a version may be committed in which only logs changed."""
         self._retries = RetrySchedule(options.scan)
         self._is_committing, self._scanned_at = False, 0.0
 
-    def run(self, stop: threading.Event) -> UploadStatus:
+    def run(
+        self, stop: threading.Event, *, has_succeeded: Callable[[], bool] = lambda: True
+    ) -> UploadStatus:
         """Commit until `stop` is set, then flush every complete checkpoint, settled or not.
+
+        `has_succeeded`: whether the commands ended with 0, and with them every writer. Else a
+        checkpoint that looks unfinished, and changed a short time ago, may be half a save.
 
         Raises nothing for errors of the directory or the store; the returned status (also reported)
         has the uncommitted checkpoints with reasons, and `error` if something could not be stored.
@@ -114,7 +119,7 @@ class Uploader:
                     stop.wait(self._options.scan)
                 elif not self._is_committing:
                     self._wait_for_change(stop)
-            return self._flush()
+            return self._flush(has_succeeded())
         except Superseded as error:
             return self._progress.update(flushed=True, waiting=(), error=str(error))
         finally:
@@ -133,17 +138,20 @@ class Uploader:
         self._stability.observe(found, now=now)
         self._directory.throttle(time.thread_time() - spent)
         self._forget_removed(found)
-        quiet: dict[str, LocalCheckpoint] = {}
+        settled: dict[str, LocalCheckpoint] = {}
+        quiet_seconds: dict[str, float] = {}
         for name, one in found.items():
             if self._may_commit(one, now=now):
-                taken = self._stability.find_stable(
-                    name, now=now, probe=self._committer.completion_probe(one)
-                )
-                if taken is not None and not self._is_handled(taken, part=taken is not one):
-                    quiet[name] = taken
+                quiet = self._stability.decide(name, now=now, examine=self._committer.examine)
+                if quiet is None:
+                    continue
+                if not quiet.decision.is_commit:
+                    self._waiting[name] = quiet.decision.reason
+                elif not self._is_handled(quiet.checkpoint, part=quiet.checkpoint is not one):
+                    settled[name], quiet_seconds[name] = quiet.checkpoint, quiet.quiet
         # A commit scans, too, and takes the notifications: scan again without waiting for one.
-        self._is_committing = bool(quiet)
-        self._commit_all(quiet)
+        self._is_committing = bool(settled)
+        self._commit_all(settled, quiet_seconds)
         self._report_problems(self._retries.errors)
         return True
 
@@ -191,11 +199,11 @@ class Uploader:
         """Return the seconds until a folder may be committed in its next version."""
         return min((at - now for at in self._not_before.values() if at > now), default=_MAX_WAIT)
 
-    def _flush(self) -> UploadStatus:
+    def _flush(self, succeeded: bool) -> UploadStatus:
         self._committer.raise_priority()
         deadline, moved, pause, rounds = 0.0, -1, 0.1, 0
         while True:
-            left, failures = self._flush_once()
+            left, failures = self._flush_once(succeeded)
             now, rounds = time.monotonic(), rounds + 1
             if self._committer.progress_counter > moved:
                 deadline, moved = (
@@ -227,14 +235,21 @@ class Uploader:
             error="; ".join(errors),
         )
 
-    def _flush_once(self) -> tuple[_Uncommitted, _Failures]:
+    def _flush_once(self, succeeded: bool) -> tuple[_Uncommitted, _Failures]:
         try:
-            return self._commit_all(self._directory.refresh(full=True))
+            checkpoints = self._directory.refresh(full=True)
         except OSError as error:
             return {}, {".": self._unreadable(error)}
+        now = time.monotonic()
+        self._stability.observe(checkpoints, now=now)
+        quiet_seconds = {
+            name: float("inf") if succeeded else self._stability.quiet_seconds(name, now=now)
+            for name in checkpoints
+        }
+        return self._commit_all(checkpoints, quiet_seconds)
 
     def _commit_all(
-        self, checkpoints: Mapping[str, LocalCheckpoint]
+        self, checkpoints: Mapping[str, LocalCheckpoint], quiet_seconds: Mapping[str, float]
     ) -> tuple[_Uncommitted, _Failures]:
         """Return the reasons of uncommitted checkpoints and the errors, both by name."""
         left: _Uncommitted = {}
@@ -249,7 +264,7 @@ class Uploader:
                 continue
             before = self._committer.progress_counter
             self._progress.add_work()
-            why, error = self._try_commit(found)
+            why, error = self._try_commit(found, quiet_seconds[name])
             if error is not None:
                 failures[name] = error
                 self._retries.record_failure(name, error, now=time.monotonic())
@@ -264,8 +279,8 @@ class Uploader:
             self._waiting.pop(name, None)
             if why is not None:
                 left[name], self._waiting[name] = why, why.reason
-            if why is not None and why.is_changing:
-                self._stability.reset(name)
+                if why.is_changing:
+                    self._stability.reset(name)
             else:
                 self._done[name] = found
         return left, failures
@@ -276,18 +291,18 @@ class Uploader:
         return self._retries.failure_count(name), found.mtime_ns
 
     def _try_commit(
-        self, found: LocalCheckpoint
+        self, found: LocalCheckpoint, quiet: float
     ) -> tuple[Uncommitted | None, StoreError | CheckpointError | None]:
         """Try to commit. Return (reason, None) if not possible now, (None, error) if it failed."""
         try:
-            return self._commit_isolated(found), None
+            return self._commit_isolated(found, quiet), None
         except (StoreError, CheckpointError) as error:
             return None, error
 
-    def _commit_isolated(self, found: LocalCheckpoint) -> Uncommitted | None:
+    def _commit_isolated(self, found: LocalCheckpoint, quiet: float) -> Uncommitted | None:
         """Commit one checkpoint; an unexpected error in it affects no other."""
         try:
-            return self._commit(found)
+            return self._commit(found, quiet)
         except (StoreError, CheckpointError, Superseded):
             raise
         except Exception as error:
@@ -295,10 +310,11 @@ class Uploader:
             what = f"it cannot be uploaded: {type(error).__name__}: {error}"
             raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
 
-    def _commit(self, found: LocalCheckpoint) -> Uncommitted | None:
+    def _commit(self, found: LocalCheckpoint, quiet: float) -> Uncommitted | None:
         if not self._directory.is_unchanged(found):
-            return STILL_WRITING
-        result = self._committer.commit(found, previous=self._done.get(found.name))
+            return CHANGING
+        previous = self._done.get(found.name)
+        result = self._committer.commit(found, previous=previous, quiet=quiet)
         if isinstance(result, Uncommitted):
             return result
         if result is not None:

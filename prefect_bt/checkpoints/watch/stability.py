@@ -1,49 +1,45 @@
-"""Decide which checkpoints have been quiet long enough. Pure; uses a monotonic clock.
+"""Remember how long each checkpoint has been quiet. Pure; uses a monotonic clock.
 
 The necessary time depends on the writer: one and a half times its longest pause so far in this
-checkpoint or its series, and at least `settle`. If the files prove the writer's end
-(finish_markers.is_finished), a moment suffices; if they look unfinished (find_unfinished_sign), it
-takes longer. Only a first checkpoint without such evidence can be committed too early, in a pause
-longer than any before; it is then committed again in a newer version, and its series waits longer.
+checkpoint or its series, and at least `settle`; what the files say shortens or lengthens it
+(formats/decision.py). Only a first checkpoint whose files prove nothing can be committed too early,
+in a pause longer than any before; it is then committed again in a newer version, and its series
+waits longer.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
-from prefect_bt.checkpoints.layout import LocalCheckpoint, get_series
+from prefect_bt.checkpoints.formats.decision import (
+    ENDED_QUIET,
+    GAP_QUIET,
+    SIGN_QUIET,
+    STILL_WRITING,
+    Decision,
+    Evidence,
+    decide,
+)
+from prefect_bt.checkpoints.layout import LocalCheckpoint, get_series, is_log, is_state_file
 
 _MAX_PAUSE: Final = 30.0
 """A longer pause is one between two checkpoints of one name, not inside one."""
-_FINISHED_WAIT: Final = 0.5
-_UNFINISHED_WAIT: Final = 20.0
-"""Seconds without a change after which an unfinished sign is ignored."""
 _STARVATION_LIMIT: Final = 120.0
 """Seconds after which the ordinary quiet time suffices: else a writer that saves every half minute
 under one name would never be committed."""
-_STATE: Final = re.compile(
-    r".*\.(?:pth?|bin|safetensors|ckpt|pkl|pickle|np[yz]|h5|hdf5|keras|weights|msgpack|gguf|onnx"
-    r"|distcp|zip|tar|joblib)",
-    re.DOTALL,
-)
-_LOGS: Final = re.compile(
-    r"(?:.*/)?(?:.*\.(?:log|txt|jsonl|csv|tsv|out|err|wandb)|events\.out\.tfevents\..*)"
-)
+
+Examine = Callable[[LocalCheckpoint], Evidence]
+"""Function that reads what a checkpoint's files say; called only after a quiet time."""
 
 
-class CompletionProbe(Protocol):
-    """Evidence in a checkpoint's files, which is read only after a quiet time."""
+class QuietCheckpoint(NamedTuple):
+    """The files to commit, the decision about them, and their seconds without a change."""
 
-    def is_finished(self) -> bool:
-        """Return whether the files prove that the writer has finished."""
-        ...
-
-    def has_unfinished_sign(self) -> bool:
-        """Return whether the files look unfinished."""
-        ...
+    checkpoint: LocalCheckpoint
+    decision: Decision
+    quiet: float
 
 
 @dataclass
@@ -67,7 +63,7 @@ class StabilityTracker:
 
     def __init__(self, settle: float) -> None:
         """`settle` in seconds."""
-        self._settle, self._quick = settle, min(settle, _FINISHED_WAIT)
+        self._settle, self._quick = settle, min(settle, ENDED_QUIET)
         self._seen: dict[str, _Observation] = {}
         self._pauses: dict[str, float] = {}
         """Series -> the longest pause inside one of its checkpoints."""
@@ -80,10 +76,8 @@ class StabilityTracker:
         """
         self._seen = {name: self._observe_one(one, now) for name, one in found.items()}
 
-    def find_stable(
-        self, name: str, *, now: float, probe: CompletionProbe
-    ) -> LocalCheckpoint | None:
-        """Return the files of this checkpoint to commit; None while it is being written.
+    def decide(self, name: str, *, now: float, examine: Examine) -> QuietCheckpoint | None:
+        """Return the decision about a checkpoint; None while it changes, or if it is unknown.
 
         Active logs do not hold back the files beside them: these are then committed without the
         logs.
@@ -91,26 +85,24 @@ class StabilityTracker:
         seen = self._seen.get(name)
         if seen is None:
             return None
-        taken = self._stable_part(seen, now=now, probe=probe)
-        if taken is not None:
-            seen.pending_since = float("inf")
-        return taken
-
-    def _stable_part(
-        self, seen: _Observation, *, now: float, probe: CompletionProbe
-    ) -> LocalCheckpoint | None:
-        needed = self._required_quiet(seen, now)
-        quiet = now - seen.stable_since
-        if quiet >= self._quick and probe.is_finished():
-            return seen.checkpoint
-        if quiet >= needed and (quiet >= _UNFINISHED_WAIT or not probe.has_unfinished_sign()):
-            return seen.checkpoint
+        quiet, rhythm = now - seen.stable_since, self._required_quiet(seen, now)
+        candidates = [(seen.checkpoint, quiet)] if quiet >= self._quick else []
         core_quiet = now - seen.core_stable_since
-        if quiet < core_quiet >= max(2 * needed, 3 * self._settle):
-            core = {path: fact for path, fact in seen.checkpoint.files.items() if not is_log(path)}
-            if core and (core_quiet >= _UNFINISHED_WAIT or not probe.has_unfinished_sign()):
-                return replace(seen.checkpoint, files=core)
-        return None
+        if quiet < core_quiet >= max(2 * rhythm, 3 * self._settle):
+            files = {path: stat for path, stat in seen.checkpoint.files.items() if not is_log(path)}
+            candidates += [(replace(seen.checkpoint, files=files), core_quiet)] if files else []
+        decision = Decision(STILL_WRITING)
+        for checkpoint, waited in candidates:
+            decision = decide(examine(checkpoint), quiet=waited, rhythm=rhythm)
+            if decision.is_commit:
+                seen.pending_since = float("inf")
+                return QuietCheckpoint(checkpoint, decision, waited)
+        return QuietCheckpoint(seen.checkpoint, decision, quiet) if quiet >= rhythm else None
+
+    def quiet_seconds(self, name: str, *, now: float) -> float:
+        """Return the seconds since the last change of a checkpoint; 0 if it is unknown."""
+        seen = self._seen.get(name)
+        return now - seen.stable_since if seen is not None else 0.0
 
     def seconds_until_due(self, *, now: float) -> float:
         """Return the seconds until a checkpoint may be settled; infinite for none."""
@@ -128,7 +120,7 @@ class StabilityTracker:
 
     def _wait_times(self, seen: _Observation, now: float) -> tuple[float, ...]:
         needed = self._required_quiet(seen, now)
-        return self._quick, needed, max(needed, _UNFINISHED_WAIT)
+        return self._quick, needed, max(needed, SIGN_QUIET), max(needed, GAP_QUIET)
 
     def _required_quiet(self, seen: _Observation, now: float) -> float:
         if now - seen.pending_since >= _STARVATION_LIMIT:
@@ -191,15 +183,10 @@ def _changed_paths(before: LocalCheckpoint, after: LocalCheckpoint) -> list[str]
     return changed
 
 
-def is_log(path: str) -> bool:
-    """Return whether a file of this name is written during the whole training."""
-    return _LOGS.fullmatch(path) is not None
-
-
 def has_new_state(found: LocalCheckpoint, *, since: LocalCheckpoint | None) -> bool:
     """Return whether a file that looks like a training state was added or changed."""
     before = since.files if since is not None else {}
     return any(
-        before.get(path) is not fact and before.get(path) != fact and _STATE.fullmatch(path)
+        before.get(path) is not fact and before.get(path) != fact and is_state_file(path)
         for path, fact in found.files.items()
     )

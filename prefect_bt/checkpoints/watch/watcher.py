@@ -53,7 +53,9 @@ class DirectoryWatcher:
     def checkpoints(self) -> dict[str, LocalCheckpoint]:
         """Return every checkpoint by name after the last scan; the same object without a change."""
         return {
-            name: one for branch in self._branches.values() for name, one in branch.found.items()
+            name: one
+            for branch in self._branches.values()
+            for name, one in branch.checkpoints.items()
         }
 
     def has_removed_files(self) -> bool:

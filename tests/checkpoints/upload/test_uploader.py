@@ -10,8 +10,8 @@ import pytest
 
 from prefect_bt.checkpoints.committed import verify_committed
 from prefect_bt.checkpoints.committed.commit_index import CommitIndex
+from prefect_bt.checkpoints.formats.decision import STILL_WRITING, Evidence
 from prefect_bt.checkpoints.upload import transfer
-from prefect_bt.checkpoints.upload.commit import STILL_WRITING
 from prefect_bt.checkpoints.upload.uploader import UploadOptions
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import RetentionPolicy
@@ -58,7 +58,7 @@ def test_incomplete_checkpoints_are_named(store, ckpts):
     half["model.safetensors"] = half["model.safetensors"][:50]
     folders.write(ckpts / "checkpoint-20", half)
     incomplete = folders.hf_full(30)
-    del incomplete["optimizer.pt"]
+    del incomplete["trainer_state.json"]
     folders.write(ckpts / "checkpoint-30", incomplete)
     folders.write(ckpts / "tmp-checkpoint-40", folders.hf_full(40))
     status = flush(store, ckpts)
@@ -66,12 +66,13 @@ def test_incomplete_checkpoints_are_named(store, ckpts):
     assert not status.error
     found = [line.split(":")[0] for line in status.uncommitted]
     assert found == ["checkpoint-20", "checkpoint-30", "tmp-checkpoint-40"]
-    assert "optimizer.pt is missing, which checkpoint-10 has" in status.uncommitted[1]
+    assert "trainer_state.json is missing" in status.uncommitted[1]
 
 
 def test_an_incomplete_checkpoint_is_reported_until_it_is_complete(store, ckpts):
     complete = folders.hf_full(20)
-    late = {"optimizer.pt": complete.pop("optimizer.pt")}
+    late = {name: complete.pop(name) for name in ("optimizer.pt", "trainer_state.json")}
+    del complete["training_args.bin"]
     with Running(store, ckpts) as running:
         running.commits("checkpoint-10", folders.hf_full(10))
         folders.write(ckpts / "checkpoint-20", complete)
@@ -270,11 +271,11 @@ def test_a_fault_in_the_words_of_a_change_is_no_change(store, ckpts, monkeypatch
     folders.write(ckpts / "best", {"a": b"1"})
     looks = []
 
-    def validate(self, found, references):
-        looks.append(found.name)
-        return STILL_WRITING.reason
+    def examine(self, checkpoint, earlier):
+        looks.append(checkpoint.name)
+        return Evidence(fault=STILL_WRITING)
 
-    monkeypatch.setattr("prefect_bt.checkpoints.upload.commit.Validator.validate", validate)
+    monkeypatch.setattr("prefect_bt.checkpoints.upload.commit.Inspector.examine", examine)
     assert flush(store, ckpts).uncommitted == ("best: it is still being written",)
     assert looks == ["best"], "the flush decides by the result, not by its text"
 

@@ -1,6 +1,6 @@
 import math
-from dataclasses import dataclass
 
+from prefect_bt.checkpoints.formats.decision import Evidence
 from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint
 from prefect_bt.checkpoints.watch.stability import StabilityTracker
 
@@ -9,25 +9,18 @@ def one(name="a", size=1, mtime=1, **more):
     return {name: LocalCheckpoint(name, {"f": FileStat(size, mtime)}, **more)}
 
 
-@dataclass
-class Told:
-    finished: bool = False
-    unfinished_sign: bool = False
-
-    def is_finished(self):
-        return self.finished
-
-    def has_unfinished_sign(self):
-        return self.unfinished_sign
+def settled_files(tracker, name, *, now, **evidence):
+    """The files to commit now; None while they are waited for."""
+    quiet = tracker.decide(name, now=now, examine=lambda _: Evidence(**evidence))
+    return quiet.checkpoint if quiet is not None and quiet.decision.is_commit else None
 
 
 class Clocked(StabilityTracker):
     """Observe and ask in one step."""
 
-    def at(self, now, found, **told):
+    def at(self, now, found, **evidence):
         self.observe(found, now=now)
-        asked = {name: self.find_stable(name, now=now, probe=Told(**told)) for name in found}
-        return [name for name, taken in asked.items() if taken is not None]
+        return [name for name in found if settled_files(self, name, now=now, **evidence)]
 
 
 def test_quiet_after_the_time_and_only_then():
@@ -82,8 +75,8 @@ def test_forgotten_starts_over():
 
 def test_proof_of_the_end_is_believed_after_a_moment():
     settling = Clocked(5)
-    assert settling.at(0, one(), finished=True) == []
-    assert settling.at(1, one(), finished=True) == ["a"]
+    assert settling.at(0, one(), is_repeated=True) == []
+    assert settling.at(1, one(), is_repeated=True) == ["a"]
 
 
 def test_a_writer_that_pauses_is_given_half_as_long_again():
@@ -113,13 +106,13 @@ def test_a_log_that_never_rests_holds_nothing_back():
         files = {"ckpt.pt": FileStat(9, 1), "train.log": FileStat(now, now)}
         found = {".": LocalCheckpoint(".", files)}
         settling.observe(found, now=now)
-        taken = settling.find_stable(".", now=now, probe=Told())
+        taken = settled_files(settling, ".", now=now)
         if now < 6:
             assert taken is None
         else:
             assert taken.files == {"ckpt.pt": FileStat(9, 1)}
     settling.observe(found, now=101.5)
-    assert "train.log" in settling.find_stable(".", now=101.5, probe=Told()).files
+    assert "train.log" in settled_files(settling, ".", now=101.5).files
 
 
 def test_only_a_log_waits_until_it_rests():
@@ -136,12 +129,13 @@ def test_when_to_look_again():
     assert settling.seconds_until_due(now=0.1) == 0.4
     assert settling.seconds_until_due(now=1) == 4
     assert settling.seconds_until_due(now=5) == 15
-    assert settling.seconds_until_due(now=20) == math.inf
+    assert settling.seconds_until_due(now=20) == 40
+    assert settling.seconds_until_due(now=60) == math.inf
 
 
 def test_what_looks_like_a_beginning_is_waited_for():
     settling = Clocked(2)
-    settling.at(0, one(), unfinished_sign=True)
-    assert settling.at(19, one(), unfinished_sign=True) == []
+    settling.at(0, one(), sign="x")
+    assert settling.at(19, one(), sign="x") == []
     assert settling.at(19.5, one()) == ["a"]
-    assert settling.at(20, one(), unfinished_sign=True) == ["a"]
+    assert settling.at(20, one(), sign="x") == ["a"]

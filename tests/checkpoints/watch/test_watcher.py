@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from prefect_bt.checkpoints.layout import group_by_checkpoint
 from prefect_bt.checkpoints.volume_links import Volumes
 from prefect_bt.checkpoints.watch import watcher
+from prefect_bt.checkpoints.watch.grouping import group_by_checkpoint
 from prefect_bt.checkpoints.watch.inotify import OVERFLOW_EVENT, Inotify
 from prefect_bt.checkpoints.watch.scanner import scan
 from prefect_bt.checkpoints.watch.watcher import DirectoryWatcher

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.checkpoints.layout import group_by_checkpoint
-from prefect_bt.checkpoints.manifest import FORMAT, Manifest, ManifestEntry
-from prefect_bt.checkpoints.validation.validator import Validator
+from prefect_bt.checkpoints.formats.inspector import Inspector
+from prefect_bt.checkpoints.formats.table import EarlierCheckpoint
 from prefect_bt.checkpoints.volume_links import Volumes
+from prefect_bt.checkpoints.watch.grouping import group_by_checkpoint
 from prefect_bt.checkpoints.watch.scanner import scan
 from tests.checkpoints import folders
 from tests.checkpoints.writers import ONCE, SINGLE_NODE, WRITERS, Writing
@@ -25,7 +25,7 @@ class Stage:
 
     def __init__(self, root, place):
         self.root, self.clock = root, 1_000_000_000
-        self.judge = Validator(Volumes(root), position=place)
+        self.inspector = Inspector(Volumes(root), position=place)
 
     def write(self, writing, path):
         target = self.root / os.path.normpath(f"{writing.name}/{path}")
@@ -41,26 +41,17 @@ class Stage:
 
     def verdict(self, writing, examples=()):
         found = self.found(writing)
-        held = [
-            self.judge.validate(one, examples) or self.judge.find_unfinished_sign(one, examples)
-            for one in found
-        ]
+        evidence = [self.inspector.examine(one, examples) for one in found]
+        held = [one.fault or one.sign or one.gap for one in evidence]
         return TOLD if all(held) else SILENT
 
     def finished(self, writing, examples=()):
-        return all(self.judge.is_finished(one, examples) for one in self.found(writing))
+        found = self.found(writing)
+        return all(self.inspector.examine(one, examples).is_repeated for one in found)
 
-    def commit(self, writing, step):
+    def commit(self, writing, **more):
         [found] = self.found(writing)
-        entries = tuple(
-            ManifestEntry(path, path, "", fact.size, "", mtime_ns=fact.mtime_ns)
-            for path, fact in found.files.items()
-        )
-        return Manifest(
-            *(FORMAT, folders.PROJECT, folders.JOB, 0, 1, found.name, 1, 1, 0.0, found.size),
-            entries=entries,
-            step=step,
-        )
+        return EarlierCheckpoint(found.name, dict(found.files), **more)
 
 
 def play(stage, writing, *, silent, early, examples=()):
@@ -91,10 +82,10 @@ def test_the_second_is_measured_against_the_first(tmp_path, writer):
     stage = Stage(tmp_path, first.place)
     for path in first.files:
         stage.write(first, path)
-    examples = [stage.commit(first, 10)]
+    examples = [stage.commit(first)]
     play(stage, second, silent=second.silent_again, early=(), examples=examples)
     [found] = stage.found(second)
-    assert stage.judge.validate(found, examples) == ""
+    assert stage.inspector.examine(found, examples).fault == ""
     assert stage.finished(second, examples)
 
 
@@ -104,7 +95,7 @@ def test_the_end_of_a_former_save_proves_nothing_about_the_next(tmp_path):
     for path in writing.files:
         stage.write(writing, path)
     assert stage.finished(writing)
-    examples = [stage.commit(writing, 10)]
+    examples = [stage.commit(writing)]
     for path in [*writing.files][:-1]:
         stage.write(writing, path)
         assert not stage.finished(writing)
@@ -130,7 +121,7 @@ def test_a_sibling_that_is_shorter_is_not_proved_to_be_done(tmp_path):
     first, second = (Writing(f"step-{n}", {"weights.raw": b"x" * 1000}) for n in (1, 2))
     stage = Stage(tmp_path, SINGLE_NODE)
     stage.write(first, "weights.raw")
-    examples = [stage.commit(first, 1)]
+    examples = [stage.commit(first)]
     short = Writing("step-2", {"weights.raw": b"x" * 500})
     stage.write(short, "weights.raw")
     assert not stage.finished(short, examples)
@@ -147,25 +138,25 @@ def test_a_tracker_that_names_another_one_proves_nothing(tmp_path):
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     for text, doubted in {"10": True, "release": True, "": True, "30": False, "20": False}.items():
         tracker.write_text(text)
-        assert bool(stage.judge.find_unfinished_sign(found, [])) is doubted, text
+        assert bool(stage.inspector.examine(found).sign) is doubted, text
         assert stage.finished(writing) is (text == "20")
     # Older than the files: it is of a former save.
     os.utime(tracker, ns=(1, 1))
     assert not stage.finished(writing)
     tracker.unlink()
     tracker.mkdir()
-    assert stage.judge.find_unfinished_sign(found, []) and not stage.finished(writing)
+    assert stage.inspector.examine(found).sign and not stage.finished(writing)
 
 
 def test_orbax_renames_a_folder_when_it_is_done(tmp_path):
     files = {"default/d/abc": b"x", "default/_METADATA": b"{}", "_CHECKPOINT_METADATA": b"{}"}
-    judge = Validator(Volumes(tmp_path))
+    inspector = Inspector(Volumes(tmp_path))
     folders.write(tmp_path / "run/100.orbax-checkpoint-tmp-1", files)
     [found] = group_by_checkpoint(scan(Volumes(tmp_path))).values()
-    assert judge.validate(found, [])
+    assert inspector.examine(found).fault
     (tmp_path / "run/100.orbax-checkpoint-tmp-1").rename(tmp_path / "run/100")
     [found] = group_by_checkpoint(scan(Volumes(tmp_path))).values()
-    assert found.name == "run/100" and judge.validate(found, []) == ""
+    assert found.name == "run/100" and inspector.examine(found).fault == ""
 
 
 LAYOUTS = Path(__file__).parents[2] / "fixtures" / "layouts.tar.gz"
@@ -223,9 +214,9 @@ def test_files_of_the_framework_itself(tmp_path, framework):
     assert len(stage.found(first)) == 1
     assert stage.verdict(first) == SILENT
     assert stage.finished(first) is finished
-    examples = [stage.commit(first, 1)]
+    examples = [stage.commit(first)]
     for second in others:
         play(stage, second, silent=(), early=(), examples=examples)
         [found] = stage.found(second)
-        assert stage.judge.validate(found, examples) == ""
+        assert stage.inspector.examine(found, examples).fault == ""
         assert stage.finished(second, examples)

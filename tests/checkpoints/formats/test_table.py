@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint, group_by_checkpoint
-from prefect_bt.checkpoints.validation.completeness import validate_against_sibling, validate_files
-from prefect_bt.checkpoints.validation.file_formats import inspect_file
-from prefect_bt.checkpoints.validation.rank_files import SINGLE_NODE, GangPosition
-from prefect_bt.checkpoints.validation.validator import Validator
+from prefect_bt.checkpoints.formats.content import inspect_file
+from prefect_bt.checkpoints.formats.inspector import Inspector
+from prefect_bt.checkpoints.formats.protocol import SINGLE_NODE, GangPosition, Inspection
+from prefect_bt.checkpoints.formats.table import EarlierCheckpoint, find_gap, find_missing
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint
 from prefect_bt.checkpoints.volume_links import Volumes
+from prefect_bt.checkpoints.watch.grouping import group_by_checkpoint
 from prefect_bt.checkpoints.watch.scanner import scan
 from tests.checkpoints import folders
 
@@ -28,9 +29,10 @@ def fault_of(files, name="checkpoint-10", place=SINGLE_NODE):
         for p, data in files.items()
         if p in found.files
     }
-    return validate_files(found, reports, place)
+    return find_missing(Inspection(found, reports, position=place))
 
 
+STAT = FileStat(1, 1)
 WHOLE = {
     "hf full": folders.hf_full(),
     "lora": folders.hf_lora(),
@@ -59,6 +61,40 @@ WHOLE = {
     "a model as json": {"config.json": b'{"depth": 3}', "model.json": b"{}"},
     "stage 0, whose optimizer lies in the model's file": {"mp_rank_00_model_states.pt": b"x"},
     "universal": {"mp_rank_00_model_states.pt": b"x", "zero/w/fp32.pt": folders.torch_zip()},
+    "hdf5": {"model.h5": folders.hdf5()},
+    "side files that no loader reads": {
+        "config.json": folders.text({"model_type": "llama"}),
+        "model.safetensors": folders.safetensors(),
+        "ds_config.json": b'{\n  // ZeRO stage 2\n  "zero_optimization": {"stage": 2,},\n}\n',
+        "run_config.json": '{"author": "André"}'.encode("latin-1"),
+        "eval_config.json": b"{'lr': 0.1}\n",
+        "metrics.json": b"",
+        "half.json": b'{"a": ',
+        "lines.json": b'{"a": 1}\n{"a": 2, "b"',
+        "scratch.bin": b"",
+        "data.zip": b"PK\x03\x04 cut",
+    },
+    "settings of one's own": {"config.json": b'{\n "lr": 1e-4, // base\n}\n', "model.pt": b"x"},
+    "text that is not UTF-8": {
+        "config.json": '{"author": "André"}'.encode("latin-1"),
+        "a.pt": b"x",
+    },
+    "utf-16": {"tokenizer_config.json": '{"a": 1}'.encode("utf-16"), "model.bin": b"x"},
+    "not a number": {"trainer_state.json": b'{"best_metric": NaN, "log": [-Infinity]}'},
+    "an old index beside the whole model": folders.hf_full() | folders.stale_index(),
+    "old shards, too": folders.hf_full()
+    | folders.stale_index()
+    | {"model-00002-of-00002.safetensors": folders.safetensors()},
+    "an old index of the other kind": folders.hf_full() | folders.stale_index("pytorch_model.bin"),
+    "an old index of a part of a pipeline": {
+        "unet/diffusion_pytorch_model.safetensors": folders.safetensors(),
+        **folders.stale_index("unet/diffusion_pytorch_model.safetensors"),
+    },
+    "a shard of a former number": folders.hf_sharded()
+    | {"model-00001-of-00002.safetensors": folders.safetensors()},
+    "files of a former number of processes": folders.verl()
+    | {"actor/model_world_size_4_rank_3.pt": folders.torch_zip()},
+    "a file": {".": folders.torch_zip()},
     "hidden leftovers": {"config.json": b"{}", "model.bin": b"x", ".cache/a.incomplete": b""},
 }
 
@@ -83,6 +119,11 @@ def without(files, *paths):
 
 
 BROKEN = {
+    "an old index, and the model cut": (
+        cut(folders.hf_full() | folders.stale_index(), "model.safetensors"),
+        "model.safetensors",
+    ),
+    "an index whose shards are gone": (folders.stale_index(), "names model-00001-of-00002"),
     "safetensors cut": (cut(folders.hf_full(), "model.safetensors"), "model.safetensors"),
     "safetensors one byte short": (
         {"a.safetensors": folders.safetensors()[:-1]},
@@ -97,7 +138,7 @@ BROKEN = {
     "zip cut": (cut(folders.hf_full(), "optimizer.pt"), "optimizer.pt is truncated"),
     "zip one byte short": ({"a.pt": folders.torch_zip()[:-1]}, "a.pt is truncated"),
     "zip empty": ({"a.pt": b""}, "empty"),
-    "json cut": (cut(folders.hf_full(), "trainer_state.json"), "trainer_state.json is not JSON"),
+    "json cut": (cut(folders.hf_full(), "trainer_state.json"), "trainer_state.json is cut off"),
     "json empty": ({"config.json": b""}, "empty"),
     "big json cut": ({"tokenizer.json": b"{" + b" " * 5_000_000}, "cut off"),
     "a shard missing": (
@@ -110,6 +151,7 @@ BROKEN = {
         ),
         "2 of 3 shards",
     ),
+    "hdf5 cut": ({"model.h5": folders.hdf5()[:-1]}, "model.h5 has"),
     "index cut": (cut(folders.hf_sharded(), "model.safetensors.index.json"), "not JSON"),
     "trainer's state missing": (
         without(folders.hf_full(), "trainer_state.json"),
@@ -123,11 +165,12 @@ BROKEN = {
         without(folders.hf_sharded(), "model.safetensors.index.json"),
         "model.safetensors.index.json is missing",
     ),
-    "json lines, the last one cut": ({"data.json": b'{"a": 1}\n{"a": 2, "b"'}, "not JSON"),
-    "json of zeros": ({"data.json": b"{" + b"\0" * 100}, "not JSON"),
-    "json that ends too soon": ({"data.json": b'{"a": "b'}, "not JSON"),
+    "json of zeros": ({"config.json": b"{" + b"\0" * 100}, "cut off"),
+    "json that ends too soon": ({"config.json": b'{"a": "b'}, "cut off"),
+    "json cut in a literal": ({"adapter_config.json": b'{"a": tru'}, "cut off"),
+    "json cut in a letter": ({"config.json": '{"a": "é'.encode()[:-1]}, "cut off"),
     "impossible offsets": ({"a.safetensors": folders.safetensors_with([-9, -1])}, "invalid header"),
-    "an archive inside one that is cut": ({"a.zip": folders.nested_zip()[:200]}, "truncated"),
+    "an archive inside one that is cut": ({"a.pt": folders.nested_zip()[:200]}, "truncated"),
     "distributed, rank 0 not there yet": ({"__1_0.distcp": b"x"}, ".metadata is missing"),
     "distributed, a file gone": (
         without(folders.distributed(), "__1_0.distcp"),
@@ -213,16 +256,14 @@ def test_saving_a_model_by_hand_is_not_a_trainers_checkpoint():
     ],
 )
 def test_siblings(had, has, what):
-    fault = validate_against_sibling(has, sibling_files=had, sibling_name="checkpoint-10")
-    assert what in fault and bool(fault) is bool(what)
+    gap = find_gap(has, checkpoint=EarlierCheckpoint("checkpoint-10", dict.fromkeys(had, STAT)))
+    assert what in gap and bool(gap) is bool(what)
 
 
 def test_torchtitan_may_end_with_another_kind_of_save():
     index = ("model.safetensors", "model.safetensors.index.json")
-    assert (
-        validate_against_sibling(index, sibling_files=folders.distributed(), sibling_name="step-10")
-        == ""
-    )
+    earlier = EarlierCheckpoint("step-10", dict.fromkeys(folders.distributed(), STAT))
+    assert find_gap(index, checkpoint=earlier) == ""
 
 
 @pytest.mark.parametrize(
@@ -275,31 +316,31 @@ NAMES = st.sampled_from(
 def test_whatever_lies_there_is_judged(files):
     with TemporaryDirectory() as folder:
         folders.write(Path(folder), {f"checkpoint-1/{path}": data for path, data in files.items()})
-        judge = Validator(Volumes(Path(folder)))
+        inspector = Inspector(Volumes(Path(folder)))
         for found in group_by_checkpoint(scan(Volumes(Path(folder)))).values():
-            fault, doubt = judge.validate(found, []), judge.find_unfinished_sign(found, [])
-            assert (fault + doubt).isprintable()
-            assert not (fault and judge.is_finished(found, []))
-            assert judge.read_metadata(found).step is not None
+            evidence = inspector.examine(found)
+            assert (evidence.fault + evidence.sign).isprintable()
+            assert not (evidence.fault and evidence.has_ended)
+            assert inspector.read_metadata(found).step is not None
 
 
 def test_what_nests_too_deep_for_the_parser_is_judged_by_its_ends(tmp_path):
     deep = b"[" * 200_000
-    assert fault_of({"a.json": deep + b"]" * 200_000}) == ""
-    assert "cut off" in fault_of({"a.json": deep})
+    assert fault_of({"tokenizer.json": deep + b"]" * 200_000}) == ""
+    assert "cut off" in fault_of({"tokenizer.json": deep})
     assert fault_of({"a.safetensors": len(deep).to_bytes(8, "little") + deep})
     assert fault_of({"model.safetensors.index.json": deep})
 
 
 @pytest.mark.slow
 def test_a_file_that_has_not_changed_is_not_read_again(tmp_path):
-    files = {f"part-{n}.json": FileStat(2, 1) for n in range(10_000)}
-    (tmp_path / "checkpoint-1").mkdir()
-    for path in files:
-        (tmp_path / "checkpoint-1" / path).write_bytes(b"{}")
-    judge = Validator(Volumes(tmp_path))
-    assert judge.validate(LocalCheckpoint("checkpoint-1", dict(files)), []) == ""
+    files = {f"{n}/config.json": FileStat(2, 1) for n in range(1000)}
+    folders.write(tmp_path / "checkpoint-1", dict.fromkeys(files, b"{}"))
+    inspector = Inspector(Volumes(tmp_path))
+    assert inspector.examine(LocalCheckpoint("checkpoint-1", dict(files))).fault == ""
     shutil.rmtree(tmp_path / "checkpoint-1")
-    assert judge.validate(LocalCheckpoint("checkpoint-1", dict(files)), []) == ""
+    assert inspector.examine(LocalCheckpoint("checkpoint-1", dict(files))).fault == ""
     with pytest.raises(FileNotFoundError):
-        judge.validate(LocalCheckpoint("checkpoint-1", files | {"part-7.json": FileStat(3, 2)}), [])
+        inspector.examine(
+            LocalCheckpoint("checkpoint-1", files | {"7/config.json": FileStat(3, 2)})
+        )

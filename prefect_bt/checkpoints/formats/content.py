@@ -1,9 +1,11 @@
 """Inspect one file: whether it is truncated, and which files it names.
 
 No I/O but through the reader that is handed in; whatever lies in a file, nothing is raised for it.
+Only files that a loader reads can make a checkpoint incomplete; other files are content, whatever
+their suffix says: settings with comments in a `.json`, an empty `scratch.bin`.
 Sources of the formats: safetensors' header (length, JSON, offsets), zip APPNOTE 4.3.16 (end of
-central directory), Hugging Face's index, the pickled `.metadata` of PyTorch's distributed
-checkpoints (its strings are read, nothing is unpickled).
+central directory), HDF5's superblock (end of file address), Hugging Face's index, the pickled
+`.metadata` of PyTorch's distributed checkpoints (its strings are read, nothing is unpickled).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from posixpath import dirname
+from posixpath import basename, dirname
 from typing import Any, Final, Protocol, cast
 
 _MAX_JSON: Final = 4 * 1024 * 1024
@@ -20,13 +22,20 @@ _MAX_METADATA: Final = 32 * 1024 * 1024
 _MAX_PARSED_HEADER: Final = 16 * 1024 * 1024
 _MAX_HEADER: Final = 100_000_000
 _ZIP_TAIL: Final = 65_535 + 22
-_ZIP_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".npz", ".pkl")
+_ZIP_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".keras")
+_NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".keras")
+_HDF5_SUFFIXES: Final = (".h5", ".hdf5")
+_HDF5_START: Final = b"\x89HDF\r\n\x1a\n"
+_HDF5_END_ADDRESS: Final = {0: 40, 1: 44, 2: 28, 3: 28}
+"""Version of the superblock -> byte at which the end of the file is, for offsets of 8 bytes."""
 _ZIP_START: Final = b"PK\x03\x04"
 _ZIP_END: Final = b"PK\x05\x06"
 _METADATA: Final = re.compile(r"(?:.*/)?(?:__\d+)?\.metadata", re.DOTALL)
 _DISTCP: Final = re.compile(rb"__\d+_\d+\.distcp")
-_STRICT_JSON: Final = re.compile(
-    r"(?:.*/)?(?:(?:\w+_)?config|trainer_state|model_index|modules|tokenizer\w*)\.json", re.DOTALL
+_LOADED_JSON: Final = frozenset(
+    {"config.json", "adapter_config.json", "generation_config.json", "trainer_state.json"}
+    | {"model_index.json", "modules.json", "tokenizer.json", "tokenizer_config.json"}
+    | {"preprocessor_config.json", "special_tokens_map.json", "scheduler_config.json"}
 )
 MODEL_CONFIGS: Final = ("config.json", "adapter_config.json")
 _MODEL_KEYS: Final = frozenset({"model_type", "architectures", "peft_type"})
@@ -50,13 +59,12 @@ class FileReport:
 
 def inspect_file(path: str, size: int, *, read: Reader) -> FileReport:
     """Judge one file by its own content; reads headers and ends, and small JSON in full."""
-    if path.endswith(".safetensors"):
-        return FileReport(_validate_safetensors(path, size, read))
-    if path.endswith(_ZIP_SUFFIXES):
-        return FileReport(_validate_zip(path, size, read))
+    for suffixes, validate in _VALIDATORS:
+        if path.endswith(suffixes):
+            return FileReport(validate(path, size, read))
     if path.endswith((".safetensors.index.json", ".bin.index.json")):
         return _inspect_index(path, size, read)
-    if path.endswith(".json"):
+    if basename(path) in _LOADED_JSON:
         return _inspect_json(path, size, read)
     if path.endswith(".metadata") and _METADATA.fullmatch(path):
         return _inspect_metadata(path, size, read)
@@ -93,7 +101,7 @@ def _compute_tensors_end(header: Any) -> int:
 
 def _validate_zip(path: str, size: int, read: Reader) -> str:
     if size == 0:
-        return "is empty"
+        return "is empty" if path.endswith(_NEVER_EMPTY) else ""
     if read(path, start=0, length=4) != _ZIP_START:
         # An older format, which does not tell where it ends.
         return ""
@@ -120,23 +128,33 @@ def _is_end_record(tail: bytes, at: int, position: int) -> bool:
     return int.from_bytes(record[16:20], "little") + directory == position
 
 
-def _inspect_json(path: str, size: int, read: Reader) -> FileReport:
+def _validate_hdf5(path: str, size: int, read: Reader) -> str:
     if size == 0:
-        return FileReport("is empty")
+        return "is empty"
+    head = read(path, start=0, length=64)
+    at = _HDF5_END_ADDRESS.get(head[8]) if head.startswith(_HDF5_START) and size > 64 else None
+    if at is None:
+        return ""
+    end = int.from_bytes(head[at : at + 8], "little")
+    return "" if size >= end else f"has {size} bytes where its header says {end}"
+
+
+def _inspect_json(path: str, size: int, read: Reader) -> FileReport:
+    """Report a truncated file. A file that is whole, but in another format, is content."""
     if size > _MAX_JSON:
         # Parsing tens of megabytes would cost more memory than the uploader may take.
         first, last = read(path, start=0, length=64), read(path, start=size - 64, length=64)
         return FileReport(_validate_brackets(first, last))
     data = read(path, start=0, length=size)
+    if not data.strip():
+        return FileReport("is empty")
     try:
         value: Any = json.loads(data)
     except RecursionError:
         return FileReport(_validate_brackets(data, data))
     except ValueError as error:
-        is_whole = _is_json_lines(data) or _is_other_format(path, data, error)
-        return FileReport("" if is_whole else "is not JSON")
-    name = path.rpartition("/")[2]
-    is_object = name in MODEL_CONFIGS and isinstance(value, dict)
+        return FileReport("is cut off" if _is_truncated(data, error) else "")
+    is_object = basename(path) in MODEL_CONFIGS and isinstance(value, dict)
     keys = cast("dict[str, object]", value).keys() if is_object else set[str]()
     return FileReport(describes_model=not _MODEL_KEYS.isdisjoint(keys))
 
@@ -146,34 +164,16 @@ def _validate_brackets(first: bytes, last: bytes) -> str:
     return "" if ends in {b"}", b"]"} or begins not in {b"{", b"["} else "is cut off"
 
 
-def _is_json_lines(data: bytes) -> bool:
-    """Return whether there is one value per line: such files are called `.json` too."""
-    lines = [line for line in data.splitlines() if line.strip()]
-    return len(lines) > 1 and all(map(_is_json, lines))
+def _is_truncated(data: bytes, error: ValueError) -> bool:
+    """Return whether the file looks like the beginning of JSON, or has lost its bytes.
 
-
-def _is_json(data: bytes) -> bool:
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _is_other_format(path: str, data: bytes, error: ValueError) -> bool:
-    """Return whether the file is no JSON at all, rather than truncated JSON.
-
-    Settings with comments and other formats are called `.json` as well, and would be held back for
-    ever. A truncation shows at the end, a lost write as zeros.
+    A truncation shows at the end, a lost write as zeros.
     """
-    if _STRICT_JSON.fullmatch(path) or not data.rstrip() or b"\0" in data:
-        return False
-    if _is_json(data.splitlines()[0]):
-        # A value a line, of which a later one is cut.
-        return False
-    if not isinstance(error, json.JSONDecodeError):
+    if b"\0" in data:
         return True
-    return error.pos < len(error.doc.rstrip()) and not error.msg.startswith("Unterminated")
+    if isinstance(error, json.JSONDecodeError) and error.msg.startswith("Extra data"):
+        return False
+    return bool(_validate_brackets(data, data))
 
 
 def _inspect_index(path: str, size: int, read: Reader) -> FileReport:
@@ -202,3 +202,10 @@ def _inspect_metadata(path: str, size: int, read: Reader) -> FileReport:
 def _sibling_paths(path: str, names: set[str]) -> tuple[str, ...]:
     folder = dirname(path)
     return tuple(f"{folder}/{name}" if folder else name for name in sorted(names))
+
+
+_VALIDATORS: Final = (
+    ((".safetensors",), _validate_safetensors),
+    (_ZIP_SUFFIXES, _validate_zip),
+    (_HDF5_SUFFIXES, _validate_hdf5),
+)
