@@ -3,8 +3,9 @@
 
 It is a separate process of the lowest priority, so that it takes no core, disk or memory from the
 training. The end of its standard input requests the final flush; the kernel also closes the input
-when the node agent dies. A byte before the end says that the commands ended with 0. The uploader ignores signals, which are meant for the commands. Exit code:
-0 all flushed, 1 an upload failed (the status file has the error), 2 wrong use.
+when the node agent dies. A byte before the end says that the commands ended with 0. The uploader
+ignores signals, which are meant for the commands. Exit code: 0 all flushed, 1 an upload failed (the
+status file has the error), 2 wrong use.
 """
 
 from __future__ import annotations

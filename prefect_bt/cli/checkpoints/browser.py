@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
+from posixpath import basename
 from typing import Final, Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -67,7 +68,9 @@ class Explorer:
             alone = {manifest.rank for manifest in checkpoint.manifests} == {0}
             for file in checkpoint.files():
                 rank = "" if alone else f"rank-{file.rank}/"
-                self._files.setdefault(folder + rank + file.path.removeprefix(folder), file)
+                is_whole = file.path == checkpoint.checkpoint_id
+                inner = basename(file.path) if is_whole else file.path.removeprefix(folder)
+                self._files.setdefault(folder + rank + inner, file)
         self.folder: str | None = None
         self._picked = _folder(start) if start else None
         self._filter("")
