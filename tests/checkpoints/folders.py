@@ -179,14 +179,17 @@ class Ended:
         return True
 
 
-def flush(store, directory: Path, files=None, *, options=FAST, reports=None, **where):
+def flush(
+    store, directory: Path, files=None, *, options=FAST, reports=None, succeeded=True, **where
+):
     """One final flush, after these files were written; the status."""
     write(directory, files or {})
     kept = reports if reports is not None else []
     uploader = Uploader(
         store, directory=directory, origin=origin(**where), options=options, report=kept.append
     )
-    return uploader.run(Ended())  # pyright: ignore[reportArgumentType]
+    ended = Ended()
+    return uploader.run(ended, has_succeeded=lambda: succeeded)  # pyright: ignore[reportArgumentType]
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -35,6 +35,7 @@ ARGS = {"training_args.bin": torch_zip(b"args")}
 MODEL = CONFIG | GENERATION | WEIGHTS
 SHARDS = {f"model-{n:05d}-of-00003.safetensors": safetensors() for n in (1, 2, 3)}
 INDEX = {"model.safetensors.index.json": text({"weight_map": {n: n for n in SHARDS}})}
+FILE = {".": torch_zip(b"a whole checkpoint")}
 ADAPTER = {
     "README.md": b"# card",
     "adapter_model.safetensors": safetensors(),
@@ -266,6 +267,40 @@ def lightning_sharded(step: int) -> Writing:
     )
 
 
+def lightning_file(step: int) -> Writing:
+    return Writing(f"lightning_logs/version_0/checkpoints/epoch=1-step={step}.ckpt", FILE)
+
+
+def keras_file(step: int) -> Writing:
+    return Writing(f"weights.{step:02d}-0.25.keras", FILE)
+
+
+def torch_file(step: int) -> Writing:
+    return Writing(f"out/model_{step}.pt", FILE)
+
+
+def torchtune(step: int) -> Writing:
+    files = SHARDS | INDEX | CONFIG | ADAPTER | {"recipe_state.pt": torch_zip()}
+    silent = frozenset({*INDEX, *CONFIG, *ADAPTER} - {"adapter_model.safetensors"})
+    again = frozenset({"adapter_config.json"})
+    return Writing(f"epoch_{step}", files, silent=silent, silent_again=again)
+
+
+def ray_train(step: int) -> Writing:
+    """Ray copies what a loop reports, and then names it in its snapshot."""
+    files = {"checkpoint/model.pt": torch_zip(), "checkpoint/optimizer.pt": torch_zip()}
+    snapshot = text({"checkpoint_results": [{"checkpoint_dir_name": f"checkpoint_{step:06d}"}]})
+    files |= {"../checkpoint_manager_snapshot.json": snapshot}
+    silent = frozenset([*files][:-1])
+    return Writing(f"exp/checkpoint_{step:06d}", files, silent=silent, finished=True)
+
+
+def llama_factory(step: int) -> Writing:
+    files = ADAPTER | TOKENIZER | {"chat_template.jinja": b"{{ x }}"} | resumable(step)
+    silent = frozenset({"adapter_config.json", *TOKENIZER, "chat_template.jinja"})
+    return Writing(f"saves/qwen/checkpoint-{step}", files, silent=silent, finished=True)
+
+
 WRITERS: dict[str, Callable[[int], Writing]] = {
     writer.__name__: writer
     for writer in (
@@ -275,7 +310,8 @@ WRITERS: dict[str, Callable[[int], Writing]] = {
         *(trainer_fsdp, accelerate_fsdp, accelerate, diffusers_training, trainer_deepspeed),
         *(deepspeed, deepspeed_stage_3, deepspeed_second_node, accelerate_deepspeed, megatron),
         *(megatron_distributed, verl, torchtitan, without_collectives, another_node, first_node),
-        lightning_sharded,
+        *(lightning_sharded, lightning_file, keras_file, torch_file, torchtune, ray_train),
+        llama_factory,
     )
 }
 

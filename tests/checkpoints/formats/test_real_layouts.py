@@ -220,3 +220,28 @@ def test_files_of_the_framework_itself(tmp_path, framework):
         [found] = stage.found(second)
         assert stage.inspector.examine(found, examples).fault == ""
         assert stage.finished(second, examples)
+
+
+@pytest.mark.parametrize("name", ["m--step=9-last", "m--val_loss=0.50-epoch=1-step=9"])
+def test_nemo_removes_a_marker_at_the_end(tmp_path, name):
+    files = {f"weights/{path}": data for path, data in folders.distributed().items()}
+    writing = Writing(f"results/checkpoints/{name}", files)
+    stage = Stage(tmp_path, SINGLE_NODE)
+    marker = tmp_path / f"results/checkpoints/{name.removesuffix('-last')}-unfinished"
+    folders.write(marker.parent, {marker.name: b""})
+    for path in writing.files:
+        stage.write(writing, path)
+    assert [one.name for one in stage.found(writing)] == [writing.name]
+    assert stage.verdict(writing) == TOLD
+    marker.unlink()
+    assert stage.verdict(writing) == SILENT
+
+
+def test_a_later_tag_of_deepspeed_ends_the_former(tmp_path):
+    stage = Stage(tmp_path, SINGLE_NODE)
+    for step in (10, 20):
+        for path in (writing := WRITERS["deepspeed"](step)).files:
+            stage.write(writing, path)
+    assert stage.verdict(WRITERS["deepspeed"](10)) == SILENT
+    (tmp_path / "latest").write_text("global_step5")
+    assert stage.verdict(WRITERS["deepspeed"](10)) == TOLD
