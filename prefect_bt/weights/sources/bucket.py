@@ -20,7 +20,12 @@ from prefect_bt.errors import IdentityError, StoreError, WeightsError
 from prefect_bt.object_store import connect
 from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
 from prefect_bt.weights.sources import protocol
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.sources.file_listing import (
+    ListedFile,
+    Listing,
+    compute_revision,
+    is_bookkeeping,
+)
 from prefect_bt.weights.sources.patterns import filter_paths
 
 _MAX_OBJECTS: Final = 1_000_000
@@ -110,7 +115,7 @@ class BucketSource(protocol.RemoteSource):
         files = [
             ListedFile(path.removeprefix(base), item["size"], version_tag=_tag(item))
             for path, item in found
-            if item["size"] or path not in folders
+            if (item["size"] or path not in folders) and not is_bookkeeping(path.removeprefix(base))
         ]
         if files or not prefix:
             return files, base

@@ -19,7 +19,13 @@ from huggingface_hub.utils import validate_repo_id
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, Listing, quote
+from prefect_bt.weights.sources.file_listing import (
+    SHA256,
+    ListedFile,
+    Listing,
+    is_bookkeeping,
+    quote,
+)
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
 from prefect_bt.weights.sources.protocol import SourceRequest
 
@@ -65,6 +71,7 @@ class HubSource(HttpSource):
     def __init__(self, request: SourceRequest) -> None:
         super().__init__(request)
         self._setting = f"HF_ENDPOINT ({constants.ENDPOINT})"
+        self._limit_hint = "" if self._token else "; a token raises the limit"
         self._repo_id, _, self._revision = self._source.removeprefix("hf://").partition("@")
         self._commit = self._revision if _COMMIT.fullmatch(self._revision) else ""
 
@@ -95,6 +102,8 @@ class HubSource(HttpSource):
                 raise MalformedResponse(text)
             files = [entry for entry in page if entry.get("type") == "file"]
             for file in _validate(list[_File], files):
+                if is_bookkeeping(file.path):
+                    continue
                 if file.lfs:
                     yield ListedFile(file.path, file.lfs.size, sha256=file.lfs.oid)
                 else:

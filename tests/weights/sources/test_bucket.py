@@ -98,6 +98,13 @@ def test_fetched_once_and_again_when_an_object_changed(
     assert mirrored(plan(made), tmp_path) == {**FILES, "config.json": b"[]"}
 
 
+def test_the_files_of_the_program_that_downloaded_it(made: Bucket, tmp_path: Path) -> None:
+    assert mirrored(plan(made), tmp_path) == FILES
+    for name in (".cache/huggingface/download/a.metadata", ".cache/huggingface/.gitignore", ".msc"):
+        put(made, f"models/base/{name}", b"state")
+    assert mirrored(plan(made), tmp_path) == FILES
+
+
 def test_patterns_one_object_and_unwanted_objects_that_change(
     server: FaultyServer, made: Bucket, tmp_path: Path
 ) -> None:
