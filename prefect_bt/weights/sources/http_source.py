@@ -29,7 +29,7 @@ from obstore.store import HTTPStore
 from prefect_bt.credentials.weights_access import parse_token
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
-from prefect_bt.object_store.faults import FaultKind, classify_fault
+from prefect_bt.object_store.faults import CLOCK_STEP, FaultKind, classify_fault
 from prefect_bt.text.quantities import format_elapsed
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
@@ -270,6 +270,8 @@ class HttpSource(protocol.RemoteSource):
             )
         elif fault.status in (401, 403):
             step = self._access_step
+        elif fault.kind is FaultKind.CLOCK:
+            step = CLOCK_STEP
         elif fault.kind is FaultKind.CERTIFICATE:
             step = "Set SSL_CERT_FILE if the certificate is of your own authority."
         elif fault.kind is FaultKind.NO_RANGES:

@@ -9,9 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
+from obstore.exceptions import BaseError
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.object_store.connect import Limits, create_http_store
+from prefect_bt.object_store.faults import classify_fault
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import downloader
@@ -275,3 +279,22 @@ def test_sentences(served: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "The secret 'bearer'" in told and "l1nes" not in told
     monkeypatch.delenv("SSL_CERT_FILE")
     assert "its certificate is not trusted" in refused(plan(served), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("valid_from", "words"),
+    [(1, "is not valid yet by this machine's clock"), (-3, "has expired by this machine's clock")],
+)
+def test_a_certificate_of_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valid_from: int, words: str
+) -> None:
+    with serving_files(tmp_path, valid_from=valid_from) as (served, certificate):
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        served.files[PATH] = DATA
+        error = refused(plan(served), tmp_path)
+        assert f"its certificate {words}" in error
+        assert ("Set the clock" in error) == (valid_from > 0)
+        store = create_http_store(served.url, limits=Limits(retries=0))
+        with pytest.raises(BaseError) as caught:
+            obstore.get(store, "model.bin")
+    assert words in classify_fault(caught.value).reason
