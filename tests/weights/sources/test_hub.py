@@ -317,7 +317,8 @@ def test_what_does_not_exist(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     assert "hf://o/none does not exist at http://127.0.0.1" in place.refused("hf://o/none")
     assert "has no such revision" in place.refused("hf://o/r@v9")
-    assert "Write hf://owner/repo" in place.refused("hf://o/r/sub/folder")
+    assert "has no file or folder 'sub/folder'" in place.refused("hf://o/r/sub/folder")
+    assert "Write hf://" in place.refused("hf://o/r//folder")
     nothing = place.refused("hf://o/r", allow=["*.gguf"])
     assert "match none of its 5 files" in nothing
     assert "**/*" in nothing
