@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 from pydantic_settings import BaseSettings
 
 from prefect_bt.errors import IdentityError
+from prefect_bt.object_store.faults import CLOCK_STEP, FaultKind, classify_fault
 
 CONNECT_TIMEOUT: Final = 10.0
 READ_TIMEOUT: Final = 30.0
@@ -147,6 +148,10 @@ def _request_keys(
             next_step="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.",
         ) from None
     except (errors.ClientError, errors.BotoCoreError, ValueError) as error:
+        kind, reason = classify_fault(error)
+        if kind is FaultKind.CLOCK:
+            text = f"The role {role} could not be assumed: {reason}."
+            raise IdentityError(text, next_step=CLOCK_STEP) from None
         raise IdentityError(
             f"The role {role} could not be assumed ({aws_error_code(error)}).",
             next_step="Check the role's name, its trust policy (PREFECT_BT_AWS_EXTERNAL_ID if it "

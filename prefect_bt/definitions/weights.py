@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from pydantic import field_validator, model_validator
 
 from prefect_bt.definitions.base import NonEmptyStr, OpenModel
+from prefect_bt.definitions.hub_uri import HUB_FORM
 
 _BUCKET_FORMS: Final = {
     "s3": "s3://bucket/prefix",
@@ -22,7 +23,7 @@ _BUCKET_FORMS: Final = {
     "cw": "cw://bucket/prefix",
 }
 _SOURCE_FORMS: Final = {
-    "hf": "hf://owner/repo[@revision]",
+    "hf": HUB_FORM,
     **_BUCKET_FORMS,
     "https": "https://host/path",
     "file": "file:///absolute/path",

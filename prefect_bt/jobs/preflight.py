@@ -1,4 +1,4 @@
-"""Check a push against the store and the secret sources: team, secrets, checkpoints to load."""
+"""Check a push against the store, the secret sources and this machine's folders of weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
 from prefect_bt.jobs.starting.launcher import default_secret_sources
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import normalize_team
-from prefect_bt.planning.planner import list_job_secret_names
+from prefect_bt.planning.planner import list_job_secret_names, plan_weights
+from prefect_bt.weights.sources.pointer_check import find_pointer
 
 
 def assign_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
@@ -32,7 +33,7 @@ def find_missing(
     *,
     images: bool,
 ) -> list[str]:
-    """Return a sentence for every secret and checkpoint that is named but missing.
+    """Return a sentence for every secret, checkpoint and content that is named but missing.
 
     The environment is searched first: without a Prefect server, the search of Prefect's blocks
     starts a temporary one.
@@ -51,7 +52,8 @@ def find_missing(
         _try_load(ledger, project)
     except (NotFoundError, AmbiguousError) as error:
         sentences.append(f"load_checkpoint_config: {error}")
-    return sentences
+    folders = (plan for plan in plan_weights(project.job) if plan.source.startswith("file://"))
+    return [*sentences, *filter(None, map(find_pointer, folders))]
 
 
 def _try_load(ledger: Ledger, project: TrainingProject) -> None:

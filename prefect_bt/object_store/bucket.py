@@ -26,7 +26,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.object_store import connect, multipart
-from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
+from prefect_bt.object_store.faults import CLOCK_STEP, FaultKind, classify_fault, is_transfer_error
 from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, validate_key
 
 _LIMITS: Final = connect.Limits()
@@ -46,6 +46,7 @@ _ERRORS: Final = {
         "{url} refuses access to {key}.",
         "Check the credentials (expired?) and their rights on this bucket.",
     ),
+    FaultKind.CLOCK: ("{url} refuses every request: {reason}.", CLOCK_STEP),
     FaultKind.CHANGED: (CHANGED_SOURCE, ""),
     FaultKind.CHECKSUM: (
         "{url} received other bytes for {key} than were sent to it.",
@@ -148,8 +149,8 @@ class BucketStore:
         with self._translate_errors(key), open_replacement(target) as writer:
             try:
                 size = obstore.head(self._inner, key)["size"]
-            except FileNotFoundError:
-                obstore.get(self._inner, key)  # its error distinguishes a missing bucket
+            except (FileNotFoundError, exceptions.PermissionDeniedError):
+                obstore.get(self._inner, key)  # its error has a body, which names the reason
                 raise
             os.truncate(writer.fileno(), size)
             with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pydantic import ValidationError
 
 from prefect_bt.definitions import TrainingJob, WeightsAuthMethod, WeightsSource, definition_error
+from prefect_bt.definitions.hub_uri import parse_hub_uri
 from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.mount_validation import iter_target_problems
 from prefect_bt.text.url_redaction import redact_url
@@ -63,10 +63,13 @@ def _source_error(scheme: str, rest: str) -> str:
     """Return an error in the part after `://`; "" if there is none."""
     host, _, path = rest.partition("?")[0].partition("/")
     match scheme:
-        case "hf" if not re.fullmatch("[^/@]+(/[^/@]+)?(@.*)?", rest):
-            why = "is not a repository; write hf://owner/repo[@revision]."
-        case "hf" if rest.endswith("@"):
+        case "hf" if rest.endswith("@") and host:
             why = "has no revision after the @; write a branch, a tag or a commit, or leave it out."
+        case "hf" if not _is_hub_uri(f"hf://{rest}"):
+            why = (
+                "is not a repository; write hf://owner/repo[@revision][/path], or "
+                "hf://datasets/owner/repo for a data set."
+            )
         case "https" if "@" in host:
             why = "has a name or password before the @; leave it out and give auth_secret_name."
         case "https" if not path or path.endswith("/"):
@@ -82,6 +85,13 @@ def _source_error(scheme: str, rest: str) -> str:
         case _:
             why = ""
     return why
+
+
+def _is_hub_uri(uri: str) -> bool:
+    try:
+        return bool(parse_hub_uri(uri))
+    except ValueError:
+        return False
 
 
 def _validate_weights_auth(source: WeightsSource, scheme: str, within: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
+from urllib.parse import quote
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
 from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
@@ -55,17 +56,16 @@ def parse_base_model(model: str) -> BaseModel:
 
     Raise DefinitionError for any other text.
     """
-    if "://" in model:
+    source = f"hf://{model}" if HUB_ID.fullmatch(model) else model
+    if "://" in source:
         try:
-            parse_weights_source({"source": model})
+            parse_weights_source({"source": source})
         except DefinitionError as error:
             raise DefinitionError(f"base_model_id: {error.message}", next_step=_EXAMPLES) from error
-        ignored = {"hf": DUPLICATE_FORMATS, "bt": TRAINING_STATE}.get(model.partition("://")[0])
-        return BaseModel(model, model, ignore_patterns=ignored)
+        ignored = {"hf": DUPLICATE_FORMATS, "bt": TRAINING_STATE}.get(source.partition("://")[0])
+        return BaseModel(model, source, ignore_patterns=ignored)
     if model.startswith("/"):
         return BaseModel(model, f"file://{model}")
-    if HUB_ID.fullmatch(model):
-        return BaseModel(model, f"hf://{model}", ignore_patterns=DUPLICATE_FORMATS)
     raise DefinitionError(
         f"base_model_id is {model!r}, which is neither a Hugging Face ID, a URI nor an "
         "absolute path.",
@@ -94,7 +94,7 @@ def resolve_trained_base(
 ) -> BaseModel | None:
     """Return the base model that an adapter of the job names; None for an unknown folder."""
     if not model.startswith(("/", ".")):
-        at = f"@{revision}" if revision and "@" not in model else ""
+        at = f"@{quote(revision, safe='')}" if revision and "@" not in model else ""
         return parse_base_model(model + at) if HUB_ID.fullmatch(model) else None
     path = normalize_path(model)
     if not path.startswith("/") or ".." in path.split("/"):

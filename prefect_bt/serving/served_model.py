@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_bt.definitions import ModelWeightsFormat
+from prefect_bt.definitions.hub_uri import parse_hub_uri
 from prefect_bt.planning.plan import LoadedCheckpoint
 
 
@@ -101,7 +102,7 @@ class BaseModel:
     def name(self) -> str:
         """Return the id of the Hub, or the last part of any other source."""
         if self.source.startswith("hf://"):
-            return self.source.removeprefix("hf://").partition("@")[0]
+            return parse_hub_uri(self.source).repo_id
         return self.source.rstrip("/").rpartition("/")[2]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -28,10 +28,16 @@ class MirrorPlan(NamedTuple):
     from_source: tuple[int, int] = (0, 0)
 
 
-def plan_mirror(request: SourceRequest, cache: NodeCache, *, use_copy: bool = True) -> MirrorPlan:
+def plan_mirror(
+    request: SourceRequest,
+    cache: NodeCache,
+    *,
+    use_copy: bool = True,
+    on_note: Callable[[str], None] | None = None,
+) -> MirrorPlan:
     """Plan the transfers of a mirror. Write nothing; raise the same errors as a mirror."""
     plan, source = request.plan, open_source(request)
-    retry = RETRY_DELAYS, threading.Event(), TransientError
+    retry = RETRY_DELAYS, threading.Event(), TransientError, on_note
     ask, listing = partial(call_with_retries, source.list_files, *retry), None
     if not (revision := call_with_retries(source.resolve_revision, *retry)):
         listing = ask()

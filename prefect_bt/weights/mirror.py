@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
+from prefect_bt.definitions.hub_uri import pin_hub_uri
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.object_keys import weights_tree_name
@@ -115,7 +116,7 @@ def mirror_source(  # noqa: PLR0913 (options of one call)
     """
     pinned_plan = plan
     if revision and plan.source.startswith("hf://"):  # the branch may have moved
-        pinned_plan = replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
+        pinned_plan = replace(plan, source=pin_hub_uri(plan.source, revision))
     source = open_source(SourceRequest(pinned_plan, secret, store, stall_timeout))
     meter, stop = ProgressMeter(redact_url(plan.source), on_progress), stop or threading.Event()
     has_copy = upload_to_store and not plan.source.startswith("bt://")

@@ -17,6 +17,8 @@ from prefect_bt.errors import PrefectBtError
 T = TypeVar("T")
 RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further request to a source that brought nothing."""
+MAX_ANNOUNCED_WAIT: Final = 3600.0
+"""Seconds that one request waits in all because a server asks for it, beside the retries."""
 _STOP_TIMEOUT: Final = 2.0
 """Seconds that threads have to end after `stop` was set."""
 _POLL_INTERVAL: Final = 0.1
@@ -57,18 +59,27 @@ def call_with_retries(
 ) -> T:
     """Return the result of `call`; raise its error when no delay is left or `stop` is set.
 
-    Each delay has jitter, and is at least the `retry_after` of the error.
+    Each delay has jitter. A wait of the error's `retry_after` uses up no delay, within a limit.
     """
-    for delay in delays:
+    remaining, waited = iter(delays), 0.0
+    while True:
         try:
             return call()
         except error_class as error:
-            if on_retry:
-                on_retry(f"tried again: {error.message}")
-            least = getattr(error, "retry_after", 0.0)
-            if stop.wait(max(delay * random.uniform(0.6, 1.4), least)):  # noqa: S311
+            announced = getattr(error, "retry_after", 0.0)
+            if 0 < announced <= MAX_ANNOUNCED_WAIT - waited:
+                waited += announced
+                pause = announced + random.random()  # noqa: S311 (the server has rounded)
+                note = f"waits {announced:.0f} s: {error.message}"
+            elif (delay := next(remaining, None)) is not None:
+                pause = delay * random.uniform(0.6, 1.4)  # noqa: S311
+                note = f"tried again: {error.message}"
+            else:
                 raise
-    return call()
+            if on_retry:
+                on_retry(note)
+            if stop.wait(pause):
+                raise
 
 
 def run_workers(count: int | Callable[[], int], step: Callable[[], bool], stop: EventLike) -> None:

@@ -28,6 +28,7 @@ from prefect_bt.workspace.file_list import (
 )
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, MAX_WORKSPACE_ENTRIES, format_bytes
 from prefect_bt.workspace.pack_summary import WorkspaceContents, describe_contents
+from prefect_bt.workspace.pointers import warn_about_pointers
 from prefect_bt.workspace.roots import WorkspaceLayout
 
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -63,12 +64,13 @@ def pack_workspace(
     """Write the tar of `layout` to `target`, replacing a file there; its folder must exist.
 
     Raises WorkspaceError, and leaves nothing behind, when there is nothing to pack, when more than
-    `max_bytes` would result (refused before anything is written), when a file cannot be read, or
-    when one changes while it is packed.
+    `max_bytes` would result (refused before anything is written), when weights are git-LFS
+    pointers, when a file cannot be read, or when one changes while it is packed.
     """
     found = collect_entries(layout)
     _check_not_empty(found, layout)
     _check_limits(found.entries, max_bytes)
+    warnings = warn_about_pointers(found.entries)
     try:
         with open_replacement(target) as staged:
             os.fchmod(staged.fileno(), 0o600)
@@ -79,6 +81,7 @@ def pack_workspace(
     except OSError as error:
         raise _write_error(target, error) from error
     contents = describe_contents(layout, found.entries, found.ignored, found.linked_folders)
+    contents.warnings.extend(warnings)
     size, count, skipped = sink.tell(), len(found.entries), tuple(found.skipped)
     return PackedWorkspace(target, sink.sha256, size, count, skipped, contents)
 

@@ -61,6 +61,8 @@ _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "expe
 class Answer:
     status: int
     code: str
+    detail: str = ""
+    """More elements of the document."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.read_body(length)
         self.seen.size = len(body)
         if isinstance(fault, Answer):
-            return self.error(fault.status, fault.code)
+            return self.error(fault.status, fault.code, fault.detail)
         if isinstance(fault, Hang) and fault.after is None:
             release.wait()
             return self.reset()
@@ -346,11 +348,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
         return None
 
-    def error(self, status: int, code: str) -> None:
+    def error(self, status: int, code: str, detail: str = "") -> None:
         document = (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f"<Error><Code>{code}</Code><Message>{code}, told to.</Message>"
-            "<RequestId>1</RequestId></Error>"
+            f"{detail}<RequestId>1</RequestId></Error>"
         ).encode()
         headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(document)))]
         self.say(status, headers)

@@ -5,6 +5,7 @@ Each ends with the right bytes in the store, or with an error and nothing in sig
 
 import os
 import threading
+import time
 import urllib.request
 from hashlib import sha256
 
@@ -147,6 +148,25 @@ def test_a_create_reports_the_winner(server, bucket, opened, fault):
     assert holds(bucket, "x", b"mine")
     with pytest.raises(ObjectExists):
         store.create("x", b"mine")
+
+
+@pytest.mark.parametrize("operation", ["get", "put", "create", "list", "download", "upload"])
+def test_a_clock_that_differs_is_named(server, store, large, tmp_path, operation):
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 12_030))
+    skewed = Answer(403, "RequestTimeTooSkewed", f"<ServerTime>{stamp}</ServerTime>")
+    server.on(skewed, times=None)
+    calls = {
+        "get": lambda: store.get("x"),
+        "put": lambda: store.put("x", b"1"),
+        "create": lambda: store.create("x", b"1"),
+        "list": lambda: list(store.list("x")),
+        "download": lambda: store.download("x", tmp_path / "x"),
+        "upload": lambda: store.upload_verified("x", large[0]),
+    }
+    with pytest.raises(StoreError, match=r"clock of this machine is 3 h 20 min ahead") as caught:
+        calls[operation]()
+    assert "Set the clock" in caught.value.next_step
+    assert len(server.requests) == 1 + (operation == "download"), "it is not tried again"
 
 
 @pytest.mark.parametrize("size", [20_000, LARGE])

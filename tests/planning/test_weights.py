@@ -14,14 +14,24 @@ from prefect_bt.planning.weights_validation import validate_weights
 from .laptop import CONTEXT, problems, project
 
 
-@pytest.mark.parametrize("source", ["hf://a/b/c", "hf://a/", "hf://a//b", "hf://@main"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("hf://a/", "hf://a//b", "hf://@main", "hf://a/b/", "hf://a/b//c", "hf://a/b/../c"),
+        *("hf://datasets/", "hf://datasets/a/b/", "hf://buckets/a/b", "hf://a/b@v1//c"),
+    ],
+)
 def test_refuses_names_that_are_no_repository(source: str) -> None:
     given = project(weights=[{"source": source, "mount_location": "/w"}])
     assert "is not a repository; write hf://owner/repo" in problems(given)[0]
 
 
 @pytest.mark.parametrize(
-    "source", ["hf://a/b", "hf://single", "hf://a/b@refs/pr/1", "hf://a/b@v@2"]
+    "source",
+    [
+        *("hf://a/b", "hf://single", "hf://a/b@refs/pr/1", "hf://a/b@v@2", "hf://a/b/c"),
+        *("hf://datasets/a/b@v1", "hf://spaces/a/b", "hf://a/b@v1/c/d", "hf://a/b/c@v1"),
+    ],
 )
 def test_accepts_a_repository(source: str) -> None:
     plan = plan_gang(project(weights=[{"source": source, "mount_location": "/w"}]), CONTEXT)

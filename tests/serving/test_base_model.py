@@ -57,7 +57,7 @@ def test_a_base_that_somebody_gives(shop, told, source):
     assert base_of(shop, job, "a", base_model=told).source == source
 
 
-@pytest.mark.parametrize("told", ["models/../base", "ftp://x/y", "hf://a/b/c", "a b"])
+@pytest.mark.parametrize("told", ["models/../base", "ftp://x/y", "hf://a/b//c", "a b"])
 def test_a_base_that_nothing_mirrors(shop, told):
     job = shop.job()
     shop.commit(job, {"a": lora()})

@@ -53,9 +53,9 @@ class Files:
 
 
 @contextmanager
-def serving_files(folder: Path) -> Generator[tuple[Files, Path]]:
+def serving_files(folder: Path, *, valid_from: int = -1) -> Generator[tuple[Files, Path]]:
     served = Files()
-    authority, certificate = make_certificate(folder)
+    authority, certificate = make_certificate(folder, valid_from=valid_from)
     handler = type("Handler", (_Handler,), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -149,14 +149,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Make an authority and a certificate of it for 127.0.0.1.
+def make_certificate(folder: Path, *, valid_from: int = -1) -> tuple[Path, Path]:
+    """Make an authority and a certificate of it for 127.0.0.1, valid for two days.
+
+    `valid_from` is the number of days from now.
 
     Return the files of the authority, and of the certificate with its key.
     """
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _sign(str(folder)[-60:], authority_key, None, authority_key)
-    made = _sign("server", key, authority, authority_key)
+    made = _sign("server", key, authority, authority_key, valid_from)
     trusted, served = folder / "cert.pem", folder / "server.pem"
     trusted.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     private = key.private_bytes(
@@ -171,6 +173,7 @@ def _sign(
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Certificate | None,
     issuer_key: ec.EllipticCurvePrivateKey,
+    valid_from: int = -1,
 ) -> x509.Certificate:
     """Sign a certificate; without an issuer, one of an authority."""
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -182,8 +185,8 @@ def _sign(
         .issuer_name(issuer.subject if issuer else subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now + datetime.timedelta(days=valid_from))
+        .not_valid_after(now + datetime.timedelta(days=valid_from + 2))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .sign(issuer_key, hashes.SHA256())

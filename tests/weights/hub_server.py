@@ -1,8 +1,9 @@
 """A small Hugging Face Hub on a port of this machine, which can misbehave on demand.
 
-It answers `/api/models/<repo>[/revision/<rev>]`, `…/tree/<rev>` in pages, and HEAD and GET (also of
-a range) of `/<repo>/resolve/<rev>/<file>`. LFS files are redirected to a second server, as the real
-Hub redirects to its CDN; that server must never see tokens.
+It answers `/api/models/<repo>[/revision/<rev>]`, `…/tree/<rev>[/<folder>]` in pages, and HEAD and
+GET (also of a range) of `/<repo>/resolve/<rev>/<file>`; the same for data sets and spaces, whose
+names in `repos` begin with `datasets/` or `spaces/`. LFS files are redirected to a second server,
+as the real Hub redirects to its CDN; that server must never see tokens.
 """
 
 from __future__ import annotations
@@ -171,11 +172,13 @@ class _Handler(BaseHTTPRequestHandler):
         bad = self.hub.bad
         if bad.status and self.command == "GET":
             return self._send(bad.status, b"{}", bad.headers)
-        name = tail = ""
-        if path.startswith("/api/models/"):
-            parts = path.removeprefix("/api/models/").split("/", 3)
-            repo_id = "/".join(parts[:2])
+        name = tail = folder = ""
+        if path.startswith("/api/"):
+            kind, *parts = path.removeprefix("/api/").split("/", 4)
+            repo_id = "/".join([kind, *parts[:2]]).removeprefix("models/")
             tail, revision = (*parts[2:], "", "")[:2]
+            if tail == "tree":
+                revision, _, folder = revision.partition("/")
         else:
             repo_id, _, rest = path.removeprefix("/").partition("/resolve/")
             revision, _, name = rest.partition("/")
@@ -191,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "RevisionNotFound")
         commit, files = found
         if tail == "tree":
-            return self._tree(files)
+            return self._tree(files, f"{folder}/" if folder else "")
         if path.startswith("/api/"):
             known = {"id": repo_id, "sha": commit}
             body = known if bad.info is None else bad.info
@@ -200,9 +203,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "EntryNotFound")
         return self._file(commit, name, files[name])
 
-    def _tree(self, files: dict[str, bytes]) -> None:
+    def _tree(self, files: dict[str, bytes], within: str) -> None:
         bad = self.hub.bad
         query = parse_qs(urlsplit(self.path).query)
+        files = {name: data for name, data in files.items() if name.startswith(within)}
+        if within and not files:
+            return self._error(404, "EntryNotFound")
+        if "recursive" not in query:
+            files = {n: data for n, data in files.items() if "/" not in n.removeprefix(within)}
         first = int(query.get("cursor", ["0"])[0])
         page = list(files.items())[first : first + bad.page]
         entries: list[dict[str, Any]] = [{"type": "directory", "oid": "0" * 40, "path": "a-folder"}]
@@ -218,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.hub.lock:
                 self.hub.pages += 1
                 headers["Link"] = bad.link.format(n=self.hub.pages)
-        self._send(200, body, headers)
+        return self._send(200, body, headers)
 
     def _file(self, commit: str, name: str, data: bytes) -> None:
         bad = self.hub.bad

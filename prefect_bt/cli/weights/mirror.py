@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -70,7 +70,7 @@ def mirror_weights(
         progress_callbacks(terminal, names, quiet=dry_run or output == "json") as callbacks,
     ):
         try:
-            outcomes = _run_all(plans, callbacks, dry_run=dry_run)
+            outcomes = _run_all(plans, callbacks, terminal.warn, dry_run=dry_run)
         except KeyboardInterrupt:
             terminal.error("Stopped." if dry_run else f"Stopped. {_format_unfinished()}")
             return INTERRUPTED
@@ -80,7 +80,11 @@ def mirror_weights(
 
 
 def _run_all(
-    plans: Sequence[WeightsPlan], callbacks: Sequence[ProgressCallback | None], *, dry_run: bool
+    plans: Sequence[WeightsPlan],
+    callbacks: Sequence[ProgressCallback | None],
+    warn: Callable[[str], None],
+    *,
+    dry_run: bool,
 ) -> list[_Outcome]:
     """Run all plans. After Ctrl-C, wait a moment until running plans have saved their bytes."""
     waiting, stop = deque(zip(plans, callbacks, strict=True)), threading.Event()
@@ -93,7 +97,7 @@ def _run_all(
             return False
         row = {"source": redact_url(plan.source), "key": plan.key, "error": None, "next_step": None}
         try:
-            fields, text = _plan(plan) if dry_run else _mirror(plan, on_progress, stop)
+            fields, text = _plan(plan, warn) if dry_run else _mirror(plan, on_progress, stop)
         except PrefectBtError as error:
             fields, text = {"error": error.message, "next_step": error.next_step}, str(error)
         outcomes[plan.key] = {**row, **fields}, text
@@ -132,7 +136,7 @@ def _mirror(
     return fields, f"{summary}\n  revision {result.revision} in {result.folder}"
 
 
-def _plan(plan: WeightsPlan) -> _Outcome:
+def _plan(plan: WeightsPlan, warn: Callable[[str], None]) -> _Outcome:
     settings = Settings()
     store, secret = open_store(settings.store), resolve_secret(plan)
     request = SourceRequest(plan, secret, store, settings.stall_seconds)
@@ -140,6 +144,7 @@ def _plan(plan: WeightsPlan) -> _Outcome:
         request,
         NodeCache(settings.weights_dir, settings.weights_bytes),
         use_copy=settings.mirror_to_store,
+        on_note=warn,
     )
     counts = {"here": found.here, "from_store": found.from_store, "from_source": found.from_source}
     here, stored, remote = (

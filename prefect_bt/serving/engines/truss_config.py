@@ -148,7 +148,7 @@ def _as_in_truss(choice: ModelSelection) -> ModelSelection:
 
 def _is_on_hub(base: BaseModel) -> bool:
     """Return whether vLLM itself can download the newest revision of the model from the Hub."""
-    return base.source.startswith("hf://") and "@" not in base.source and not base.subfolder
+    return base.source in {f"hf://{base.name}", f"hf://models/{base.name}"} and not base.subfolder
 
 
 def _resources(compute: Compute) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from prefect_bt.weights.download.open_file import Block, OpenFile, SequentialFil
 from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.manifest import FileEntry
 from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
+from prefect_bt.weights.sources.pointer_check import check_content
 from prefect_bt.weights.sources.protocol import RangesUnsupported, TransientError, source_error
 from prefect_bt.weights.worker_threads import (
     RETRY_DELAYS,
@@ -357,7 +358,9 @@ class Download:
             self._waiting.appendleft(self._listed[path])
 
     def _commit(self, file: OpenFile, entry: FileEntry) -> None:
-        """Add the verified file to the staging tree."""
+        """Add the verified file to the staging tree. PointerFound."""
+        if isinstance(file.kept, SequentialFile):
+            check_content(self._staging.source, entry.path, file.kept.small_content)
         is_synced = file.part is not None
         if is_synced and self._reader.source.detects_changes:
             # Before the blob: after a kill nothing else would find it.

@@ -12,6 +12,7 @@ from io import BufferedWriter, BytesIO
 from pathlib import Path
 from typing import Any, Final
 
+from prefect_bt.filesystem.lfs_pointer import MAX_POINTER_BYTES
 from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES, PartialFile
 from prefect_bt.weights.sources.file_listing import ListedFile, create_digests
@@ -86,6 +87,12 @@ class SequentialFile:
             small, self._path = self._writer, self._folder / f"stream-{uuid.uuid4().hex}"
             self._writer = self._path.open("xb")
             self._writer.write(small.getbuffer())
+
+    @property
+    def small_content(self) -> bytes:
+        """Return the bytes of a file that may be a git-LFS pointer; none of a larger one."""
+        is_small = self._writer.tell() < MAX_POINTER_BYTES
+        return self._writer.getvalue() if is_small and isinstance(self._writer, BytesIO) else b""
 
     def clear(self) -> None:
         self._writer.seek(0)

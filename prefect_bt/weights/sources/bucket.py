@@ -18,9 +18,14 @@ from obstore.exceptions import BaseError
 from prefect_bt.credentials.weights_access import list_accesses
 from prefect_bt.errors import IdentityError, StoreError, WeightsError
 from prefect_bt.object_store import connect
-from prefect_bt.object_store.faults import FaultKind, classify_fault, is_transfer_error
+from prefect_bt.object_store.faults import CLOCK_STEP, FaultKind, classify_fault, is_transfer_error
 from prefect_bt.weights.sources import protocol
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.sources.file_listing import (
+    ListedFile,
+    Listing,
+    compute_revision,
+    is_bookkeeping,
+)
 from prefect_bt.weights.sources.patterns import filter_paths
 
 _MAX_OBJECTS: Final = 1_000_000
@@ -37,6 +42,7 @@ _SENTENCES: Final = {
         "is a bucket of another region",
         "Give aws_region in the secret, or set AWS_REGION.",
     ),
+    FaultKind.CLOCK: ("cannot be read: {reason}", CLOCK_STEP),
     FaultKind.NO_RANGES: ("is on a server that sends whole objects only", "Use another server."),
 }
 """Kind -> message after the source's URL, next step."""
@@ -110,7 +116,7 @@ class BucketSource(protocol.RemoteSource):
         files = [
             ListedFile(path.removeprefix(base), item["size"], version_tag=_tag(item))
             for path, item in found
-            if item["size"] or path not in folders
+            if (item["size"] or path not in folders) and not is_bookkeeping(path.removeprefix(base))
         ]
         if files or not prefix:
             return files, base
@@ -157,7 +163,8 @@ class BucketSource(protocol.RemoteSource):
             text, hint = _SENTENCES[fault.kind]
             no_ranges = fault.kind is FaultKind.NO_RANGES
             kind = protocol.RangesUnsupported if no_ranges else WeightsError
-            return self._error(text.format(path=path, bucket=self._address.bucket), hint, kind)
+            text = text.format(path=path, bucket=self._address.bucket, reason=fault.reason)
+            return self._error(text, hint, kind)
         at = f" at {path}" if path else ""
         text = f"could not be read{at} ({fault.reason or self._no_answer})"
         hint = "Check the network, and try again: downloaded files are kept."

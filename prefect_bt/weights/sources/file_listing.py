@@ -12,6 +12,11 @@ from typing import Any, Final
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 """Matched in full, because digests become paths and object keys."""
+_BOOKKEEPING: Final = re.compile(
+    r"(.*/)?(\.cache/huggingface|\.huggingface|\.git|\._____temp)(/.*)?|(.*/)?\.(msc|mv|mdl)",
+    re.DOTALL,
+)
+"""Paths of the Hugging Face Hub's client, git and ModelScope in a folder that they filled."""
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
 _MAX_NAME_BYTES: Final = 255
@@ -53,6 +58,15 @@ class Listing:
 def quote(found: object) -> str:
     """Return text from a server as a message shows it: short, without control characters."""
     return _REPR.repr(found)
+
+
+def is_bookkeeping(path: str) -> bool:
+    """Return whether the program that downloaded a folder keeps its own state at this path.
+
+    >>> is_bookkeeping(".cache/huggingface/download/config.json.metadata")
+    True
+    """
+    return bool(_BOOKKEEPING.fullmatch(path))
 
 
 def is_mountable(path: str) -> bool:

@@ -14,7 +14,12 @@ from typing import NoReturn
 
 from prefect_bt.filesystem.confined import open_regular
 from prefect_bt.settings import Settings
-from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.sources.file_listing import (
+    ListedFile,
+    Listing,
+    compute_revision,
+    is_bookkeeping,
+)
 from prefect_bt.weights.sources.protocol import Source, SourceRequest
 
 
@@ -51,16 +56,19 @@ class FolderSource(Source):
 
     def _walk(self) -> Iterator[ListedFile]:
         for place, folders, names in os.walk(self._folder, onerror=self._raise_unreadable):
+            inner = Path(place).relative_to(self._folder)
+            folders[:] = [name for name in folders if not is_bookkeeping(str(inner / name))]
             linked = [name for name in folders if (Path(place) / name).is_symlink()]
             for name in [*linked, *names]:
-                path = Path(place) / name
+                path, relative = Path(place) / name, (inner / name).as_posix()
+                if is_bookkeeping(relative):
+                    continue
                 self._check_allowed(path)
                 facts = path.stat()
                 if not stat.S_ISREG(facts.st_mode):
                     text = f"has {str(path)!r}, which is neither a file nor a folder of it"
                     hint = "Only regular files, folders and links to files can be mirrored."
                     raise self._error(text, hint)
-                relative = path.relative_to(self._folder).as_posix()
                 tag = f"{facts.st_mtime_ns}-{facts.st_ino}"
                 yield ListedFile(relative, facts.st_size, version_tag=tag)
 

@@ -29,20 +29,22 @@ from obstore.store import HTTPStore
 from prefect_bt.credentials.weights_access import parse_token
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store.connect import create_http_store
-from prefect_bt.object_store.faults import FaultKind, classify_fault
+from prefect_bt.object_store.faults import CLOCK_STEP, FaultKind, classify_fault
+from prefect_bt.text.quantities import format_elapsed
 from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
 
-_MAX_RETRY_AFTER: Final = 60.0
+_MAX_RETRY_AFTER: Final = 7 * 24 * 3600.0
 _MAX_REDIRECTS: Final = 10
 _MAX_STORES: Final = 8
 _RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ERRORS: Final = (BaseError, OSError, ValueError)
 """Errors of obstore."""
-_RESET: Final = re.compile(r"\bt=(\d+)")
+_RESET: Final = re.compile(r"(?<=[;,\s])(?:t|reset)\s*=\s*(\d{1,9})")
+_REMAINING: Final = re.compile(r"(?<=[;,\s])(?:r|remaining)\s*=\s*0*[1-9]")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:\d+-\d+|\*)/(\d{1,18}|\*)")
 
 
@@ -71,16 +73,43 @@ class HttpFault(Exception):
 
     @property
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait, up to a limit."""
+        """Seconds that the server asks to wait; 0 if it asks for no wait."""
         value, seconds = self.headers.get("Retry-After", "").strip(), 0.0
         if value.isdecimal():
             seconds = float(value)
         elif value:
             with suppress(ValueError, OverflowError):
-                seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
-            seconds = float(reset[1])
-        return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
+                seconds = parsedate_to_datetime(value).timestamp() - self._server_time
+        else:
+            seconds = max([0.0, *_parse_rate_limits(self.headers)])
+        return min(max(seconds, 0.0), _MAX_RETRY_AFTER) if self.is_transient else 0.0
+
+    @property
+    def is_rate_limit(self) -> bool:
+        """Return whether the server is reached, but limits requests or asks for a wait."""
+        return self.status == 429 or (self.is_transient and self.retry_after > 0)
+
+    @property
+    def _server_time(self) -> float:
+        with suppress(ValueError, OverflowError):
+            return parsedate_to_datetime(self.headers.get("Date", "")).timestamp()
+        return time.time()
+
+
+def _parse_rate_limits(headers: Mapping[str, str]) -> Iterator[float]:
+    """Yield the seconds until each exhausted limit is renewed, in the forms of the IETF's drafts.
+
+    `RateLimit: "api";r=0;t=290`, `RateLimit: limit=10, remaining=0, reset=290`, and
+    `RateLimit-Reset: 290`.
+    """
+    text = headers.get("RateLimit", "")
+    for limit in text.split(",") if '"' in text else [text]:
+        found = _RESET.search(f" {limit}")
+        if found and not _REMAINING.search(f" {limit}"):
+            yield float(found[1])
+    value = headers.get("RateLimit-Reset", "").strip()
+    if not text and value.isdecimal():
+        yield float(value)
 
 
 @lru_cache(1)
@@ -103,6 +132,8 @@ class HttpSource(protocol.RemoteSource):
             self._access_step = "Check that its token is valid and may read it."
         self._setting = "its URL"
         """What contains the server's address, for messages."""
+        self._limit_hint = ""
+        """What raises the limit of requests, after a semicolon."""
         self._stores: dict[str, HTTPStore] = {}
         """Path of a file -> store of the URL to which its own URL redirects; "" -> of the root."""
         self._lock = threading.Lock()
@@ -224,20 +255,28 @@ class HttpSource(protocol.RemoteSource):
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
         self._stores.pop(path, None)
-        kind, step = WeightsError, f"Check {self._setting}."
-        if fault.is_transient:
+        at = f" at {path}" if path else ""
+        what, kind, step = f"could not be read{at}", WeightsError, f"Check {self._setting}."
+        if fault.is_rate_limit:
+            kind, what = protocol.TransientError, "is busy"
+            if fault.status == 429:
+                what = f"is rate-limited{self._limit_hint}"
+            after = f"in {format_elapsed(fault.retry_after)}" if fault.retry_after else "later"
+            step = f"Try again {after}: downloaded files are kept."
+        elif fault.is_transient:
             kind = protocol.TransientError
             step = (
                 f"Check the network and {self._setting}, and try again: downloaded files are kept."
             )
         elif fault.status in (401, 403):
             step = self._access_step
+        elif fault.kind is FaultKind.CLOCK:
+            step = CLOCK_STEP
         elif fault.kind is FaultKind.CERTIFICATE:
             step = "Set SSL_CERT_FILE if the certificate is of your own authority."
         elif fault.kind is FaultKind.NO_RANGES:
             kind = protocol.RangesUnsupported
-        at = f" at {path}" if path else ""
-        error = self._error(f"could not be read{at} ({fault.reason})", step, kind)
+        error = self._error(f"{what} ({fault.reason})", step, kind)
         if isinstance(error, protocol.TransientError):
             error.retry_after = fault.retry_after
         return error

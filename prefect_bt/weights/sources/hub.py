@@ -18,8 +18,15 @@ from huggingface_hub import constants
 from huggingface_hub.utils import validate_repo_id
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from prefect_bt.definitions.hub_uri import HUB_FORM, parse_hub_uri
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights.sources.file_listing import SHA256, ListedFile, Listing, quote
+from prefect_bt.weights.sources.file_listing import (
+    SHA256,
+    ListedFile,
+    Listing,
+    is_bookkeeping,
+    quote,
+)
 from prefect_bt.weights.sources.http_source import HttpFault, HttpSource
 from prefect_bt.weights.sources.protocol import SourceRequest
 
@@ -60,30 +67,51 @@ class _File(BaseModel):
 
 
 class HubSource(HttpSource):
-    """A repository of the Hub."""
+    """A repository of the Hub, or a file or folder of one."""
 
     def __init__(self, request: SourceRequest) -> None:
         super().__init__(request)
         self._setting = f"HF_ENDPOINT ({constants.ENDPOINT})"
-        self._repo_id, _, self._revision = self._source.removeprefix("hf://").partition("@")
-        self._commit = self._revision if _COMMIT.fullmatch(self._revision) else ""
+        self._limit_hint = "" if self._token else "; a token raises the limit"
+        try:
+            self._uri = parse_hub_uri(self._source)
+        except ValueError:
+            raise self._error("is no repository", f"Write {HUB_FORM}.") from None
+        revision, path = self._uri.revision, self._uri.path
+        self._commit = revision if _COMMIT.fullmatch(revision) else ""
+        self._base = f"{path}/" if path else ""
+        """Start of the files' paths in the repository."""
 
     def resolve_revision(self) -> str:
         """Return the commit, requested once."""
         if not self._commit:
-            at = f"/revision/{quote_url(self._revision, safe='')}" if self._revision else ""
+            revision = quote_url(self._uri.revision, safe="")
+            at = f"/revision/{revision}" if revision else ""
             with self._translate_errors():
-                document, _ = self._get_page(f"{self._repo_url('/api/models')}{at}?expand=sha")
+                document, _ = self._get_page(f"{self._api_url()}{at}?expand=sha")
                 self._commit = _validate(_Repository, document).sha
         return self._commit
 
     def list_files(self) -> Listing:
         commit = self.resolve_revision()
         with self._translate_errors():
-            url = f"{self._repo_url('/api/models')}/tree/{commit}?recursive=true"
-            return Listing(commit, tuple(self._iter_files(url)))
+            tree, path = f"{self._api_url()}/tree/{commit}", self._uri.path
+            try:
+                at = f"/{quote_url(path)}" if path else ""
+                files = [*self._iter_files(f"{tree}{at}?recursive=true")]
+            except HttpFault as fault:
+                if not path or _error_code(fault) != "EntryNotFound":
+                    raise
+                folder, slash, _ = path.rpartition("/")  # the path may be that of a file
+                self._base = folder + slash
+                at = f"/{quote_url(folder)}" if folder else ""
+                files = [f for f in self._iter_files(f"{tree}{at}") if self._base + f.path == path]
+                if not files:
+                    raise
+        return Listing(commit, tuple(files))
 
     def _iter_files(self, url: str) -> Iterator[ListedFile]:
+        """Yield the files of all pages that are below the base, by their paths there."""
         requested, entries = set[str](), 0
         while url:
             requested.add(url)
@@ -95,10 +123,13 @@ class HubSource(HttpSource):
                 raise MalformedResponse(text)
             files = [entry for entry in page if entry.get("type") == "file"]
             for file in _validate(list[_File], files):
+                path = file.path.removeprefix(self._base)
+                if is_bookkeeping(path) or not file.path.startswith(self._base):
+                    continue
                 if file.lfs:
-                    yield ListedFile(file.path, file.lfs.size, sha256=file.lfs.oid)
+                    yield ListedFile(path, file.lfs.size, sha256=file.lfs.oid)
                 else:
-                    yield ListedFile(file.path, file.size, git_sha1=file.oid)
+                    yield ListedFile(path, file.size, git_sha1=file.oid)
             # The token is sent to where `url` is; the link of a mirror may name the Hub itself.
             found = _NEXT_LINK.search(link)
             url = urlsplit(url)._replace(query=urlsplit(found[1]).query).geturl() if found else ""
@@ -123,18 +154,23 @@ class HubSource(HttpSource):
             raise HttpFault("the answer is not JSON") from None
 
     def _locate(self, file: ListedFile) -> tuple[str, str]:
-        return self._repo_url(), f"resolve/{self._commit}/{file.path}"
+        path = f"resolve/{self._commit}/{self._base}{file.path}"
+        return f"{self._endpoint()}/{self._uri.route}", path
 
-    def _repo_url(self, prefix: str = "") -> str:
-        """Return the repository's URL at the Hub, or at the part of the Hub below `prefix`."""
+    def _api_url(self) -> str:
+        """Return the URL of the repository at the Hub's API."""
+        return f"{self._endpoint()}/api/{self._uri.type}/{self._uri.repo_id}"
+
+    def _endpoint(self) -> str:
+        """Return the Hub's URL. WeightsError if it may not be used, or not for such a name."""
         if constants.is_offline_mode():
             step = "Unset it, or name a commit that was mirrored before: hf://owner/repo@<commit>."
             raise self._error("cannot be read: HF_HUB_OFFLINE is set", step)
         try:
-            validate_repo_id(self._repo_id)
+            validate_repo_id(self._uri.repo_id)
         except ValueError:
-            raise self._error("is no repository", "Write hf://owner/repo[@revision].") from None
-        return f"{constants.ENDPOINT}{prefix}/{self._repo_id}"
+            raise self._error("is no repository", f"Write {HUB_FORM}.") from None
+        return constants.ENDPOINT
 
     def _explain(self, fault: HttpFault, path: str) -> WeightsError:
         if isinstance(fault, MalformedResponse):
@@ -145,7 +181,11 @@ class HubSource(HttpSource):
             case "GatedRepo":
                 return self._error("is gated", f"Accept its terms on the Hub. {self._access_step}")
             case "RevisionNotFound":
-                return self._error("has no such revision", "Check the text after the @.")
+                step = "Check the text after the @; write %2F for a / in the name of a branch."
+                return self._error("has no such revision", step)
+            case "EntryNotFound" if not path:
+                step = "Check the path after the name of the repository."
+                return self._error(f"has no file or folder {quote(self._uri.path)}", step)
             case "RepoNotFound":
                 text = f"does not exist at {constants.ENDPOINT}, or is private"
                 return self._error(text, f"Check its name. {self._access_step}")

@@ -43,7 +43,7 @@ def select_files(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
 def _validate_paths(source: str, paths: Sequence[str]) -> None:
     """Raise WeightsError for a path that is outside the mount, impossible, or in another file."""
     for path in paths:
-        if path.startswith(".cache/huggingface/") or not is_mountable(path):
+        if not is_mountable(path):
             text = f"lists a file named {quote(path)}, which cannot be a path below the mount"
             hint = (
                 "Nothing was downloaded. Exclude it with ignore_patterns, or report it to "

@@ -40,7 +40,7 @@ class TransientError(WeightsError):
     """A failure that may pass, such as a lost connection."""
 
     retry_after: float = 0.0
-    """Least seconds before the next request, as the server asks."""
+    """Seconds to wait before the next request, as the server asks; 0 if it asks for none."""
 
 
 class RangesUnsupported(WeightsError):

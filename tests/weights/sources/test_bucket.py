@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,13 @@ def test_fetched_once_and_again_when_an_object_changed(
     assert bodies(server) == asked
     put(made, "models/base/config.json", b"[]")
     assert mirrored(plan(made), tmp_path) == {**FILES, "config.json": b"[]"}
+
+
+def test_the_files_of_the_program_that_downloaded_it(made: Bucket, tmp_path: Path) -> None:
+    assert mirrored(plan(made), tmp_path) == FILES
+    for name in (".cache/huggingface/download/a.metadata", ".cache/huggingface/.gitignore", ".msc"):
+        put(made, f"models/base/{name}", b"state")
+    assert mirrored(plan(made), tmp_path) == FILES
 
 
 def test_patterns_one_object_and_unwanted_objects_that_change(
@@ -218,6 +226,18 @@ def test_a_role_is_assumed(
     assert mirrored(asked, tmp_path) == FILES
 
 
+def test_a_role_is_not_assumed_by_a_wrong_clock(
+    server: FaultyServer, made: Bucket, tmp_path: Path
+) -> None:
+    text = "Signature expired: 20261128T100000Z is now earlier than 20261128T110000Z"
+    expired = f"<Error><Code>SignatureDoesNotMatch</Code><Message>{text}</Message></Error>"
+    server.on(Answer(403, "Sender", expired), method="POST", times=None)
+    auth = WeightsAuthPlan("AWS_ASSUME_ROLE", role_arn="arn:aws:iam::1:role/r", region="eu-west-1")
+    error = refused(plan(made, auth=auth), tmp_path)
+    assert "could not be assumed: the clock of this machine differs from the server's" in error
+    assert "Set the clock" in error
+
+
 def test_a_web_identity_has_a_role(
     made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +322,20 @@ def test_a_fault_that_stays_is_a_sentence_and_the_next_run_goes_on(
     assert mirrored(plan(made), tmp_path) == FILES
     after = len([one for one in server.sent("GET") if "config.json" in one.path])
     assert (before, after) == (1, 1), "what was here is not fetched again"
+
+
+@pytest.mark.parametrize("path", ["", "model.bin"], ids=["listing", "object"])
+def test_a_clock_that_differs_is_named(
+    server: FaultyServer, made: Bucket, tmp_path: Path, path: str
+) -> None:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3630))
+    skewed = Answer(403, "RequestTimeTooSkewed", f"<ServerTime>{stamp}</ServerTime>")
+    rule = server.on(skewed, method="GET", path=path, times=None)
+    error = refused(plan(made), tmp_path)
+    assert "cannot be read: the clock of this machine is 1 h 0 min behind the server's" in error
+    assert "Set the clock" in error
+    assert "network" not in error
+    assert rule.hits == 1, "it is not tried again"
 
 
 def test_an_object_that_is_replaced_while_it_is_read(

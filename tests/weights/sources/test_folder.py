@@ -71,6 +71,47 @@ def test_a_range(source: Path) -> None:
     assert b"".join(opened.read(model, start=2_999_000, length=-1)) == data[-1000:]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".cache/huggingface/.gitignore",
+        ".cache/huggingface/download/sub/model.bin.metadata",
+        "sub/.cache/huggingface/download/x.incomplete",
+        ".huggingface/download/config.json.lock",
+        ".git/lfs/objects/ab/cd/abcd",
+        "sub/.git",
+        "._____temp/model.bin",
+        ".msc",
+        ".mv",
+        ".mdl",
+    ],
+)
+def test_the_files_of_the_program_that_downloaded_it(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    first = mirror(plan(source), tmp_path / "state")
+    (source / name).parent.mkdir(parents=True, exist_ok=True)
+    (source / name).write_bytes(b"state")
+    assert mirror(plan(source), tmp_path / "state") == first, "and it is no new revision"
+    assert tree(first) == FILES
+
+
+def test_sockets_and_links_of_the_program_that_downloaded_it(source: Path, tmp_path: Path) -> None:
+    (source / ".git").mkdir()
+    os.mkfifo(source / ".git" / "fsmonitor--daemon.ipc")
+    (source / ".cache").mkdir()
+    (source / ".cache" / "huggingface").symlink_to(tmp_path)
+    assert tree(mirror(plan(source), tmp_path / "state")) == FILES
+
+
+def test_names_that_are_like_those_of_such_a_program(source: Path, tmp_path: Path) -> None:
+    files = {".cache/own": b"1", ".gitattributes": b"2", "a.msc": b"3", "huggingface/x": b"4"}
+    for name, data in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(data)
+    assert tree(mirror(plan(source), tmp_path / "state")) == {**FILES, **files}
+
+
 def test_refusals(source: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert "is not a folder on this machine" in refused(tmp_path / "none", state)

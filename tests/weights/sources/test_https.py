@@ -9,9 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
+from obstore.exceptions import BaseError
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.object_store.connect import Limits, create_http_store
+from prefect_bt.object_store.faults import classify_fault
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.cache.partial_file import GRANULE_BYTES
 from prefect_bt.weights.download import downloader
@@ -155,7 +159,7 @@ def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> 
 def test_the_retry_time_of_a_busy_server(served: Files) -> None:
     source = WebSource(requested(f"{served.url}{PATH}"))
     [file] = source.list_files().files
-    for told, after in (("7", 7.0), ("3600", 60.0), ("soon", 0.0), ("", 0.0)):
+    for told, after in (("7", 7.0), ("3600", 3600.0), ("soon", 0.0), ("", 0.0)):
         served.statuses, served.retry_after = [429], told
         with pytest.raises(TransientError) as caught:
             list(source.read(file, start=0, length=-1))
@@ -167,7 +171,7 @@ def test_the_retry_time_of_a_busy_server(served: Files) -> None:
             list(source.read(file, start=start, length=length))
         assert caught.value.retry_after == 7.0
     far, past = "Sat, 21 Nov 2099 05:00:00 GMT", "Sat, 21 Nov 1998 05:00:00 GMT"
-    for told, after in ((far, 60.0), (past, 0.0)):
+    for told, after in ((far, 7 * 24 * 3600.0), (past, 0.0)):
         served.statuses, served.retry_after = [503], told
         with pytest.raises(TransientError) as caught:
             list(source.read(file, start=0, length=-1))
@@ -275,3 +279,22 @@ def test_sentences(served: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "The secret 'bearer'" in told and "l1nes" not in told
     monkeypatch.delenv("SSL_CERT_FILE")
     assert "its certificate is not trusted" in refused(plan(served), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("valid_from", "words"),
+    [(1, "is not valid yet by this machine's clock"), (-3, "has expired by this machine's clock")],
+)
+def test_a_certificate_of_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valid_from: int, words: str
+) -> None:
+    with serving_files(tmp_path, valid_from=valid_from) as (served, certificate):
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        served.files[PATH] = DATA
+        error = refused(plan(served), tmp_path)
+        assert f"its certificate {words}" in error
+        assert ("Set the clock" in error) == (valid_from > 0)
+        store = create_http_store(served.url, limits=Limits(retries=0))
+        with pytest.raises(BaseError) as caught:
+            obstore.get(store, "model.bin")
+    assert words in classify_fault(caught.value).reason

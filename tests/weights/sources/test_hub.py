@@ -147,7 +147,7 @@ def test_an_answer_that_hangs_is_asked_for_again(hub: Hub, place: Place) -> None
 
 def test_a_repository_with_folders_of_tools(hub: Hub, place: Place) -> None:
     files = {".cache/own": b"1", ".gitattributes": b"*", "a/.cache/b": b"2"}
-    hub.repos["o/r"].commit(files)
+    hub.repos["o/r"].commit({**files, ".cache/huggingface/x": b"state"})
     assert tree(place.mirror("hf://o/r")) == files
 
 
@@ -245,7 +245,6 @@ def test_the_retry_time_of_a_busy_hub(here: Hub) -> None:
     for headers, after in (
         ({"Retry-After": "9"}, 9.0),
         ({"RateLimit": '"resolvers";r=0;t=31'}, 31.0),
-        ({"RateLimit": '"resolvers";r=0;t=300'}, 60.0),
         ({}, 0.0),
     ):
         here.bad.headers = headers
@@ -318,7 +317,8 @@ def test_what_does_not_exist(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     assert "hf://o/none does not exist at http://127.0.0.1" in place.refused("hf://o/none")
     assert "has no such revision" in place.refused("hf://o/r@v9")
-    assert "Write hf://owner/repo" in place.refused("hf://o/r/sub/folder")
+    assert "has no file or folder 'sub/folder'" in place.refused("hf://o/r/sub/folder")
+    assert "Write hf://" in place.refused("hf://o/r//folder")
     nothing = place.refused("hf://o/r", allow=["*.gguf"])
     assert "match none of its 5 files" in nothing
     assert "**/*" in nothing
@@ -337,9 +337,7 @@ def test_the_hub_is_down(hub: Hub, place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["../out", "/etc/passwd", "a/../../b", "a//b", "./a", ".cache/huggingface/x"]
-)
+@pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../b", "a//b", "./a"])
 def test_unsafe_names(hub: Hub, place: Place, name: str) -> None:
     hub.repos["o/r"].commit({"a": b"1", name: b"evil"})
     error = place.refused("hf://o/r")
