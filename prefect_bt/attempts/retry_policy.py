@@ -21,6 +21,10 @@ from prefect_bt.ledger.states import JobState
 MAX_REFUNDS: Final = 100
 """Attempts of a job that do not count because they made progress."""
 
+_FINAL_CAUSES: Final = {
+    Cause.MAX_RUN_TIME: "its run time is used up",
+    Cause.UPLOAD_FAILED: "the commands succeeded, so they are not run again",
+}
 _SUCCESS_STATES = frozenset({JobState.COMPLETED, JobState.STOPPED})
 
 
@@ -51,12 +55,8 @@ def decide_retry(
     its budget alone.
     """
     last = outcomes[-1]
-    if last.state in _SUCCESS_STATES or last.failure is None:
-        return RetryDecision(False, "the attempt did not fail")
-    if last.failure is FailureClass.DEPLOY or last.cause is Cause.MAX_RUN_TIME:
-        deploy = last.failure is FailureClass.DEPLOY
-        why = "a bad configuration is never retried" if deploy else "its run time is used up"
-        return RetryDecision(False, why)
+    if (final := _explain_final_end(last)) or last.failure is None:
+        return RetryDecision(False, final)
     refunds = _list_refunds(outcomes, budget)
     word = last.failure.value.replace("_", " ")
     if refunds[-1]:
@@ -73,6 +73,15 @@ def decide_retry(
     if checkpointing and limit and len(stuck) >= limit:
         return RetryDecision(False, _no_progress_message(stuck[-limit:]))
     return RetryDecision(True, f"retry {used} of {allowed} for {word} failures")
+
+
+def _explain_final_end(last: Outcome) -> str:
+    """Return why no attempt follows the last one, whatever the budgets; "" if one may follow."""
+    if last.state in _SUCCESS_STATES or last.failure is None:
+        return "the attempt did not fail"
+    if last.failure is FailureClass.DEPLOY:
+        return "a bad configuration is never retried"
+    return _FINAL_CAUSES.get(last.cause, "") if last.cause else ""
 
 
 def list_attempts_without_progress(outcomes: Sequence[Outcome]) -> list[Outcome]:

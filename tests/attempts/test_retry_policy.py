@@ -18,7 +18,7 @@ from prefect_bt.attempts.retry_policy import (
     parse_checkpoint_name,
 )
 from prefect_bt.errors import DefinitionError
-from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome, RetryBudget
+from prefect_bt.ledger.records import Cause, FailureClass, JobRecord, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
 
 USER, INFRA, OOM = FailureClass.USER, FailureClass.INFRASTRUCTURE, FailureClass.OUT_OF_MEMORY
@@ -71,6 +71,15 @@ def test_decision(
 ) -> None:
     decision = decide_retry(history(*ends), budget, checkpointing=checkpointing)
     assert decision.retry is retry, decision.reason
+
+
+def test_commands_that_succeeded_are_not_run_again() -> None:
+    """Whatever the budgets, also after progress."""
+    ends = history((INFRA, key("checkpoint-1")), (INFRA, key("checkpoint-2", 1)))
+    ends[-1] = replace(ends[-1], cause=Cause.UPLOAD_FAILED)
+    decision = decide_retry(ends, RetryBudget(9, 9, 9, 0), checkpointing=True)
+    assert not decision.retry
+    assert decision.reason == "the commands succeeded, so they are not run again"
 
 
 def key(name: str, attempt: int = 0, version: int = 1) -> str:

@@ -225,6 +225,7 @@ class Uploader:
             trouble="",
             uncommitted=format_uncommitted(why),
             error="; ".join(errors),
+            store_failed=any(isinstance(error, StoreError) for error in failures.values()),
         )
 
     def _flush_once(self) -> tuple[_Uncommitted, _Failures]:
