@@ -54,7 +54,7 @@ MEANINGS: Final = {
     "log_tail": "Last log lines of the rank that failed first.",
     "logical": "Project, job, rank, checkpoint and path of the file.",
     "longest_delay": "Longest delay in seconds.",
-    "lora_adapter_config": "Content of `adapter_config.json`.",
+    "lora_adapter_config": "Content of `adapter_config.json`; `Infinity` and `NaN` as texts.",
     "mark": "Value that identifies the processes of this launch.",
     "memory": "Bytes of memory.",
     "message": "Result of the attempt as text.",

@@ -164,12 +164,15 @@ def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], boo
                 future: Any = run_node.submit(site, attempt, handle.rank)  # pyright: ignore[reportUnknownMemberType]
                 followers.append(future)
             on_change = _make_status_observer(site, attempt)
+            preempted = QueueWatcher(site)
             gang.watch(
                 stop_requested=stop_requested,
                 on_change=on_change,
-                preemption_requested=QueueWatcher(site),
+                preemption_requested=preempted,
             )
-            call_task(upload_checkpoints, site, gang, attempt)
+            call_task(
+                upload_checkpoints, site, gang, attempt, lambda: stop_requested() or preempted()
+            )
             wait(followers)
         except BaseException as error:
             lost = isinstance(error, Exception)
@@ -229,10 +232,15 @@ def run_node(site: JobContext, attempt: int, rank: int) -> State[Any]:
 
 
 @job_task("upload-checkpoints", run_name="attempt {attempt} · upload checkpoints")
-def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]:
-    """Wait for the final flush of every rank. A job is not COMPLETED before it ends."""
+def upload_checkpoints(
+    site: JobContext, gang: Gang, attempt: int, end_repeats: Callable[[], bool]
+) -> State[Any]:
+    """Wait for the final flush of every rank. A job is not COMPLETED before it ends.
+
+    `end_repeats`: as in Gang.wait_for_flush.
+    """
     _ = site, attempt
-    gang.wait_for_flush()
+    gang.wait_for_flush(end_repeats=end_repeats)
     failed = [f"rank {s.rank}: {s.upload_error}" for s in gang.statuses if s.upload_error]
     if failed:
         return Failed(message=f"Not committed: {'; '.join(failed)}")

@@ -125,8 +125,8 @@ _TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
         ),
         Cause.UPLOAD_FAILED: (
             "its checkpoints could not all be uploaded",
-            "The local files are kept: free space in the store, or restore access to it, then "
-            "retry the job.",
+            "The commands are not run again. Mend what the message names, then run `prefect-bt "
+            "checkpoints commit` on the machine of the node.",
         ),
         Cause.STORE_FAILED: (
             "the store did not answer correctly",

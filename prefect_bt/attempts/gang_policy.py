@@ -98,9 +98,19 @@ class Gang:
                 return
             self.timing.sleep(self.timing.poll_interval)
 
-    def wait_for_flush(self) -> None:
-        """Return when every node has done its final flush; the node's own limit applies."""
+    def wait_for_flush(self, *, end_repeats: Callable[[], bool] = lambda: False) -> None:
+        """Return when every node has done its final flush; the node's own limit applies.
+
+        `end_repeats`: whether nodes must not repeat uploads that failed, because the job was
+        stopped or another job needs its place.
+        """
+        has_asked = False
         while not all(status.is_over for status in self.statuses):
+            if not has_asked and end_repeats():
+                has_asked = True
+                for handle, status in zip(self.handles, self.statuses, strict=True):
+                    if not status.is_over and handle.rank not in self._stop_requested_at:
+                        handle.stop(reason=StopReason.STOPPED)
             self.timing.sleep(self.timing.poll_interval)
             self.statuses = [h.observe() for h in self.handles]
 
@@ -120,7 +130,7 @@ class Gang:
         """Stop all nodes, forcibly after the shared grace, and wait for their final flush."""
         self.stop(reason)
         self.watch(stop_requested=lambda: False, on_change=lambda _: None)
-        self.wait_for_flush()
+        self.wait_for_flush(end_repeats=lambda: True)
 
     def is_over(self) -> bool:
         """Return whether every node has ended."""

@@ -9,14 +9,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import takewhile
+from typing import Final
 from urllib.parse import unquote
 
 from prefect_bt.checkpoints.layout import get_series, parse_step
 from prefect_bt.ledger.records import Cause, FailureClass, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
 
+MAX_REFUNDS: Final = 100
+"""Attempts of a job that do not count because they made progress."""
+
+_FINAL_CAUSES: Final = {
+    Cause.MAX_RUN_TIME: "its run time is used up",
+    Cause.UPLOAD_FAILED: "the commands succeeded, so they are not run again",
+}
 _SUCCESS_STATES = frozenset({JobState.COMPLETED, JobState.STOPPED})
+
+
+class _Progress(Enum):
+    """What an attempt committed, compared with all attempts before it."""
+
+    NONE = auto()
+    COMMIT = auto()
+    """A new commit, but no evidence that the training got further."""
+    STEP = auto()
+    """A step that is higher than the steps before."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +50,24 @@ def decide_retry(
     """Compare the last outcome with the rest of its failure class's budget.
 
     An infrastructure failure after progress (a newer committed checkpoint than before the attempt)
-    does not count. A number of consecutive attempts without progress ends the job
-    (RetryBudget.without_progress); a job without checkpointing is bounded by its budget alone.
+    does not count, within limits (`_list_refunds`). A number of consecutive attempts without
+    progress ends the job (RetryBudget.without_progress); a job without checkpointing is bounded by
+    its budget alone.
     """
     last = outcomes[-1]
-    if last.state in _SUCCESS_STATES or last.failure is None:
-        return RetryDecision(False, "the attempt did not fail")
-    if last.failure is FailureClass.DEPLOY or last.cause is Cause.MAX_RUN_TIME:
-        deploy = last.failure is FailureClass.DEPLOY
-        why = "a bad configuration is never retried" if deploy else "its run time is used up"
-        return RetryDecision(False, why)
-    progress = _has_progressed(outcomes)
+    if (final := _explain_final_end(last)) or last.failure is None:
+        return RetryDecision(False, final)
+    refunds = _list_refunds(outcomes, budget)
     word = last.failure.value.replace("_", " ")
-    if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:
+    if refunds[-1]:
         return RetryDecision(True, f"there was progress, so this {word} failure does not count")
     allowed: int = getattr(budget, last.failure.value)
-    used = _count_failures(outcomes, progress, last.failure)
+    pairs = zip(outcomes, refunds, strict=True)
+    used = sum(one.failure is last.failure and not refunded for one, refunded in pairs)
     if used > allowed:
         counted = {0: "no retry", 1: "one retry"}.get(allowed, f"{allowed} retries")
-        return RetryDecision(False, f"the policy allows {counted} of {word} failures")
+        why = f"the policy allows {counted} of {word} failures"
+        return RetryDecision(False, why + _explain_counted_progress(outcomes, refunds))
     stuck = list_attempts_without_progress(outcomes)
     limit = budget.without_progress
     if checkpointing and limit and len(stuck) >= limit:
@@ -57,10 +75,19 @@ def decide_retry(
     return RetryDecision(True, f"retry {used} of {allowed} for {word} failures")
 
 
+def _explain_final_end(last: Outcome) -> str:
+    """Return why no attempt follows the last one, whatever the budgets; "" if one may follow."""
+    if last.state in _SUCCESS_STATES or last.failure is None:
+        return "the attempt did not fail"
+    if last.failure is FailureClass.DEPLOY:
+        return "a bad configuration is never retried"
+    return _FINAL_CAUSES.get(last.cause, "") if last.cause else ""
+
+
 def list_attempts_without_progress(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the consecutive failed attempts at the end without a newer checkpoint."""
-    judged = zip(reversed(outcomes), reversed(_has_progressed(outcomes)), strict=True)
-    died = takewhile(lambda pair: pair[0].failure is not None and not pair[1], judged)
+    judged = zip(reversed(outcomes), reversed(_classify_progress(outcomes)), strict=True)
+    died = takewhile(lambda pair: pair[0].failure is not None and pair[1] is _Progress.NONE, judged)
     return [outcome for outcome, _ in died][::-1]
 
 
@@ -87,32 +114,59 @@ def parse_checkpoint_name(outcome: Outcome) -> str:
     return unquote(parts[-2]) if len(parts) > 1 else outcome.newest_checkpoint
 
 
-def _count_failures(
-    outcomes: Sequence[Outcome], progress: Sequence[bool], failure: FailureClass
-) -> int:
-    refunds = failure is FailureClass.INFRASTRUCTURE
-    pairs = zip(outcomes, progress, strict=True)
-    return sum(one.failure is failure and not (refunds and newer) for one, newer in pairs)
+def _list_refunds(outcomes: Sequence[Outcome], budget: RetryBudget) -> list[bool]:
+    """Return for every attempt whether it does not count, because it made progress.
+
+    Commits without a higher step refund as many attempts in a row as the budget has: a job that
+    writes `last` again and again may repeat the same work.
+    """
+    refunds: list[bool] = []
+    without_step = 0
+    for outcome, progress in zip(outcomes, _classify_progress(outcomes), strict=True):
+        if progress is _Progress.STEP:
+            without_step = 0
+        may_refund = sum(refunds) < MAX_REFUNDS and (
+            progress is _Progress.STEP
+            or (progress is _Progress.COMMIT and without_step < budget.infrastructure)
+        )
+        refunds.append(outcome.failure is FailureClass.INFRASTRUCTURE and may_refund)
+        without_step += refunds[-1] and progress is _Progress.COMMIT
+    return refunds
 
 
-def _has_progressed(outcomes: Sequence[Outcome]) -> list[bool]:
-    """Return for every attempt whether it committed a newer checkpoint than all before.
+def _explain_counted_progress(outcomes: Sequence[Outcome], refunds: Sequence[bool]) -> str:
+    """Return why the last attempt counts although it made progress; "" if it made none."""
+    progress = _classify_progress(outcomes)[-1]
+    if outcomes[-1].failure is not FailureClass.INFRASTRUCTURE or progress is _Progress.NONE:
+        return ""
+    if sum(refunds) >= MAX_REFUNDS:
+        return f", and {MAX_REFUNDS} attempts with progress did not count, the maximum"
+    return ", and new commits without a higher step count after as many attempts in a row"
+
+
+def _classify_progress(outcomes: Sequence[Outcome]) -> list[_Progress]:
+    """Return the progress of every attempt.
 
     A name with a step must have a higher step than its series had: a job that starts from the
-    beginning and writes the same steps again makes no progress. For other names a new commit
-    counts.
+    beginning and writes the same steps again makes no progress. The first step of another series
+    (`v1-0901/checkpoint-10` after `v0-0831/checkpoint-10`) is a new commit only, unless it is
+    higher than every step before. For names without a step a new commit counts.
     """
     seen, highest = {""}, dict[str, int]()
-    progress: list[bool] = []
+    found: list[_Progress] = []
     for outcome in outcomes:
         key, name = outcome.newest_checkpoint, parse_checkpoint_name(outcome)
         step, stem = parse_step(name), get_series(name)
-        newer = key not in seen and (step is None or step > highest.get(stem, -1))
+        progress = _Progress.NONE
+        if key not in seen and (step is None or step > highest.get(stem, -1)):
+            before = highest.get(stem, max(highest.values(), default=-1))
+            higher = step is not None and step > before
+            progress = _Progress.STEP if higher else _Progress.COMMIT
         seen.add(key)
         if step is not None:
             highest[stem] = max(step, highest.get(stem, -1))
-        progress.append(newer)
-    return progress
+        found.append(progress)
+    return found
 
 
 def _no_progress_message(stuck: Sequence[Outcome]) -> str:

@@ -79,7 +79,11 @@ def _has_node_reports(outcome: Outcome) -> bool:
 
 
 def _running_status(statuses: _UploadsByRank) -> SyncStatus:
-    failed = [_with_rank(rank, one.error) for rank, one in statuses.items() if one.error]
+    failed = [
+        _with_rank(rank, one.error)
+        for rank, one in statuses.items()
+        if one.error and one.repeat is None
+    ]
     uploads = tuple(statuses.values())
     return SyncStatus(None if failed else SYNCING, _summarize(failed), uploads)
 

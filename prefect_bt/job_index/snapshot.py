@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
+from prefect_bt.checkpoints.upload.upload_status import (
+    RankUpload,
+    UploadStatusReader,
+    format_trouble,
+)
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
@@ -24,14 +28,14 @@ class JobSnapshot:
     uploads: list[RankUpload] = field(default_factory=list[RankUpload])
 
     def format_committed(self) -> str:
-        """Return `2 committed, newest checkpoint-20`, and the trouble of the store."""
+        """Return `2 committed, newest checkpoint-20`, and an upload that is tried again."""
         statuses = [one.status for one in self.uploads]
         names = list(dict.fromkeys(name for status in statuses for name in status.committed))
         text = (
             f"{len(names)} committed, newest {names[-1]}" if names else "none in this attempt yet"
         )
-        trouble = next((status.trouble for status in statuses if status.trouble), "")
-        return f"{text}; the store has trouble, retrying: {trouble}" if trouble else text
+        trouble = next((said for one in statuses if (said := format_trouble(one))), "")
+        return f"{text}; {trouble}" if trouble else text
 
 
 def read_snapshot(ledger: Ledger, record: JobRecord) -> JobSnapshot:

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from prefect_bt.ledger.records import GitState, JobRecord, Provenance
+from prefect_bt.ledger.provenance_record import GitState, Provenance
+from prefect_bt.ledger.records import JobRecord
 
 GIT_SECONDS: Final = 2.0
 """Seconds for all commands of `git` together; the state of a huge repository stays unknown."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from prefect_bt.ledger.provenance_record import Provenance
 from prefect_bt.ledger.states import JobState
 
 
@@ -285,38 +286,6 @@ class ServingRef:
 
 
 @dataclass(frozen=True)
-class GitState:
-    """Git state of the job's folder. The remote is omitted: its URL may contain a password."""
-
-    commit: str
-    branch: str = ""
-    """"" for a detached HEAD."""
-    dirty: bool | None = None
-    """Whether a tracked file differs from the commit; None: unknown."""
-    tag: str = ""
-    """The newest tag that the commit contains."""
-    commits_since_tag: int | None = None
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Code and client that made a job. The version of a package that is not installed is ""."""
-
-    git: GitState | None = None
-    """None: no repository, no `git`, or one that `git` refuses to read."""
-    client_version: str = ""
-    """Version of prefect_bt."""
-    python_version: str = ""
-    prefect_version: str = ""
-    pydantic_version: str = ""
-    truss_version: str = ""
-    frameworks: dict[str, str] = field(default_factory=dict[str, str])
-    """Versions of frameworks on the pushing machine, such as {"torch": "2.9.0"}."""
-    user: str = ""
-    host: str = ""
-
-
-@dataclass(frozen=True)
 class JobRecord:
     """Constant facts of a job. `definition` is the document of json_documents.project_document."""
 
@@ -367,6 +336,15 @@ class FlowRunRecord:
 
 
 @dataclass(frozen=True)
+class UploadRepeat:
+    """A repeat of a failed final flush, in `delay` seconds: try `number` of `total`."""
+
+    delay: float
+    number: int
+    total: int
+
+
+@dataclass(frozen=True)
 class UploadStatus:
     """Last report of a node's uploader. Sizes are in bytes, `updated_at` in epoch seconds."""
 
@@ -398,3 +376,7 @@ class UploadStatus:
     flushed: bool = False
     error: str = ""
     """Error that ended the upload, with rank, file and cause."""
+    store_failed: bool = False
+    """Whether the store caused the error, and not a checkpoint's own files."""
+    repeat: UploadRepeat | None = None
+    """Repeat of the upload after `error`; None: there is none."""

@@ -298,6 +298,7 @@ class Agent:
             environment={**os.environ, processes.UPLOADER_VARIABLE: task.record.mark},
             rank=task.plan.rank,
             mounts=self._volume_mounts(paths),
+            log_repeat=self.log.write_platform,
         )
 
     def _command_environment(self) -> dict[str, str]:
@@ -343,6 +344,8 @@ class Agent:
         self.log.write_platform("job has exited, syncing checkpoints")
         uploader.flush(succeeded=end.exit_code == 0)
         while not uploader.is_finished:
+            if self.stop_monitor.reason:
+                uploader.end_repeats()
             commands.run_once()
         report = uploader.read_status()
         uncommitted = report.uncommitted if report is not None else ()
@@ -378,7 +381,9 @@ class Agent:
         if self.container is not None:
             self.container.close()
         now = self.status.status
-        reason = self.stop_monitor.reason or now.reason
+        # A stop during the final flush only ends its repeats: the commands had ended before.
+        flushed = now.phase is NodePhase.FLUSHING
+        reason = now.reason if flushed else self.stop_monitor.reason or now.reason
         how = reason or f"exit code {end.exit_code}"
         self.log.write_platform(f"node is done: {how}")
         self.log.close()

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,9 @@ from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.upload.upload_status import StatusPublisher
+from prefect_bt.checkpoints.upload.upload_status import StatusPublisher, plan_repeat
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import PrefectBtError, StoreError
 from prefect_bt.host.nodes.files import write_text_atomic
 from prefect_bt.ledger.fencing_epochs import Epochs
 from prefect_bt.ledger.records import UploadStatus
@@ -48,8 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     _lower_priority()
     report = partial(_write_status, given.status)
+    delays: Sequence[float] = ()
     try:
         plan = codec.loads(NodePlan, given.plan.read_bytes())
+        delays = plan.checkpoints.repeat_delays if plan.checkpoints is not None else ()
         store, origin = open_store(plan.store), _upload_origin(plan)
         ending, succeeded = threading.Event(), threading.Event()
         threading.Thread(target=_wait_for_eof, args=(ending, succeeded), daemon=True).start()
@@ -69,12 +72,21 @@ def main(arguments: list[str] | None = None) -> int:
             report=report_and_publish,
         )
         status = uploader.run(ending, has_succeeded=succeeded.is_set)
+        repeat = plan_repeat(status, failed_tries=given.failed_tries, delays=delays)
+        if repeat is not None:
+            report_and_publish(replace(status, repeat=repeat))
         publisher.close()
     except Exception as error:  # outermost handler: a status must exist
         what = (
             str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
         )
-        report(UploadStatus(updated_at=time.time(), error=f"The uploader failed: {what}"))
+        status = UploadStatus(
+            updated_at=time.time(),
+            error=f"The uploader failed: {what}",
+            store_failed=isinstance(error, StoreError),
+        )
+        repeat = plan_repeat(status, failed_tries=given.failed_tries, delays=delays)
+        report(replace(status, repeat=repeat))
         if not isinstance(error, PrefectBtError):
             raise
         print(what, file=sys.stderr)
@@ -91,6 +103,9 @@ def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--status", type=Path, required=True, help="where to write the status")
     parser.add_argument(
         "--patience", type=float, default=120.0, help="seconds without progress in the final flush"
+    )
+    parser.add_argument(
+        "--failed-tries", type=int, default=0, help="final flushes of the node that failed before"
     )
     parser.add_argument(
         "--volume",

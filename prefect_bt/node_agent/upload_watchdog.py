@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from prefect_bt.checkpoints.upload.upload_status import format_trouble
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.processes import decode_wait_status
 from prefect_bt.ledger.records import UploadStatus
@@ -50,6 +51,8 @@ class UploaderConfig(NamedTuple):
     mounts: Sequence[tuple[str, Path]] = ()
     """The node's volumes: their paths in the node, and their folders on this machine."""
     stall_timeout: float = STALL_TIMEOUT
+    log_repeat: Callable[[str], object] = bool
+    """Function that gets the text about each repeat of a failed final flush."""
 
 
 class UploaderProcess:
@@ -65,6 +68,9 @@ class UploaderProcess:
         self._flushing = self._succeeded = False
         self._deaths = 0
         self._flush_deaths = 0
+        self._failed_tries = 0
+        """Final flushes that ended with an error and are repeated."""
+        self._may_repeat = True
         self._started = 0.0
         self._next_start = 0.0
         self._last_death = ""
@@ -97,6 +103,12 @@ class UploaderProcess:
         self._moved_at = time.monotonic()
         self._close_stdin()
 
+    def end_repeats(self) -> None:
+        """Repeat no failed final flush from now on; a try that runs is not interrupted."""
+        self._may_repeat = False
+        if self._failed_tries and self.pid is None:
+            self._over = True
+
     def on_exit(self, status: int) -> None:
         """Handle the end of the process `pid` with this wait status."""
         self.pid, self._killed_at = None, None
@@ -104,10 +116,20 @@ class UploaderProcess:
         report = self.read_status()
         code, number = decode_wait_status(status)
         if self._flushing and report is not None and (code == 0 or report.error):
-            self._over = True
+            self._end_try(report)
             return
         self._last_death = f"signal {number}" if number else f"exit code {code}"
         self._record_death()
+
+    def _end_try(self, report: UploadStatus) -> None:
+        """End the final flush, or plan the repeat that the uploader reported."""
+        if report.repeat is None or not self._may_repeat:
+            self._over = True
+            return
+        self._failed_tries += 1
+        self._flush_deaths = 0
+        self._next_start = time.monotonic() + report.repeat.delay
+        self._job.log_repeat(format_trouble(report))
 
     def read_status(self) -> UploadStatus | None:
         """Return the status of the present or the last uploader."""
@@ -142,6 +164,8 @@ class UploaderProcess:
             "--status": self._job.status,
         }
         argv = [*self._job.command, *(str(word) for pair in arguments.items() for word in pair)]
+        if self._failed_tries:
+            argv += ["--failed-tries", str(self._failed_tries)]
         for target, folder in self._job.mounts:
             argv += ["--volume", target, str(folder)]
         reading, self._stdin = os.pipe()

@@ -61,6 +61,8 @@ class CheckpointPlan:
     settle: float = 1.5
     scan: float = 1.0
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    repeat_delays: tuple[float, ...] = (5.0, 30.0, 120.0)
+    """Delays before each repeat of a final flush that failed."""
 
 
 @dataclass(frozen=True)

@@ -295,6 +295,19 @@ def test_an_upload_that_cannot_finish_fails_the_job() -> None:
     assert "disk full" in outcome.message
 
 
+@pytest.mark.parametrize("requested", [False, True])
+def test_a_stop_during_the_final_flush_reaches_the_nodes_that_flush(requested: bool) -> None:
+    clock = Clock()
+    flushes = Script(seconds=1, flushes=40.0)
+    nodes = [
+        SimulatedNode(rank, 0, one, clock, 1000.0) for rank, one in enumerate((flushes, Script()))
+    ]
+    gang = watched(clock, *nodes)
+    gang.wait_for_flush(end_repeats=lambda: requested)
+    assert [node.stops for node in nodes] == [[("stopped", False)] * requested, []]
+    assert gang.make_outcome().state is JobState.COMPLETED
+
+
 def test_all_or_none() -> None:
     substrate = Simulated([Script()] * 3, refuse=2)
     with pytest.raises(SubstrateError, match="no room"):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,13 +11,14 @@ from hypothesis import strategies as st
 from prefect_bt import codec
 from prefect_bt.attempts.retry_overrides import RetryOverrides, validate_budget
 from prefect_bt.attempts.retry_policy import (
+    MAX_REFUNDS,
     compute_retry_delay,
     decide_retry,
     list_attempts_without_progress,
     parse_checkpoint_name,
 )
 from prefect_bt.errors import DefinitionError
-from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome, RetryBudget
+from prefect_bt.ledger.records import Cause, FailureClass, JobRecord, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
 
 USER, INFRA, OOM = FailureClass.USER, FailureClass.INFRASTRUCTURE, FailureClass.OUT_OF_MEMORY
@@ -52,9 +54,10 @@ def history(*ends: tuple[FailureClass | None, str]) -> list[Outcome]:
         ([(INFRA, "")], RetryBudget(without_progress=1), True, False),
         ([(INFRA, "a")], RetryBudget(without_progress=1), True, True),
         ([(INFRA, "a")] * 2, RetryBudget(infrastructure=0), True, False),
-        ([(INFRA, "a")], RetryBudget(infrastructure=0), True, True),
+        ([(INFRA, "a")], RetryBudget(infrastructure=0), True, False),
+        ([(INFRA, "checkpoint-1")], RetryBudget(infrastructure=0), True, True),
         # Each class has its own budget.
-        ([(USER, "a"), (INFRA, "b")], RetryBudget(user=1, infrastructure=0), True, True),
+        ([(USER, "a"), (INFRA, "b")], RetryBudget(user=1, infrastructure=1), True, True),
         ([(INFRA, ""), (USER, "b"), (INFRA, "")], RetryBudget(1, 2), True, True),
         ([(FailureClass.DEPLOY, "")], RetryBudget(user=9), True, False),
         ([(None, "a")], DEFAULT, True, False),
@@ -68,6 +71,15 @@ def test_decision(
 ) -> None:
     decision = decide_retry(history(*ends), budget, checkpointing=checkpointing)
     assert decision.retry is retry, decision.reason
+
+
+def test_commands_that_succeeded_are_not_run_again() -> None:
+    """Whatever the budgets, also after progress."""
+    ends = history((INFRA, key("checkpoint-1")), (INFRA, key("checkpoint-2", 1)))
+    ends[-1] = replace(ends[-1], cause=Cause.UPLOAD_FAILED)
+    decision = decide_retry(ends, RetryBudget(9, 9, 9, 0), checkpointing=True)
+    assert not decision.retry
+    assert decision.reason == "the commands succeeded, so they are not run again"
 
 
 def key(name: str, attempt: int = 0, version: int = 1) -> str:
@@ -168,11 +180,13 @@ def live(ends: Ends, budget: RetryBudget, *, checkpointing: bool) -> list[Outcom
 def test_a_job_ends_by_the_rules(ends: Ends, budget: RetryBudget, checkpointing: bool) -> None:
     """A second account of the rules, counted forward instead of looked up in the past."""
     left = Counter({USER: budget.user, INFRA: budget.infrastructure, OOM: budget.out_of_memory})
-    in_a_row = expected = 0
+    in_a_row = expected = refunds = 0
     for failure, progress in ends:
         expected += 1
         in_a_row = 0 if progress else in_a_row + 1
-        left[failure] -= not (failure is INFRA and progress)
+        free = failure is INFRA and progress and refunds < MAX_REFUNDS
+        refunds += free
+        left[failure] -= not free
         limit = budget.without_progress
         if left[failure] < 0 or (checkpointing and limit and in_a_row >= limit):
             break
@@ -183,8 +197,63 @@ def test_a_job_ends_by_the_rules(ends: Ends, budget: RetryBudget, checkpointing:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60), BUDGETS)
 @example(250, RetryBudget(infrastructure=0, without_progress=1))
-def test_progress_allows_any_number_of_node_deaths(deaths: int, budget: RetryBudget) -> None:
-    assert len(live([(INFRA, True)] * deaths, budget, checkpointing=True)) == deaths
+@example(250, RetryBudget(infrastructure=4, without_progress=1))
+def test_new_steps_allow_a_bounded_number_of_node_deaths(deaths: int, budget: RetryBudget) -> None:
+    longest = MAX_REFUNDS + budget.infrastructure + 1
+    lived = live([(INFRA, True)] * deaths, budget, checkpointing=True)
+    assert len(lived) == min(deaths, longest)
+
+
+SAME_WORK = [
+    "last",
+    "v{attempt}-0901/checkpoint-10",
+    "run-{attempt}/epoch=3-step=30",
+    "{attempt}",
+]
+"""Names of the newest checkpoint of an attempt that starts from the beginning each time."""
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+@pytest.mark.parametrize("name", SAME_WORK)
+def test_commits_without_a_higher_step_refund_as_many_attempts_as_the_budget(
+    name: str, allowed: int
+) -> None:
+    budget = RetryBudget(infrastructure=allowed)
+    ends: list[tuple[FailureClass | None, str]] = []
+    while decide_retry(
+        history(*ends, (INFRA, key(quote(name.format(attempt=len(ends)), safe=""), len(ends)))),
+        budget,
+        checkpointing=True,
+    ).retry:
+        ends.append((INFRA, key(quote(name.format(attempt=len(ends)), safe=""), len(ends))))
+        assert len(ends) < 20, "it runs for ever"
+    first_step_is_new = "checkpoint" in name or "step" in name
+    assert len(ends) == 2 * allowed + first_step_is_new
+
+
+def test_a_higher_step_refunds_attempts_without_a_step_again() -> None:
+    """The newest checkpoint is `last` three times, and then a step, over and over."""
+    names = [f"checkpoint-{n}" if n % 4 == 0 else "last" for n in range(4, 64)]
+    ends = [(INFRA, key(name, attempt)) for attempt, name in enumerate(names)]
+    for end in range(1, len(ends) + 1):
+        decision = decide_retry(history(*ends[:end]), DEFAULT, checkpointing=True)
+        assert decision.reason.startswith("there was progress")
+
+
+def test_a_refusal_says_why_progress_counts() -> None:
+    last = [(INFRA, key("last", attempt)) for attempt in range(7)]
+    said = decide_retry(history(*last), DEFAULT, checkpointing=True).reason
+    assert said == (
+        "the policy allows 3 retries of infrastructure failures, and new commits without a higher "
+        "step count after as many attempts in a row"
+    )
+    steps = [(INFRA, key(f"checkpoint-{n}", n)) for n in range(MAX_REFUNDS + 1)]
+    none = RetryBudget(infrastructure=0)
+    assert decide_retry(history(*steps[:-1]), none, checkpointing=True).retry
+    assert decide_retry(history(*steps), none, checkpointing=True).reason == (
+        "the policy allows no retry of infrastructure failures, and 100 attempts with progress did "
+        "not count, the maximum"
+    )
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,7 +13,7 @@ from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.provenance import collect_provenance, find_git_state, format_client, format_git
 from prefect_bt.jobs.submit import create_job, write_job
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import GitState
+from prefect_bt.ledger.provenance_record import GitState
 from prefect_bt.object_store import open_store
 from tests.jobs.records import small_project
 

@@ -28,6 +28,15 @@ printf '{"updated_at": 1.0, "flushed": true}' > "$6.part"; mv "$6.part" "$6"
 """
 
 
+FAILS = """
+cat > /dev/null
+echo "$*" >> "$4/../tries"
+printf '{"updated_at": 1.0, "flushed": true, "error": "503"%s}' "$REPEAT" > "$6.part"
+mv "$6.part" "$6"
+exit 1
+"""
+
+
 def uploader(folder: Path, script: str, *, patience: float) -> UploaderProcess:
     (folder / "ckpts").mkdir()
     (folder / "script").write_text(script)
@@ -112,3 +121,38 @@ def test_one_that_does_not_even_die_is_given_up(
     os.kill(made.pid, signal.SIGKILL)
     os.waitpid(made.pid, 0)
     assert made.pid not in processes.list_processes()
+
+
+REPEAT = ', "repeat": {"delay": 0.01, "number": 2, "total": 3}'
+
+
+@pytest.mark.parametrize(("repeat", "stops", "tries"), [("", False, 1), (REPEAT, True, 1)])
+def test_a_failed_flush_that_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeat: str, stops: bool, tries: int
+) -> None:
+    monkeypatch.setenv("REPEAT", repeat)
+    made = uploader(tmp_path, FAILS, patience=60.0)
+    if stops:
+        made.end_repeats()
+    flush(made)
+    assert made.failure_reason() == "503"
+    assert len((tmp_path / "tries").read_text().splitlines()) == tries
+
+
+def test_each_repeat_gets_the_number_of_failed_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The uploader decides on repeats; a request to end them ends the wait for one, too."""
+    monkeypatch.setenv("REPEAT", REPEAT)
+    made = uploader(tmp_path, FAILS, patience=60.0)
+    made.ensure_running()
+    made.flush()
+    tries = tmp_path / "tries"
+    wait_until(lambda: turn(made) or (tries.exists() and tries.read_text().count("\n") >= 3))
+    wait_until(lambda: turn(made) or made.pid is None)
+    made.end_repeats()
+    wait_until(lambda: turn(made))
+    first, second, third, *_ = tries.read_text().splitlines()
+    assert "--failed-tries" not in first
+    assert second.endswith("--failed-tries 1") and third.endswith("--failed-tries 2")
+    assert made.failure_reason() == "503"

@@ -23,6 +23,7 @@ from prefect_bt.checkpoints.manifest import (
     manifest_format,
     rank_objects_prefix,
 )
+from prefect_bt.checkpoints.portable_json import to_portable_json, to_portable_text
 from prefect_bt.checkpoints.retention.policy import select_prunable
 from prefect_bt.checkpoints.retention.prune import prune_rank
 from prefect_bt.checkpoints.upload.progress import UploadProgress
@@ -236,8 +237,8 @@ class CheckpointCommitter:
                 size=sum(entry.size for entry in entries),
                 entries=entries,
                 type=kind.type,
-                base_model=kind.base_model,
-                lora_adapter_config=kind.lora_adapter_config,
+                base_model=kind.base_model and to_portable_text(kind.base_model),
+                lora_adapter_config=to_portable_json(kind.lora_adapter_config),
                 step=kind.step,
                 note=note,
             )

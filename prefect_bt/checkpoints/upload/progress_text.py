@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefect_bt.checkpoints.upload.upload_status import RankUpload
+from prefect_bt.checkpoints.upload.upload_status import RankUpload, format_trouble
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import Progress, format_bytes_done
 
@@ -18,8 +18,8 @@ def format_upload(upload: RankUpload) -> str:
         parts.append(f"{len(status.committed)} committed")
         if status.lag is not None:
             parts[-1] += f", the last one {status.lag:.1f} s after its last write"
-    if status.trouble:
-        parts.append(f"the store has trouble, tried again: {status.trouble}")
+    if trouble := format_trouble(status):
+        parts.append(trouble)
     parts += [f"not committed: {one}" for one in status.uncommitted or status.waiting]
     return escape_controls("; ".join(parts)) or "nothing to upload yet"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.errors import StoreError
-from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.ledger.records import UploadRepeat, UploadStatus
 from prefect_bt.object_keys import uploads_prefix
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.progress import Progress
@@ -124,6 +124,29 @@ class UploadStatusReader:
             rank = int(key.rpartition("/rank-")[2].removesuffix(".json"))
             status = codec.loads(UploadStatus, self._store.get(key))
             yield key, RankUpload(rank, modified, status)
+
+
+def plan_repeat(
+    status: UploadStatus, *, failed_tries: int, delays: Sequence[float]
+) -> UploadRepeat | None:
+    """Return the repeat after a failed final flush; None if it succeeded or is not repeated.
+
+    `delays`: seconds before each repeat. What is wrong with a checkpoint itself most likely stays
+    wrong: only a failure of the store is repeated more than once.
+    """
+    most = len(delays) if status.store_failed else min(1, len(delays))
+    if not status.error or failed_tries >= most:
+        return None
+    return UploadRepeat(delays[failed_tries], failed_tries + 2, most + 1)
+
+
+def format_trouble(status: UploadStatus) -> str:
+    """Return which error is tried again: `upload failed, is repeated in 30 s (2 of 4): …`."""
+    repeat = status.repeat
+    if repeat is None:
+        return f"upload failed, tried again: {status.trouble}" if status.trouble else ""
+    when = f"in {repeat.delay:g} s ({repeat.number} of {repeat.total})"
+    return f"upload failed, is repeated {when}: {status.error}"
 
 
 def format_uncommitted(reasons: Mapping[str, str]) -> tuple[str, ...]:

@@ -233,6 +233,7 @@ class Uploader:
             trouble="",
             uncommitted=format_uncommitted(why),
             error="; ".join(errors),
+            store_failed=any(isinstance(error, StoreError) for error in failures.values()),
         )
 
     def _flush_once(self, succeeded: bool) -> tuple[_Uncommitted, _Failures]:

@@ -18,6 +18,7 @@ from prefect_bt import codec
 from prefect_bt.filesystem.confined import read_regular
 from prefect_bt.host.state_folder import NodeFolder
 from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
+from prefect_bt.planning.plan import NodePlan
 
 T = TypeVar("T")
 
@@ -99,16 +100,23 @@ class StatusFile:
 
 
 def lost_status(folder: NodeFolder, status: NodeStatus, reason: str) -> NodeStatus:
-    """Return the final status of a node without one, with the last report of its uploader."""
+    """Return the final status of a node without one, with the last report of its uploader.
+
+    A node whose commands had succeeded is not lost: at most its final flush did not end.
+    """
     upload = read_record(UploadStatus, folder.upload_status) or UploadStatus(0.0)
-    return replace(
+    status = replace(
         status,
-        phase=NodePhase.LOST,
-        reason=reason,
         ended_at=status.ended_at or time.time(),
         upload_error=upload.error,
         uncommitted=upload.uncommitted,
     )
+    if status.exit_code != 0:
+        return replace(status, phase=NodePhase.LOST, reason=reason)
+    plan = read_record(NodePlan, folder.plan)
+    if not upload.flushed and plan is not None and plan.checkpoints is not None:
+        status = replace(status, upload_error=f"{reason} before its final flush ended")
+    return replace(status, phase=NodePhase.DONE)
 
 
 def read_secrets(descriptor: int) -> dict[str, str]:

@@ -153,7 +153,8 @@ class HostHandle:
         """Set a node that died without a final status to LOST, and end its commands."""
         self._kill_processes(keep_uploader=True)
         if processes.find_uploader_processes(self._read_mark()):
-            status = replace(status, phase=NodePhase.FLUSHING, reason=NODE_GONE)
+            reason = status.reason if status.exit_code == 0 else NODE_GONE
+            status = replace(status, phase=NodePhase.FLUSHING, reason=reason)
         else:
             status = lost_status(self.folder, status, self._loss_reason())
         with suppress(OSError):

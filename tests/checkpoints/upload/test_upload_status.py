@@ -14,10 +14,12 @@ from prefect_bt.checkpoints.upload.upload_status import (
     UploadStatusReader,
     find_uncommitted_reason,
     format_uncommitted,
+    plan_repeat,
 )
 from prefect_bt.errors import StoreError
-from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.ledger.records import UploadRepeat, UploadStatus
 from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.planning.plan import CheckpointPlan
 from prefect_bt.text.quantities import format_elapsed, format_size
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT
@@ -117,7 +119,11 @@ def rank(**status):
             rank(committed=("a", "b"), lag=1.94),
             "2 committed, the last one 1.9 s after its last write",
         ),
-        (rank(trouble="503"), "the store has trouble, tried again: 503"),
+        (rank(trouble="503"), "upload failed, tried again: 503"),
+        (
+            rank(error="503", repeat=UploadRepeat(30.0, 2, 4)),
+            "upload failed, is repeated in 30 s (2 of 4): 503",
+        ),
         (rank(waiting=("c: no index",)), "not committed: c: no index"),
     ],
 )
@@ -138,3 +144,23 @@ def test_reasons_are_found_by_name():
     assert stored == ("a: it is still being written", "b: x: y")
     assert find_uncommitted_reason(stored, "b") == "x: y"
     assert find_uncommitted_reason(stored, "it is still being written") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "store_failed", "failed_tries", "repeat"),
+    [
+        ("", False, 0, None),
+        ("503", True, 0, UploadRepeat(5.0, 2, 4)),
+        ("503", True, 2, UploadRepeat(120.0, 4, 4)),
+        ("503", True, 3, None),
+        ("KeyError", False, 0, UploadRepeat(5.0, 2, 2)),
+        ("KeyError", False, 1, None),
+    ],
+)
+def test_only_a_failure_of_the_store_is_repeated_more_than_once(
+    error, store_failed, failed_tries, repeat
+):
+    status = UploadStatus(updated_at=1, error=error, store_failed=store_failed)
+    delays = CheckpointPlan("/mnt/ckpts").repeat_delays
+    assert plan_repeat(status, failed_tries=failed_tries, delays=delays) == repeat
+    assert plan_repeat(status, failed_tries=failed_tries, delays=()) is None
