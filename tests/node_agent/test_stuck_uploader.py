@@ -146,7 +146,7 @@ def test_each_repeat_gets_the_number_of_failed_tries(
     monkeypatch.setenv("REPEAT", REPEAT)
     made = uploader(tmp_path, FAILS, patience=60.0)
     made.ensure_running()
-    made.flush()
+    made.flush(succeeded=True)
     tries = tmp_path / "tries"
     wait_until(lambda: turn(made) or (tries.exists() and tries.read_text().count("\n") >= 3))
     wait_until(lambda: turn(made) or made.pid is None)

@@ -55,6 +55,8 @@ class CommittedCheckpoint:
     manifest_keys: dict[int, str]
     """Rank -> key of its newest manifest."""
     missing_ranks: tuple[int, ...] = ()
+    note: str = ""
+    """What it lacks, if it was committed nevertheless."""
     manifests: tuple[Manifest, ...] = field(default=(), repr=False)
     """By rank."""
 
@@ -161,6 +163,7 @@ def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCh
         attempt=max(part.attempt for part in parts),
         manifest_keys={part.rank: part.key for part in parts},
         missing_ranks=missing,
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
         manifests=tuple(parts),
     )
 
