@@ -43,7 +43,8 @@ del full["rng_state.pth"]
 folders.write(ckpts / "qwen-lr2e-5-epoch3/checkpoint-10", full | states)
 time.sleep(2.5)
 full = folders.hf_full(20)
-del states["rng_state_3.pth"], states["rng_state_2.pth"], full["rng_state.pth"], full["optimizer.pt"]
+del states["rng_state_3.pth"], states["rng_state_2.pth"]
+del full["rng_state.pth"], full["optimizer.pt"]
 folders.write(ckpts / "qwen-lr2e-5-epoch3/checkpoint-20", full | states)
 for step in (10, 20):
     folders.write(ckpts, {f"epoch=1-step={step}.ckpt": folders.torch_zip(b"%d" % step)})
