@@ -2,7 +2,8 @@
 
     attempts/<n>/uploads/rank-<r>.json    records.UploadStatus, replaced every few seconds of work
 
-For display only: decisions depend on manifests.
+For display, and for what a restore need not bring back (`present`). All other decisions depend on
+manifests.
 """
 
 from __future__ import annotations
@@ -124,6 +125,11 @@ class UploadStatusReader:
             rank = int(key.rpartition("/rank-")[2].removesuffix(".json"))
             status = codec.loads(UploadStatus, self._store.get(key))
             yield key, RankUpload(rank, modified, status)
+
+
+def escape_surrogates(text: str) -> str:
+    """Escape the bytes of a file name that are not UTF-8, as in `\\udcff`, as a status has them."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def format_uncommitted(reasons: Mapping[str, str]) -> tuple[str, ...]:

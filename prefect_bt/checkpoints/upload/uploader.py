@@ -128,6 +128,7 @@ class Uploader:
         except OSError as error:
             self._report_problems({".": self._unreadable(error)})
             return False
+        self._progress.update_present(found)
         now, spent = time.monotonic(), time.thread_time()
         self._scanned_at = now
         self._stability.observe(found, now=now)
@@ -229,7 +230,9 @@ class Uploader:
 
     def _flush_once(self) -> tuple[_Uncommitted, _Failures]:
         try:
-            return self._commit_all(self._directory.refresh(full=True))
+            found = self._directory.refresh(full=True)
+            self._progress.update_present(found)
+            return self._commit_all(found)
         except OSError as error:
             return {}, {".": self._unreadable(error)}
 
