@@ -100,6 +100,7 @@ def _restore(
         group_size=plan.group_size,
         mounts=folders.mounts,
         neighbors=folders.neighbors,
+        roots=(plan.checkpoints.directory,) if plan.checkpoints else (),
     )
     restored = restore_directory(
         store, project_id=plan.project_id, job_id=plan.job_id, target=target
@@ -122,6 +123,7 @@ def format_restore(restored: RestoreResult, aside_dir: Path) -> Iterator[str]:
         names = ", ".join(one.name for one in left)
         size = format_size(sum(one.size for one in left))
         yield f"checkpoints left in the store ({size}), because {reason}: {names}"
+    yield from restored.pointers
 
 
 def _load(

@@ -27,6 +27,7 @@ from prefect_bt.checkpoints.committed.download import (
     open_or_create,
     set_folder_times,
 )
+from prefect_bt.checkpoints.committed.pointers import find_pointer_changes
 from prefect_bt.checkpoints.committed.restore_selection import (
     Disk,
     LeftInStore,
@@ -68,6 +69,8 @@ class RestoreTarget:
     """The node's volumes, which links may lead into; nothing is written through a link."""
     neighbors: Mapping[int, Path] = field(default_factory=dict[int, Path])
     """Checkpoint directories of the gang's other ranks on the same disk."""
+    roots: tuple[str, ...] = ()
+    """Absolute paths of `directory` in the node."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class RestoreResult:
     """Names of checkpoints without any committed file, else paths of single files."""
     downloaded_bytes: int = field(default=0, compare=False)
     left: tuple[LeftInStore, ...] = ()
+    pointers: tuple[str, ...] = ()
+    """Sentences about pointer files (pointers.py) with another text than the committed one."""
 
 
 def restore_directory(
@@ -113,6 +118,14 @@ def restore_directory(
     selection = select_fitting(selection, missing_bytes, store=store, disk=disk)
     manifests = _parts_of(selection, rank)
     wanted = _desired_files(manifests)
+    pointers = find_pointer_changes(
+        store,
+        {path: entry for path, entry in wanted.items() if path not in behind},
+        names=[one.checkpoint_id for one in selection.chosen],
+        left=[one.name for one in selection.left],
+        roots=(str(directory), *target.roots),
+    )
+    entries = {path: wanted.pop(path) for path in pointers}
     right = {path for path in right if wanted.get(path) == candidates[path]}
     files = [found.path for found in _iter_entries(directory) if not found.is_link]
     strays = [path for path in files if path not in right]
@@ -126,10 +139,28 @@ def restore_directory(
     _move_aside(wrong, directory, target.aside_dir)
     lost = {p: e for p, e in wanted.items() if p in behind and _is_below_any(p, set(wrong))}
     download_files(store, lost, root=directory)
+    for path, change in pointers.items():
+        if change.after is not None:
+            _write_text(directory, path, change.after, mode=entries[path].mode)
     set_folder_times(directory, wanted)
-    result = _restore_result(manifests, {*missing, *lost}, [*strays, *wrong])
-    size = sum(entry.size for entry in (*missing.values(), *lost.values()))
-    return replace(result, downloaded_bytes=size, left=selection.left)
+    result = _restore_result(manifests, {*missing, *lost, *pointers}, [*strays, *wrong])
+    return replace(
+        result,
+        downloaded_bytes=sum(entry.size for entry in (*missing.values(), *lost.values())),
+        left=selection.left,
+        pointers=tuple(map(str, pointers.values())),
+    )
+
+
+def _write_text(directory: Path, path: str, text: str, *, mode: int) -> None:
+    parent, _, name = path.rpartition("/")
+    partial = f".prefect-bt-{os.urandom(16).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open_or_create(directory, parent) as folder:
+        with os.fdopen(os.open(partial, flags, 0o600, dir_fd=folder), "wb") as writer:
+            writer.write(text.encode())
+            os.fchmod(writer.fileno(), mode & PERMISSION_MASK)
+        os.rename(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _parts_of(selection: Selection, rank: int) -> list[Manifest]:
