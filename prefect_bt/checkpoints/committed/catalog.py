@@ -26,7 +26,7 @@ from prefect_bt.checkpoints.layout import (
 from prefect_bt.checkpoints.manifest import Manifest, read_manifest
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.object_store.protocols import Store
-from prefect_bt.text.number_ranges import natural_key
+from prefect_bt.text.number_ranges import format_ranks, natural_key
 from prefect_bt.text.quantities import format_iso
 
 _ID_LENGTH: Final = 8
@@ -66,6 +66,13 @@ class CommittedCheckpoint:
     missing_ranks: tuple[int, ...] = ()
     manifests: tuple[Manifest, ...] = field(default=(), repr=False)
     """By rank."""
+
+    @property
+    def missing_part(self) -> str:
+        """Return a sentence with the ranks whose part is missing; "" if there is none."""
+        if not self.missing_ranks:
+            return ""
+        return f"{format_ranks(self.missing_ranks)} did not commit a part of it."
 
     @property
     def newest_manifest(self) -> str:

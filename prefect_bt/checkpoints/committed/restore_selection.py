@@ -24,7 +24,6 @@ from prefect_bt.checkpoints.layout import get_series, join_checkpoint_path
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, escape_surrogates
 from prefect_bt.errors import CheckpointError
 from prefect_bt.object_store.protocols import Store
-from prefect_bt.text.number_ranges import format_ranks
 from prefect_bt.text.quantities import format_size
 
 _MAX_MARGIN: Final = 1_000_000_000
@@ -93,9 +92,7 @@ def select_present(committed: Sequence[CommittedCheckpoint], present: set[str] |
         wanted |= {name for line, name in newest.items() if line in series}
         wanted |= {required.checkpoint_id} if required else set()
     left = [
-        _leave(one, f"{format_ranks(one.missing_ranks)} did not commit a part")
-        if one.missing_ranks
-        else _leave(one, "the job had deleted it")
+        _leave(one, one.missing_part.removesuffix(".") or "the job had deleted it")
         for one in committed
         if one.checkpoint_id not in wanted
     ]

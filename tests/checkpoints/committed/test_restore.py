@@ -150,7 +150,7 @@ def test_a_step_that_another_rank_did_not_commit_is_left_out(prepare, store, ckp
     restored = prepare(ckpts)
     assert (restored.unchanged, restored.moved_aside) == (("checkpoint-10",), ("checkpoint-20",))
     (left,) = restored.left
-    assert (left.name, left.reason) == ("checkpoint-20", "rank 1 did not commit a part")
+    assert (left.name, left.reason) == ("checkpoint-20", "rank 1 did not commit a part of it")
     assert prepare(other, rank=1).unchanged == ("checkpoint-10",)
 
 
