@@ -8,7 +8,7 @@ upload the status is None and an error names the missing part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,6 @@ from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, find
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
 from prefect_bt.ledger.states import JobState
-from prefect_bt.text.number_ranges import format_ranks
 
 SYNCING: Final = "SYNCING"
 JOB_COMPLETED: Final = "COMPLETED"
@@ -47,7 +46,18 @@ class SyncStatus:
             return CHECKPOINT_COMPLETE, ""
         if syncing:
             return SYNCING, ""
-        return None, f"{format_ranks(checkpoint.missing_ranks)} did not commit a part of it."
+        return None, checkpoint.missing_part
+
+
+def find_incomplete(
+    ledger: Ledger, record: JobRecord, checkpoints: Iterable[CommittedCheckpoint]
+) -> list[CommittedCheckpoint]:
+    """Return the checkpoints that lack a part and that nothing completes any more."""
+    partial = [one for one in checkpoints if one.missing_ranks]
+    if not partial:
+        return []
+    sync = read_sync_status(ledger, record, ledger.get_state(record.id), checkpointing=True)
+    return [one for one in partial if sync.checkpoint_status(one)[1]]
 
 
 def read_sync_status(

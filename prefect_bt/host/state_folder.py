@@ -60,6 +60,11 @@ class JobFolder:
     def checkpoints_folder(self, rank: int) -> Path:
         return self.rank_folder(rank) / "checkpoints"
 
+    def neighbor_folders(self, plan: NodePlan) -> dict[int, Path]:
+        """Return the checkpoint folders of the gang's other ranks."""
+        others = (rank for rank in range(plan.group_size) if rank != plan.rank)
+        return {rank: self.checkpoints_folder(rank) for rank in others}
+
     def node_folder(self, attempt: int, rank: int) -> NodeFolder:
         return NodeFolder(self.path / f"attempt-{attempt}" / f"rank-{rank}")
 

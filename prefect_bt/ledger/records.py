@@ -353,6 +353,7 @@ class UploadStatus:
     """Names of the checkpoints this uploader committed, in order."""
     rewritten: tuple[str, ...] = ()
     """Names of committed checkpoints that were written again with the same bytes."""
+    present: tuple[str, ...] | None = None  # names in the directory; None: not read yet
     uncommitted: tuple[str, ...] = ()
     """After the final flush: `name: why it is incomplete`."""
     bytes_done: int = 0
@@ -361,8 +362,7 @@ class UploadStatus:
     """Bytes per second of the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
-    current: str = ""
-    """Name of the checkpoint that is uploaded now."""
+    current: str = ""  # name of the checkpoint that is uploaded now
     file: str = ""
     """File that has been in transfer for the longest time."""
     work: int = 0

@@ -228,6 +228,7 @@ class Agent:
             download=task.folder.path,
             aside_dir=job.rank_folder(task.plan.rank) / f"set-aside/attempt-{task.plan.attempt}",
             mounts=self._volume_mounts(paths),
+            neighbors={} if task.record.in_pod else job.neighbor_folders(task.plan),
         )
         self.stop_monitor.poll()
         if self.stop_monitor.reason or not staging.needs_staging(task.plan, folders):

@@ -7,13 +7,18 @@ download. Packages are imported only when they are needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from prefect_bt.errors import PrefectBtError, WorkspaceError
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import NodePlan, VolumeKind
+from prefect_bt.text.quantities import format_size
+
+if TYPE_CHECKING:
+    from prefect_bt.checkpoints.committed.restore import RestoreResult
 
 
 class StagingFolders(NamedTuple):
@@ -24,6 +29,8 @@ class StagingFolders(NamedTuple):
     aside_dir: Path
     mounts: tuple[tuple[str, Path], ...] = ()
     """The node's volumes by their paths in it. Links among the checkpoints may lead into them."""
+    neighbors: Mapping[int, Path] = MappingProxyType({})
+    """Checkpoint folders of the gang's other ranks on this machine."""
 
 
 def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
@@ -83,24 +90,40 @@ def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> N
 def _restore(
     plan: NodePlan, store: Store, folders: StagingFolders, log: Callable[[str], None]
 ) -> None:
-    from prefect_bt.checkpoints.committed.restore import restore_directory
+    from prefect_bt.checkpoints.committed.restore import RestoreTarget, restore_directory
 
-    prepared = restore_directory(
-        store,
-        project_id=plan.project_id,
-        job_id=plan.job_id,
-        rank=plan.rank,
-        directory=folders.volumes[VolumeKind.CHECKPOINTS],
-        aside_dir=folders.aside_dir,
+    target = RestoreTarget(
+        plan.rank,
+        folders.volumes[VolumeKind.CHECKPOINTS],
+        folders.aside_dir,
+        attempt=plan.attempt,
+        group_size=plan.group_size,
         mounts=folders.mounts,
+        neighbors=folders.neighbors,
+        roots=(plan.checkpoints.directory,) if plan.checkpoints else (),
     )
+    restored = restore_directory(
+        store, project_id=plan.project_id, job_id=plan.job_id, target=target
+    )
+    for line in format_restore(restored, folders.aside_dir):
+        log(line)
+
+
+def format_restore(restored: RestoreResult, aside_dir: Path) -> Iterator[str]:
+    """Yield the log lines of a restore."""
     for what, names in (
-        ("kept in place", prepared.unchanged),
-        ("restored", prepared.restored),
-        (f"incomplete or not committed, moved to {folders.aside_dir}", prepared.moved_aside),
+        ("kept in place", restored.unchanged),
+        (f"restored ({format_size(restored.downloaded_bytes)})", restored.restored),
+        (f"incomplete or not committed, moved to {aside_dir}", restored.moved_aside),
     ):
         if names:
-            log(f"checkpoints {what}: {', '.join(map(str, names))}")
+            yield f"checkpoints {what}: {', '.join(names)}"
+    for reason in dict.fromkeys(one.reason for one in restored.left):
+        left = [one for one in restored.left if one.reason == reason]
+        names = ", ".join(one.name for one in left)
+        size = format_size(sum(one.size for one in left))
+        yield f"checkpoints left in the store ({size}), because {reason}: {names}"
+    yield from restored.pointers
 
 
 def _load(

@@ -148,6 +148,12 @@ def _select_checkpoint(
         steps = remedy if item.contents.sharding else f"{remedy} {job.alternatives}".strip()
         where = f"The checkpoint {item.name} of job {job.job.id}"
         raise CheckpointError(f"{where} {what}.", next_step=steps)
+    missing = item.checkpoint.missing_part
+    if missing and request.checkpoint == LATEST != item.name:
+        raise CheckpointError(
+            f"The checkpoint {item.name} of job {job.job.id} is not complete: {missing}",
+            next_step=f"{job.alternatives} Or deploy it as it is: --checkpoint {item.name}.",
+        )
     found = item.contents.format or format_
     assert found is not None, "why_not_servable requires a format"
     lora = stated.lora_details if isinstance(stated, LoRACheckpoint) else None
@@ -160,6 +166,7 @@ def _select_checkpoint(
         manifests=tuple(item.checkpoint.manifest_keys.values()),
         folder="",
         contents=item.contents,
+        missing_part=missing,
         configured_lora_rank=lora.rank if lora and "rank" in lora.model_fields_set else None,
     )
 
@@ -227,6 +234,8 @@ def _choose_mount(
 
 def _notes(models: Sequence[SelectedCheckpoint]) -> Iterator[str]:
     for one in models:
+        if one.missing_part:
+            yield f"The {one.label} is not complete: {one.missing_part}"
         if one.checkpoint == ROOT:
             yield f"The files in the checkpoint directory of job {one.job_id} answer as {one.name}."
     if len({one.contents.chat_template for one in models}) > 1:

@@ -45,7 +45,12 @@ class ServableCheckpoints:
 
     @property
     def servable(self) -> tuple[Candidate, ...]:
-        return tuple(item for item in self.candidates if not why_not_servable(item))
+        """Return those that "latest" may mean: with the parts of all ranks."""
+        return tuple(
+            item
+            for item in self.candidates
+            if not item.checkpoint.missing_ranks and not why_not_servable(item)
+        )
 
     @property
     def alternatives(self) -> str:

@@ -50,6 +50,8 @@ class SelectedCheckpoint:
     contents: CheckpointContents
     configured_lora_rank: int | None = None
     """LoRA rank that the config sets."""
+    missing_part: str = ""
+    """Sentence with the ranks that did not commit their part."""
 
     @property
     def label(self) -> str:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
-from prefect_bt.checkpoints.committed.restore import restore_directory
+from prefect_bt.checkpoints.committed.restore import RestoreTarget, restore_directory
 from prefect_bt.object_store.disk import DiskStore
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush
@@ -23,14 +23,12 @@ def write(directory, writing, count=None, *, clock):
 
 def restored_files(store, root, rank):
     """The files of each checkpoint that a retry has on another machine."""
-    directory = root / "fresh"
-    restore_directory(
-        *(store,), project_id=PROJECT, job_id=JOB, rank=rank, directory=directory,
-        aside_dir=root / "aside",
-    )  # fmt: skip
+    target = RestoreTarget(rank, root / "fresh", root / "aside", attempt=2)
+    restored = restore_directory(store, project_id=PROJECT, job_id=JOB, target=target).restored
     return {
         checkpoint.checkpoint_id: {file.path for file in checkpoint.files() if file.rank == rank}
         for checkpoint in list_checkpoints(store, PROJECT, JOB)
+        if checkpoint.checkpoint_id in restored
     }
 
 

@@ -149,6 +149,29 @@ def test_what_no_server_can_read(shop, files, words):
     assert all(each in message for each in words)
 
 
+def test_latest_has_the_parts_of_all_ranks(shop):
+    job = shop.job()
+    for step, ranks in ((10, (0, 1)), (20, (0,))):
+        for rank in ranks:
+            files = full() if rank == 0 else {"rng.pt": b"x"}
+            shop.commit(job, {f"checkpoint-{step}": files}, rank=rank)
+    assert select(shop, job, "latest").models[0].checkpoint == "checkpoint-10"
+    selection = select(shop, job, "checkpoint-20")
+    assert selection.models[0].checkpoint == "checkpoint-20"
+    why = "is not complete: rank 1 did not commit a part of it."
+    assert selection.notes == (f"The checkpoint checkpoint-20 of job {job.id} {why}",)
+
+
+def test_without_a_complete_one_latest_is_refused_with_the_ranks(shop):
+    job = shop.job()
+    shop.commit(job, {"checkpoint-10": {"notes.txt": b"x"}})
+    shop.commit(job, {"checkpoint-10": {"notes.txt": b"x"}}, rank=1)
+    shop.commit(job, {"checkpoint-20": full()})
+    message = refused(shop, CheckpointRequest(job.id))
+    assert "is not complete: rank 1 did not commit a part of it." in message
+    assert "Or deploy it as it is: --checkpoint checkpoint-20." in message
+
+
 def test_weights_in_another_ranks_part(shop):
     job = shop.job()
     shop.commit(job, {"checkpoint-10": {"notes.txt": b"x"}})

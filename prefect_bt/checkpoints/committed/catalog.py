@@ -1,23 +1,32 @@
 """The committed checkpoints of a job: read from manifests, never from bare objects.
 
 A checkpoint of a gang is the parts that its ranks committed under one name. The script
-decides how many ranks write (often rank 0 alone), so the part of a rank counts as missing only if
-the previous sibling (`checkpoint-10` before `checkpoint-20`) has a part of that rank.
+decides how many ranks write (often rank 0 alone), so the part of a rank counts as missing only
+
+* if the previous sibling (`checkpoint-10` before `checkpoint-20`) has a part of that rank, or lacks
+  it too, and the rank committed another sibling in the same attempt,
+* and if the attempt that committed the checkpoint had that rank: after an elastic restart, fewer
+  ranks write.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prefect_bt.checkpoints.committed.commit_index import find_newest_refs
-from prefect_bt.checkpoints.layout import find_previous, join_checkpoint_path
+from prefect_bt.checkpoints.layout import (
+    find_previous,
+    get_series,
+    join_checkpoint_path,
+    parse_step,
+)
 from prefect_bt.checkpoints.manifest import Manifest, read_manifest
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.object_store.protocols import Store
-from prefect_bt.text.number_ranges import natural_key
+from prefect_bt.text.number_ranges import format_ranks, natural_key
 from prefect_bt.text.quantities import format_iso
 
 _ID_LENGTH: Final = 8
@@ -61,6 +70,13 @@ class CommittedCheckpoint:
     """By rank."""
 
     @property
+    def missing_part(self) -> str:
+        """Return a sentence with the ranks whose part is missing; "" if there is none."""
+        if not self.missing_ranks:
+            return ""
+        return f"{format_ranks(self.missing_ranks)} did not commit a part of it."
+
+    @property
     def newest_manifest(self) -> str:
         """Return the key of the part that was committed last."""
         return max(self.manifests, key=lambda part: (part.attempt, part.committed_at)).key
@@ -96,13 +112,27 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
             gone.add(name)
     for name in gone:
         del parts[name]
-    ranks = {name: {manifest.rank for manifest in found} for name, found in parts.items()}
-    merged: list[CommittedCheckpoint] = []
-    for name, found in parts.items():
-        previous = find_previous(name, ranks)
-        missing = ranks[previous] - ranks[name] if previous else set[int]()
-        merged.append(_merge_ranks(found, tuple(sorted(missing))))
+    missing = _find_missing_ranks(parts)
+    merged = [_merge_ranks(found, tuple(sorted(missing[name]))) for name, found in parts.items()]
     return sorted(merged, key=lambda one: (one.attempt, one.created_at, one.step or -1))
+
+
+def _find_missing_ranks(parts: Mapping[str, Sequence[Manifest]]) -> dict[str, set[int]]:
+    """Return the ranks whose part is missing, by checkpoint."""
+    writers: dict[tuple[str, int], set[int]] = {}
+    for name, found in parts.items():
+        for part in found:
+            writers.setdefault((get_series(name), part.attempt), set()).add(part.rank)
+    missing: dict[str, set[int]] = {}
+    for name in sorted(parts, key=lambda name: parse_step(name) or -1):
+        newest = max(parts[name], key=lambda part: (part.attempt, part.group_size))
+        expected = set[int]()
+        if previous := find_previous(name, parts):
+            skipped = missing[previous] & writers[get_series(name), newest.attempt]
+            expected = {part.rank for part in parts[previous]} | skipped
+        there = {part.rank for part in parts[name]}
+        missing[name] = {rank for rank in expected - there if rank < newest.group_size}
+    return missing
 
 
 def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | None:
@@ -111,7 +141,12 @@ def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoi
     Prefer a model, adapter or folder named after a step to other folders (logs, event files).
     None if there is no committed checkpoint.
     """
-    found = [one for one in list_checkpoints(store, project_id, job_id) if not one.missing_ranks]
+    return select_newest(list_checkpoints(store, project_id, job_id))
+
+
+def select_newest(checkpoints: Iterable[CommittedCheckpoint]) -> CommittedCheckpoint | None:
+    """Return the checkpoint to resume from out of all of a job, oldest first."""
+    found = [one for one in checkpoints if not one.missing_ranks]
     models = [one for one in found if one.type or one.step is not None]
     return (models or found or [None])[-1]
 

@@ -1,8 +1,7 @@
 """Restore committed checkpoints on a node, before a retry or for `load_checkpoint_config`.
 
-Before the commands of a retry run, the checkpoint directory holds exactly the newest versions that
-the job committed for this rank. Checkpoints that the script had rotated away are restored too. This
-takes disk space and time until a retention policy deletes old checkpoints.
+Before the commands of a retry run, the checkpoint directory holds the newest committed versions of
+this rank, of the checkpoints that the job had at the end of its last attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +26,16 @@ from prefect_bt.checkpoints.committed.download import (
     find_matching,
     open_or_create,
     set_folder_times,
+)
+from prefect_bt.checkpoints.committed.pointers import find_pointer_changes
+from prefect_bt.checkpoints.committed.restore_selection import (
+    Disk,
+    LeftInStore,
+    Selection,
+    measure_missing,
+    read_present,
+    select_fitting,
+    select_present,
 )
 from prefect_bt.checkpoints.layout import ROOT, FileStat, join_checkpoint_path
 from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, read_manifest
@@ -48,6 +57,24 @@ LOST: Final = "lost+found"
 
 
 @dataclass(frozen=True)
+class RestoreTarget:
+    """A node of an attempt, and its folders."""
+
+    rank: int
+    directory: Path
+    aside_dir: Path
+    """Folder for files that are not restored ones; outside `directory`."""
+    attempt: int = 0
+    group_size: int = 1
+    mounts: VolumeMounts = ()
+    """The node's volumes, which links may lead into; nothing is written through a link."""
+    neighbors: Mapping[int, Path] = field(default_factory=dict[int, Path])
+    """Checkpoint directories of the gang's other ranks on the same disk."""
+    roots: tuple[str, ...] = ()
+    """Absolute paths of `directory` in the node."""
+
+
+@dataclass(frozen=True)
 class RestoreResult:
     """Sorted checkpoint names: found in place, restored (in part or whole), moved away."""
 
@@ -55,55 +82,91 @@ class RestoreResult:
     restored: tuple[str, ...]
     moved_aside: tuple[str, ...]
     """Names of checkpoints without any committed file, else paths of single files."""
+    downloaded_bytes: int = field(default=0, compare=False)
+    left: tuple[LeftInStore, ...] = ()
+    pointers: tuple[str, ...] = ()
+    """Sentences about pointer files (pointers.py) with another text than the committed one."""
 
 
-def restore_directory(  # noqa: PLR0913 (all of them name one place)
-    store: Store,
-    *,
-    project_id: str,
-    job_id: str,
-    rank: int,
-    directory: Path,
-    aside_dir: Path,
-    mounts: VolumeMounts = (),
+def restore_directory(
+    store: Store, *, project_id: str, job_id: str, target: RestoreTarget
 ) -> RestoreResult:
-    """Make `directory` hold exactly the committed checkpoints of this rank.
+    """Make the directory hold exactly the committed checkpoints that restore_selection.py selects.
 
     A checkpoint that lacks another rank's part is left out, so that all ranks resume from the same
     step. Files in place are hashed, since size and time prove nothing after a crash. Other files
-    move to `aside_dir` (outside `directory`); nothing is deleted. Safe to kill and to repeat.
-    `mounts` are the node's volumes, which links may lead into; nothing is written through a link.
-    Raises StoreError, CheckpointError for a corrupt object, OSError of the disk.
+    move to `aside_dir`; nothing is deleted. Safe to kill and to repeat. Raises StoreError,
+    CheckpointError for a corrupt object and for a full disk, OSError of the disk.
     """
+    directory, rank = target.directory, target.rank
     directory.mkdir(parents=True, exist_ok=True)
     clear_staging(directory)
-    manifests = [
-        manifest
-        for checkpoint in list_checkpoints(store, project_id, job_id)
-        if not checkpoint.missing_ranks
-        for manifest in checkpoint.manifests
-        if manifest.rank == rank
-    ]
-    wanted = _desired_files(manifests)
-    volumes = Volumes(directory, mounts)
+    committed = list_checkpoints(store, project_id, job_id)
+    present = read_present(
+        store, project_id, job_id, before=target.attempt, group_size=target.group_size
+    )
+    selection = select_present(committed, present)
+    volumes = Volumes(directory, target.mounts)
     links = {found.path for found in _iter_entries(directory) if found.is_link}
-    behind = {path for path in wanted if _is_below_any(path, links)}
-    direct = {path: entry for path, entry in wanted.items() if path not in behind}
-    right = find_matching(volumes, direct)
+    candidates = _desired_files(_parts_of(selection, rank))
+    behind = {path for path in candidates if _is_below_any(path, links)}
+    right = find_matching(volumes, {p: e for p, e in candidates.items() if p not in behind})
+    disk = Disk(directory, target.neighbors)
+    missing_bytes = {
+        one.checkpoint_id: measure_missing(one, rank=rank, in_place=right | behind, disk=disk)
+        for one in selection.chosen
+    }
+    selection = select_fitting(selection, missing_bytes, store=store, disk=disk)
+    manifests = _parts_of(selection, rank)
+    wanted = _desired_files(manifests)
+    pointers = find_pointer_changes(
+        store,
+        {path: entry for path, entry in wanted.items() if path not in behind},
+        names=[one.checkpoint_id for one in selection.chosen],
+        left=[one.name for one in selection.left],
+        roots=(str(directory), *target.roots),
+    )
+    entries = {path: wanted.pop(path) for path in pointers}
+    right = {path for path in right if wanted.get(path) == candidates[path]}
     files = [found.path for found in _iter_entries(directory) if not found.is_link]
     strays = [path for path in files if path not in right]
-    _move_aside(strays, directory, aside_dir)
+    _move_aside(strays, directory, target.aside_dir)
     for path in right:
-        _apply_metadata(directory, path, direct[path])
-    missing = {path: entry for path, entry in direct.items() if path not in right}
+        _apply_metadata(directory, path, wanted[path])
+    missing = {path: e for path, e in wanted.items() if path not in right | behind}
     download_files(store, missing, root=directory)
     # Links last: their targets have their final contents by now.
     wrong = _find_wrong_links(volumes, sorted(links), wanted)
-    _move_aside(wrong, directory, aside_dir)
-    lost = {path: wanted[path] for path in behind if _is_below_any(path, set(wrong))}
+    _move_aside(wrong, directory, target.aside_dir)
+    lost = {p: e for p, e in wanted.items() if p in behind and _is_below_any(p, set(wrong))}
     download_files(store, lost, root=directory)
+    for path, change in pointers.items():
+        if change.after is not None:
+            _write_text(directory, path, change.after, mode=entries[path].mode)
     set_folder_times(directory, wanted)
-    return _restore_result(manifests, {*missing, *lost}, [*strays, *wrong])
+    result = _restore_result(manifests, {*missing, *lost, *pointers}, [*strays, *wrong])
+    return replace(
+        result,
+        downloaded_bytes=sum(entry.size for entry in (*missing.values(), *lost.values())),
+        left=selection.left,
+        pointers=tuple(map(str, pointers.values())),
+    )
+
+
+def _write_text(directory: Path, path: str, text: str, *, mode: int) -> None:
+    parent, _, name = path.rpartition("/")
+    partial = f".prefect-bt-{os.urandom(16).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open_or_create(directory, parent) as folder:
+        with os.fdopen(os.open(partial, flags, 0o600, dir_fd=folder), "wb") as writer:
+            writer.write(text.encode())
+            os.fchmod(writer.fileno(), mode & PERMISSION_MASK)
+        os.rename(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _parts_of(selection: Selection, rank: int) -> list[Manifest]:
+    """Return the rank's parts, in the order of their commits."""
+    return [part for one in selection.chosen for part in one.manifests if part.rank == rank]
 
 
 def load_checkpoints(

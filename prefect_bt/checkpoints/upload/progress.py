@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
 from prefect_bt.checkpoints.upload.transfer import TransferMeter
-from prefect_bt.checkpoints.upload.upload_status import format_uncommitted
+from prefect_bt.checkpoints.upload.upload_status import escape_surrogates, format_uncommitted
 from prefect_bt.ledger.records import UploadStatus
 
 _REPORT_INTERVAL: Final = 1.0
@@ -73,6 +73,12 @@ class UploadProgress:
         others = tuple(other for other in self.status.rewritten if other != name)
         self.update(current="", file="", rewritten=(*others, name))
 
+    def update_present(self, names: Iterable[str]) -> None:
+        """Set which checkpoints are in the directory; report a change."""
+        present = tuple(map(escape_surrogates, sorted(names)))
+        if present != self.status.present:
+            self.update(present=present)
+
     def update_problems(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
         """Set what is not committed and why, and the store's error; report a change."""
         changed = {
@@ -95,7 +101,7 @@ def _summarize(messages: list[str]) -> str:
 def _escape_surrogates(value: Any) -> Any:
     """Escape the bytes of file names that are not UTF-8, as in `\\udcff`."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+        return escape_surrogates(value)
     if isinstance(value, tuple):
         return tuple(map(_escape_surrogates, cast("tuple[object, ...]", value)))
     return value

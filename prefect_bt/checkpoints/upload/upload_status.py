@@ -2,7 +2,8 @@
 
     attempts/<n>/uploads/rank-<r>.json    records.UploadStatus, replaced every few seconds of work
 
-For display only: decisions depend on manifests.
+For display, and for what a restore need not bring back (`present`). All other decisions depend on
+manifests.
 """
 
 from __future__ import annotations
@@ -147,6 +148,11 @@ def format_trouble(status: UploadStatus) -> str:
         return f"upload failed, tried again: {status.trouble}" if status.trouble else ""
     when = f"in {repeat.delay:g} s ({repeat.number} of {repeat.total})"
     return f"upload failed, is repeated {when}: {status.error}"
+
+
+def escape_surrogates(text: str) -> str:
+    """Escape the bytes of a file name that are not UTF-8, as in `\\udcff`, as a status has them."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def format_uncommitted(reasons: Mapping[str, str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from prefect_bt.checkpoints.committed.pointers import has_new_pointer
 from prefect_bt.checkpoints.layout import LocalCheckpoint, is_log
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.commit import CHANGING, CheckpointCommitter, Uncommitted
@@ -133,6 +134,7 @@ class Uploader:
         except OSError as error:
             self._report_problems({".": self._unreadable(error)})
             return False
+        self._progress.update_present(found)
         now, spent = time.monotonic(), time.thread_time()
         self._scanned_at = now
         self._stability.observe(found, now=now)
@@ -159,7 +161,12 @@ class Uploader:
         done = self._done.get(one.name)
         if done is one or not self._retries.is_due(one.name, now=now):
             return False
-        return now >= self._not_before.get(one.name, 0.0) or has_new_state(one, since=done)
+        # A retry resumes from the checkpoint that the committed pointer names.
+        return (
+            now >= self._not_before.get(one.name, 0.0)
+            or has_new_state(one, since=done)
+            or has_new_pointer(one.files, since=done.files if done is not None else {})
+        )
 
     def _is_handled(self, stable: LocalCheckpoint, *, part: bool) -> bool:
         """Return whether the checkpoint was handled; a part without its logs is a new object."""
@@ -241,6 +248,7 @@ class Uploader:
             checkpoints = self._directory.refresh(full=True)
         except OSError as error:
             return {}, {".": self._unreadable(error)}
+        self._progress.update_present(checkpoints)
         now = time.monotonic()
         self._stability.observe(checkpoints, now=now)
         quiet_seconds = {

@@ -22,6 +22,7 @@ from prefect_bt.checkpoints.layout import join_checkpoint_path
 from prefect_bt.cli.ui.terminal import format_count
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.fuzzy_match import rank_matches
+from prefect_bt.text.number_ranges import format_ranks
 from prefect_bt.workspace.limits import format_bytes
 
 Key = Literal[
@@ -177,8 +178,10 @@ def _checkpoint_row(one: CommittedCheckpoint) -> tuple[str, ...]:
 
 
 def _label(checkpoint: CommittedCheckpoint | None) -> str:
-    """Return `[type · base model]`, or "" where neither is known."""
+    """Return `[type · base model · without rank 1]`, or "" where none of it applies."""
     known = [checkpoint.type, checkpoint.base_model] if checkpoint else []
+    if checkpoint and checkpoint.missing_ranks:
+        known.append(f"without {format_ranks(checkpoint.missing_ranks)}")
     text = " · ".join(filter(None, known))
     return f"[{text}]" if text else ""
 

@@ -11,7 +11,7 @@ from prefect_bt.cli.jobs.download import folder_name
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, CheckpointNames, InjectedTerminal, JobFilter
 from prefect_bt.cli.ui.progress_bars import byte_progress
-from prefect_bt.cli.ui.terminal import OK, format_count
+from prefect_bt.cli.ui.terminal import OK, Terminal, format_count
 from prefect_bt.errors import PrefectBtError, WorkspaceError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -43,7 +43,8 @@ def download_checkpoints(
     found = list_committed(ledger, record)
     names = [one.checkpoint_id for one in found]
     chosen = catalog.resolve_names(record.id, names, checkpoint_name or names)
-    wanted = _map_target_paths([one for one in found if one.checkpoint_id in chosen])
+    asked = [one for one in found if one.checkpoint_id in chosen]
+    wanted = _map_target_paths(asked)
     target = (target_directory or Path(f"{folder_name(record)}_checkpoints")).absolute()
     download.check_lengths(target, wanted)
     if target.exists() and not target.is_dir():
@@ -62,7 +63,24 @@ def download_checkpoints(
     already = f" ({len(matching)} were there already)" if matching else ""
     count = format_count(len(wanted), "checkpoint file")
     terminal.echo(f"{count} in {target}{already}", style="green")
+    _warn_incomplete(terminal, asked, newest=catalog.select_newest(found))
     return OK
+
+
+def _warn_incomplete(
+    terminal: Terminal,
+    checkpoints: list[catalog.CommittedCheckpoint],
+    *,
+    newest: catalog.CommittedCheckpoint | None,
+) -> None:
+    """Warn about checkpoints without the part of a rank."""
+    complete = f" The newest complete checkpoint is {newest.checkpoint_id}." if newest else ""
+    for one in checkpoints:
+        if one.missing_part:
+            terminal.warn(
+                f"{one.checkpoint_id} is not complete: {one.missing_part} "
+                f"The parts of the other ranks were downloaded.{complete}"
+            )
 
 
 def list_committed(ledger: Ledger, record: JobRecord) -> list[catalog.CommittedCheckpoint]:

@@ -7,6 +7,11 @@ from operator import attrgetter
 from typing import Final, Literal
 
 from prefect_bt.checkpoints.committed import catalog
+from prefect_bt.checkpoints.sync_status import (
+    CHECKPOINT_COMPLETE,
+    SyncStatus,
+    read_sync_status,
+)
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Order, TableOutput
 from prefect_bt.cli.ui.tables import Column, Document, format_local_time, print_csv, show_table
@@ -30,6 +35,13 @@ _COLUMNS: Final = [
     Column("Base Model", "base_model", hide=2),
     Column("Size", "size_bytes", format_bytes, size=True),
     Column("Created At", "created_at", format_local_time, hide=3),
+]
+_SYNC_COLUMN: Final = Column(
+    "Sync", "", lambda row: row["sync_error"] or row["sync_status"], wrap=True
+)
+_SYNC_CSV_COLUMNS: Final = [
+    Column("Sync Status", "sync_status"),
+    Column("Sync Error", "sync_error"),
 ]
 _FILE_COLUMNS: Final = [
     Column("Rank", "node_rank"),
@@ -78,10 +90,12 @@ def list_checkpoints(
 
         start = shown[0] if checkpoint_name else None
         return explore(terminal, ledger.store, record.id, committed, start=start)
+    state = ledger.get_state(record.id)
+    sync = read_sync_status(ledger, record, state, checkpointing=bool(shown))
     document: Document = {
         "job_id": record.id,
         "total_checkpoints": len(shown),
-        "checkpoints": [_checkpoint_document(one) for one in shown],
+        "checkpoints": [_checkpoint_document(one, sync) for one in shown],
     }
     if checkpoint_name:
         document["files"] = file_documents(shown, unsigned_urls(ledger.store))
@@ -89,7 +103,8 @@ def list_checkpoints(
     return terminal.print_result(document, lambda: _show(terminal, document, url))
 
 
-def _checkpoint_document(one: catalog.CommittedCheckpoint) -> Document:
+def _checkpoint_document(one: catalog.CommittedCheckpoint, sync: SyncStatus) -> Document:
+    status, error = sync.checkpoint_status(one)
     known = catalog.checkpoint_document(one)
     keys = ["id", "checkpoint_id", "checkpoint_type", "base_model", "size_bytes"]
     lora = one.lora_adapter_config
@@ -99,6 +114,8 @@ def _checkpoint_document(one: catalog.CommittedCheckpoint) -> Document:
         "size_human_readable": format_bytes(one.size),
         "created_at": known["created_at"],
         **({"lora_adapter_config": lora} if lora else {}),
+        "sync_status": status,
+        "sync_error": error or None,
     }
 
 
@@ -106,12 +123,14 @@ def _show(terminal: Terminal, document: Document, url: str) -> None:
     """Print the document as tables or CSV. `url`: folder of the checkpoints in the store."""
     job_id, checkpoints = document["job_id"], document["checkpoints"]
     if terminal.output == "csv":
-        print_csv(_COLUMNS, checkpoints)
+        print_csv([*_COLUMNS, *_SYNC_CSV_COLUMNS], checkpoints)
         return
     if not checkpoints:
         terminal.warn(f"No checkpoints found for training job {job_id}.")
         return
-    show_table(terminal, f"Checkpoints for job: {job_id}", _COLUMNS, checkpoints)
+    is_marked = any(one["sync_status"] != CHECKPOINT_COMPLETE for one in checkpoints)
+    columns = [*_COLUMNS, _SYNC_COLUMN] if is_marked else _COLUMNS
+    show_table(terminal, f"Checkpoints for job: {job_id}", columns, checkpoints)
     if "files" in document:
         title = f"\nFiles of checkpoint: {checkpoints[0]['checkpoint_id']}"
         show_table(terminal, title, _FILE_COLUMNS, document["files"])

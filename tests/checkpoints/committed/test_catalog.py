@@ -85,6 +85,34 @@ def test_newest_is_a_model_that_all_ranks_have(store):
     assert newest_name(store) == "checkpoint-20"
 
 
+@pytest.mark.parametrize(
+    ("commits", "missing"),
+    [
+        # (step, attempt, ranks, group size); the missing ranks of the last step
+        ([(10, 0, {0, 1}, 2), (20, 0, {0}, 2)], (1,)),
+        ([(10, 0, {0, 1, 2, 3}, 4), (20, 0, {0, 2}, 4)], (1, 3)),
+        ([(10, 0, {0}, 2), (20, 0, {0}, 2)], ()),
+        # A rank that writes parts was late for several steps.
+        ([(10, 0, {0, 1}, 2), (20, 0, {0}, 2), (30, 0, {0}, 2)], (1,)),
+        ([(10, 0, {0, 1}, 2), (20, 0, {0}, 2), (30, 0, {0, 1}, 2), (40, 0, {0}, 2)], (1,)),
+        # A later attempt has fewer ranks.
+        ([(10, 0, {0, 1, 2, 3}, 4), (20, 1, {0, 1}, 2)], ()),
+        ([(10, 0, {0, 1, 2, 3}, 4), (20, 1, {0}, 2)], (1,)),
+        ([(10, 0, {0, 1}, 2), (20, 1, {0}, 1)], ()),
+        # A later attempt with as many ranks, of which fewer write: delayed by one step.
+        ([(10, 0, {0, 1}, 2), (20, 1, {0}, 2)], (1,)),
+        ([(10, 0, {0, 1}, 2), (20, 1, {0}, 2), (30, 1, {0}, 2)], ()),
+    ],
+)
+def test_a_rank_is_missing_if_its_part_was_to_be_expected(store, commits, missing):
+    for number, (step, attempt, ranks, size) in enumerate(commits):
+        for rank in ranks:
+            facts = {"rank": rank, "attempt": attempt, "group_size": size, "step": step}
+            commit(store, f"checkpoint-{step}", at=number, **facts)
+    last = list_checkpoints(store, PROJECT, JOB)[-1]
+    assert (last.step, last.missing_ranks) == (commits[-1][0], missing)
+
+
 def test_logs_alone_are_still_something(store):
     commit(store, "runs", type="")
     assert newest_name(store) == "runs"

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.checkpoints.committed.restore import load_checkpoints, restore_directory
+from prefect_bt.checkpoints.committed.restore import (
+    RestoreTarget,
+    load_checkpoints,
+    restore_directory,
+)
 from prefect_bt.checkpoints.committed.verify_committed import verify
 from prefect_bt.ledger.records import RetentionPolicy
 from tests.checkpoints import folders
@@ -21,10 +25,8 @@ FILES = {
 
 def test_checkpoints_that_are_files_are_committed_verified_and_restored(store, ckpts, tmp_path):
     def restore(directory):
-        aside = tmp_path / "aside"
-        return restore_directory(
-            *(store,), project_id=PROJECT, job_id=JOB, rank=0, directory=directory, aside_dir=aside
-        )
+        target = RestoreTarget(0, directory, tmp_path / "aside")
+        return restore_directory(store, project_id=PROJECT, job_id=JOB, target=target)
 
     folders.write(ckpts, FILES)
     assert flush(store, ckpts).uncommitted == ()

@@ -8,7 +8,7 @@ import pytest
 
 from prefect_bt.checkpoints.committed import download
 from prefect_bt.checkpoints.committed.download import STAGING
-from prefect_bt.checkpoints.committed.restore import restore_directory
+from prefect_bt.checkpoints.committed.restore import RestoreTarget, restore_directory
 from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.filesystem import confined, trees
 from tests.checkpoints import folders
@@ -22,8 +22,8 @@ def prepare(store, ckpts, tmp_path):
     before = folders.contents(ckpts)
 
     def run():
-        place = {"directory": ckpts, "aside_dir": tmp_path / "aside"}
-        restore_directory(store, project_id=PROJECT, job_id=JOB, rank=0, **place)
+        target = RestoreTarget(0, ckpts, tmp_path / "aside")
+        restore_directory(store, project_id=PROJECT, job_id=JOB, target=target)
         found = {str(p.relative_to(ckpts)) for p in ckpts.rglob("*")}
         assert found == {"a", "a/x", "a/deep", "a/deep/y"}
         assert folders.contents(ckpts) == before

@@ -13,6 +13,7 @@ from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.committed.download import download_files, file_matches, find_matching
 from prefect_bt.checkpoints.committed.restore import (
     RestoreResult,
+    RestoreTarget,
     load_checkpoints,
     restore_directory,
 )
@@ -29,8 +30,8 @@ from tests.forked import Forked
 @pytest.fixture
 def prepare(store, tmp_path):
     def run(directory, rank=0, targets=()):
-        places = {"directory": directory, "aside_dir": tmp_path / "aside", "mounts": targets}
-        return restore_directory(store, project_id=PROJECT, job_id=JOB, rank=rank, **places)
+        target = RestoreTarget(rank, directory, tmp_path / "aside", mounts=targets)
+        return restore_directory(store, project_id=PROJECT, job_id=JOB, target=target)
 
     return run
 
@@ -146,7 +147,10 @@ def test_a_step_that_another_rank_did_not_commit_is_left_out(prepare, store, ckp
         folders.write(folder / "checkpoint-10", {f"shard-{rank}.dat": b"10"})
         flush(store, folder, rank=rank, group_size=2)
     flush(store, ckpts, {"checkpoint-20/shard-0.dat": b"20"}, rank=0, group_size=2)
-    assert prepare(ckpts) == RestoreResult(("checkpoint-10",), (), ("checkpoint-20",))
+    restored = prepare(ckpts)
+    assert (restored.unchanged, restored.moved_aside) == (("checkpoint-10",), ("checkpoint-20",))
+    (left,) = restored.left
+    assert (left.name, left.reason) == ("checkpoint-20", "rank 1 did not commit a part of it")
     assert prepare(other, rank=1).unchanged == ("checkpoint-10",)
 
 
@@ -224,10 +228,11 @@ def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
         folders.write(node / f"half-{number}", {"x": b"%d" % number})
     code = (
         "import sys; from pathlib import Path; from prefect_bt.object_store import open_store\n"
+        "from prefect_bt.checkpoints.committed.restore import RestoreTarget\n"
         "from prefect_bt.checkpoints.committed.restore import restore_directory as p\n"
         "print('go', flush=True)\n"
-        f"p(open_store(sys.argv[1]), project_id={PROJECT!r}, job_id={JOB!r}, rank=0,"
-        " directory=Path(sys.argv[2]), aside_dir=Path(sys.argv[3]))"
+        f"p(open_store(sys.argv[1]), project_id={PROJECT!r}, job_id={JOB!r},"
+        " target=RestoreTarget(0, Path(sys.argv[2]), Path(sys.argv[3])))"
     )
     arguments = [store.url, node, tmp_path / "aside"]
     for _ in range(8):

@@ -30,7 +30,7 @@ def test_all_is_well(cli: Cli, job):
     assert done.out == f"Job {job.id}: 2 checkpoints, 3 objects, 15.62 KiB: all intact.\n"
     found = cli("checkpoints", "verify", "--job-id", job.id, "-o", "json").json
     totals = {"checkpoints": 2, "objects": 3, "bytes": 16000}
-    assert found == {"job_id": job.id, **totals, "faults": []}
+    assert found == {"job_id": job.id, **totals, "faults": [], "incomplete": []}
 
 
 def test_one_flipped_byte(cli: Cli, shop: Shop, job):
