@@ -13,6 +13,7 @@ from prefect_bt.object_keys import uploads_prefix
 from prefect_bt.object_store import open_store
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush
+from tests.checkpoints.running import Running, wait_for
 from tests.filesystem.small_disk import small_disk
 
 MEGABYTE = 1_000_000
@@ -113,6 +114,15 @@ def test_the_last_report_of_the_node_counts(store, ckpts, tmp_path, last_changes
         change(ckpts)
     run(store, ckpts)
     assert names(restore(store, tmp_path / "fresh")) == expected
+
+
+def test_a_lost_node_has_reported_what_it_had(store, ckpts):
+    with Running(store, ckpts) as uploader:
+        for step, expected in ((10, (10,)), (20, (10, 20)), (30, (20, 30))):
+            folders.write(ckpts, {f"checkpoint-{step}/w.safetensors": WHOLE})
+            shutil.rmtree(ckpts / f"checkpoint-{step - 20}", ignore_errors=True)
+            present = tuple(f"checkpoint-{step}" for step in expected)
+            wait_for(lambda present=present: uploader.reports[-1].present == present, 10)
 
 
 def forget(store, attempt):
