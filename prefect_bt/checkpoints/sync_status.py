@@ -8,11 +8,16 @@ upload the status is None and an error names the missing part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
+from prefect_bt.checkpoints.uncommitted import (
+    UncommittedCheckpoint,
+    list_uncommitted,
+    remaining_nodes,
+)
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, find_uncommitted_reason
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
@@ -37,6 +42,8 @@ class SyncStatus:
     status: str | None = None
     error: str = ""
     uploads: tuple[UploadStatus, ...] = ()
+    uncommitted: tuple[UncommittedCheckpoint, ...] = ()
+    """Checkpoints that an attempt's final flush did not commit, and no command since."""
 
     def checkpoint_status(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
         """Return the checkpoint's own status, SYNCING, COMPLETE or None, and its error."""
@@ -51,7 +58,12 @@ class SyncStatus:
 
 
 def read_sync_status(
-    ledger: Ledger, record: JobRecord, state: JobState, *, checkpointing: bool
+    ledger: Ledger,
+    record: JobRecord,
+    state: JobState,
+    committed: Sequence[CommittedCheckpoint],
+    *,
+    checkpointing: bool,
 ) -> SyncStatus:
     """Return how far the uploads of a job in this state are. Raises StoreError."""
     if not checkpointing:
@@ -69,7 +81,7 @@ def read_sync_status(
             if uploads or state is JobState.RUNNING:
                 return _running_status(uploads)
         elif uploads or (outcome and any(node.started_at is not None for node in outcome.nodes)):
-            return _ended_status(outcome.nodes if outcome else (), uploads)
+            return _ended_status(remaining_nodes(outcome, committed) if outcome else (), uploads)
     return SyncStatus()
 
 
@@ -96,7 +108,9 @@ def _ended_status(nodes: tuple[NodeStatus, ...], statuses: _UploadsByRank) -> Sy
         for rank in ranks
         for why in _iter_uncommitted(rank, known.get(rank), statuses.get(rank))
     ]
-    return SyncStatus(error=_summarize(missing)) if missing else SyncStatus(JOB_COMPLETED)
+    if not missing:
+        return SyncStatus(JOB_COMPLETED)
+    return SyncStatus(error=_summarize(missing), uncommitted=tuple(list_uncommitted(nodes)))
 
 
 def _iter_uncommitted(

@@ -148,7 +148,9 @@ class NodeStatus:
     """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
     upload_error: str = ""
     uncommitted: tuple[str, ...] = ()
-    """Checkpoints that the final flush did not commit because they are incomplete."""
+    """Checkpoints that the final flush did not commit: `name: why`."""
+    kept_in: str = ""
+    """Machine and folder of the checkpoints, `box-7:/state/…`; "" if they end with their pod."""
     oom: bool = False
     cause: Cause | None = None
     """Cause that the substrate reports; None: computed from exit code, signal and phase."""
@@ -354,7 +356,7 @@ class UploadStatus:
     rewritten: tuple[str, ...] = ()
     """Names of committed checkpoints that were written again with the same bytes."""
     uncommitted: tuple[str, ...] = ()
-    """After the final flush: `name: why it is incomplete`."""
+    """After the final flush: `name: why it is not committed`."""
     bytes_done: int = 0
     bytes_total: int = 0
     rate: float = 0.0

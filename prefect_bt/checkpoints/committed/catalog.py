@@ -55,6 +55,8 @@ class CommittedCheckpoint:
     manifest_keys: dict[int, str]
     """Rank -> key of its newest manifest."""
     missing_ranks: tuple[int, ...] = ()
+    note: str = ""
+    """Why it was judged incomplete, if a person committed it as it is."""
     manifests: tuple[Manifest, ...] = field(default=(), repr=False)
     """By rank."""
 
@@ -139,6 +141,7 @@ def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
         "sync_status": "SYNCING" if checkpoint.missing_ranks else "COMPLETE",
         "step": checkpoint.step,
         "attempt": checkpoint.attempt,
+        "note": checkpoint.note or None,
     }
 
 
@@ -161,6 +164,7 @@ def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCh
         attempt=max(part.attempt for part in parts),
         manifest_keys={part.rank: part.key for part in parts},
         missing_ranks=missing,
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
         manifests=tuple(parts),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from prefect_bt.checkpoints.committed.commit_index import CommitIndex
@@ -88,12 +88,17 @@ class CheckpointCommitter:
         return _ValidatorProbe(self._validator, checkpoint, examples)
 
     def commit(
-        self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None
+        self,
+        checkpoint: LocalCheckpoint,
+        *,
+        previous: LocalCheckpoint | None,
+        as_it_is: bool = False,
     ) -> Manifest | Uncommitted | None:
         """Return the new manifest, None if the store has this content, or why it is not
         committed.
 
-        `previous`: the files that this uploader committed before under that name.
+        `previous`: the files that this uploader committed before under that name. `as_it_is`:
+        commit an incomplete checkpoint too, with the reason as its note.
         """
         if self._committed is None:
             self._committed = self._open_index()
@@ -103,8 +108,12 @@ class CheckpointCommitter:
         if checkpoint.name in select_prunable([*committed.names, checkpoint.name], self._retention):
             return None
         fault = self._validate(checkpoint, committed)
-        if fault:
+        if as_it_is and fault is not STILL_WRITING and _is_utf8(checkpoint.name):
+            note, checkpoint = fault.reason if fault else "", _readable(checkpoint)
+        elif fault:
             return fault
+        else:
+            note = ""
         self._progress.begin(checkpoint.name, checkpoint.size)
         context, finished = self._transfer_context(committed), False
         try:
@@ -112,7 +121,7 @@ class CheckpointCommitter:
             kind = self._read_metadata(checkpoint) if entries is not None else None
             if entries is None or kind is None or not self._is_unchanged(checkpoint):
                 return STILL_WRITING
-            manifest = self._write_manifest(committed, checkpoint, entries, kind)
+            manifest = self._write_manifest(committed, checkpoint, entries, kind, note)
             finished = True
         finally:
             self._stored_bytes[checkpoint.name] = max(
@@ -199,6 +208,7 @@ class CheckpointCommitter:
         found: LocalCheckpoint,
         entries: tuple[ManifestEntry, ...],
         kind: CheckpointMetadata,
+        note: str,
     ) -> Manifest | None:
         """Return None if the newest commit has the same content."""
         if committed.has_content(found.name, {entry.path: entry.sha256 for entry in entries}):
@@ -222,6 +232,7 @@ class CheckpointCommitter:
                 base_model=kind.base_model and to_portable_text(kind.base_model),
                 lora_adapter_config=to_portable_json(kind.lora_adapter_config),
                 step=kind.step,
+                note=note,
             )
         )
 
@@ -259,6 +270,18 @@ class _ValidatorProbe:
         with contextlib.suppress(OSError):
             return bool(self.validator.find_unfinished_sign(self.checkpoint, self.references))
         return False
+
+
+def _readable(checkpoint: LocalCheckpoint) -> LocalCheckpoint:
+    """Return the checkpoint with its temporary files, and without those that must not be read."""
+    everything = {**checkpoint.files, **checkpoint.temporary_files}
+    return replace(
+        checkpoint, files={path: fact for path, fact in everything.items() if not fact.error}
+    )
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _is_committed(

@@ -31,6 +31,8 @@ _COLUMNS: Final = [
     Column("Size", "size_bytes", format_bytes, size=True),
     Column("Created At", "created_at", format_local_time, hide=3),
 ]
+_NOTE: Final = Column("Note", "note", wrap=True)
+"""Shown if a checkpoint has one."""
 _FILE_COLUMNS: Final = [
     Column("Rank", "node_rank"),
     Column("File", "relative_file_name", wrap=True),
@@ -99,19 +101,21 @@ def _checkpoint_document(one: catalog.CommittedCheckpoint) -> Document:
         "size_human_readable": format_bytes(one.size),
         "created_at": known["created_at"],
         **({"lora_adapter_config": lora} if lora else {}),
+        **({"note": one.note} if one.note else {}),
     }
 
 
 def _show(terminal: Terminal, document: Document, url: str) -> None:
     """Print the document as tables or CSV. `url`: folder of the checkpoints in the store."""
     job_id, checkpoints = document["job_id"], document["checkpoints"]
+    columns = [*_COLUMNS, _NOTE] if any("note" in one for one in checkpoints) else _COLUMNS
     if terminal.output == "csv":
-        print_csv(_COLUMNS, checkpoints)
+        print_csv(columns, checkpoints)
         return
     if not checkpoints:
         terminal.warn(f"No checkpoints found for training job {job_id}.")
         return
-    show_table(terminal, f"Checkpoints for job: {job_id}", _COLUMNS, checkpoints)
+    show_table(terminal, f"Checkpoints for job: {job_id}", columns, checkpoints)
     if "files" in document:
         title = f"\nFiles of checkpoint: {checkpoints[0]['checkpoint_id']}"
         show_table(terminal, title, _FILE_COLUMNS, document["files"])
