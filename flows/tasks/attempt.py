@@ -246,7 +246,7 @@ def upload_checkpoints(
         return Failed(message=f"Not committed: {'; '.join(failed)}")
     left = [name for status in gang.statuses for name in status.uncommitted]
     if left:
-        return Completed(message=f"Incomplete, so not committed: {', '.join(left)}.")
+        return Completed(message=f"Not committed: {', '.join(left)}.")
     return Completed(message="Every complete checkpoint is committed.")
 
 

@@ -23,6 +23,7 @@ from prefect_bt.attempts.failure_summary import (
     summarize_other_ranks,
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
+from prefect_bt.checkpoints.uncommitted import commit_command
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.rank_reader import read_last_lines
@@ -58,6 +59,7 @@ class Gang:
     handles: Sequence[NodeHandle]
     grace: float = 30.0
     timing: Timing = field(default_factory=Timing)
+    job_id: str = ""
     started_at: float | None = None
     run_time_limit: RunTimeLimit | None = None
     """The limit of the job's commands, if it has one."""
@@ -178,10 +180,12 @@ class Gang:
         left = [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
         if not left:
             return "All ranks exited with 0 and their checkpoints are committed."
-        return (
-            "All ranks exited with 0. Not committed, because incomplete, and kept on the node: "
-            f"{'; '.join(left)}."
-        )
+        kept = dict.fromkeys(s.kept_in for s in self.statuses if s.uncommitted and s.kept_in)
+        where = "The files of a pod are deleted with it."
+        if kept:
+            command = commit_command(self.job_id)
+            where = f"Kept in {', '.join(kept)}; `{command} NAME` commits one as it is."
+        return f"All ranks exited with 0. Not committed: {'; '.join(left)}. {where}"
 
     # -- the rules --------------------------------------------------------------------------
 
@@ -335,7 +339,14 @@ def launch_gang(
     launched = substrate.launch(plan, secrets=secrets)
     timing = timing or Timing()
     grace = max(node.grace for node in plan.nodes)
-    return Gang(plan.attempt, launched, grace=grace, timing=timing, started_at=timing.wall_clock())
+    return Gang(
+        plan.attempt,
+        launched,
+        grace=grace,
+        timing=timing,
+        job_id=plan.job_id,
+        started_at=timing.wall_clock(),
+    )
 
 
 def read_log_tail(handle: NodeHandle) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
         pinned_image=image,
         grace=settings.grace,
         settle=settings.settle,
+        repeat_delays=settings.upload_repeat_delays,
         retention=record.retention,
         revisions={key: pin.revision for key, pin in pins.read_weights(record.id).items()},
     )
@@ -200,7 +201,8 @@ def adopt_gang(site: JobContext) -> Gang | None:
 
 
 def _make_gang(site: JobContext, begun: AttemptRecord, nodes: Sequence[NodeHandle]) -> Gang:
-    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, started_at=begun.at)
+    grace = site.settings.grace
+    gang = Gang(begun.attempt, nodes, grace=grace, job_id=site.job_id, started_at=begun.at)
     gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
     return gang
 

@@ -204,8 +204,8 @@ def _validate_manifest(manifest: Manifest, key: str) -> str:
         return f"has an invalid commit time: {manifest.committed_at!r}"
     if not _is_count(manifest.size) or not _is_count(manifest.group_size):
         return "has an invalid size or number of ranks"
-    if not _has_valid_metadata(manifest.step, manifest.base_model):
-        return "has a step that is not a number, or a base model that is not text"
+    if not _has_valid_metadata(manifest.step, manifest.base_model, manifest.note):
+        return "has a step that is not a number, or a base model or note that is not text"
     objects = f"{job_objects_prefix(manifest.project_id, manifest.job_id)}/"
     may_be_file = manifest.name != ROOT and len(manifest.entries) == 1
     faults = (_validate_entry(entry, objects, may_be_file) for entry in manifest.entries)
@@ -225,8 +225,9 @@ def _validate_entry(entry: ManifestEntry, objects: str, may_be_file: bool) -> st
     return ""
 
 
-def _has_valid_metadata(step: object, base_model: object) -> bool:
-    return isinstance(step, int | None) and isinstance(base_model, str | None)
+def _has_valid_metadata(step: object, base_model: object, note: object) -> bool:
+    is_text = isinstance(base_model, str | None) and isinstance(note, str)
+    return is_text and isinstance(step, int | None)
 
 
 def _is_count(number: object) -> bool:

@@ -8,11 +8,16 @@ upload the status is None and an error names the missing part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
+from prefect_bt.checkpoints.uncommitted import (
+    UncommittedCheckpoint,
+    list_uncommitted,
+    remaining_nodes,
+)
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, find_uncommitted_reason
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
@@ -36,6 +41,8 @@ class SyncStatus:
     status: str | None = None
     error: str = ""
     uploads: tuple[UploadStatus, ...] = ()
+    uncommitted: tuple[UncommittedCheckpoint, ...] = ()
+    """Checkpoints that an attempt's final flush did not commit, and no command since."""
 
     def checkpoint_status(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
         """Return the checkpoint's own status, SYNCING, COMPLETE or None, and its error."""
@@ -50,18 +57,24 @@ class SyncStatus:
 
 
 def find_incomplete(
-    ledger: Ledger, record: JobRecord, checkpoints: Iterable[CommittedCheckpoint]
+    ledger: Ledger, record: JobRecord, checkpoints: Sequence[CommittedCheckpoint]
 ) -> list[CommittedCheckpoint]:
     """Return the checkpoints that lack a part and that nothing completes any more."""
     partial = [one for one in checkpoints if one.missing_ranks]
     if not partial:
         return []
-    sync = read_sync_status(ledger, record, ledger.get_state(record.id), checkpointing=True)
+    state = ledger.get_state(record.id)
+    sync = read_sync_status(ledger, record, state, checkpoints, checkpointing=True)
     return [one for one in partial if sync.checkpoint_status(one)[1]]
 
 
 def read_sync_status(
-    ledger: Ledger, record: JobRecord, state: JobState, *, checkpointing: bool
+    ledger: Ledger,
+    record: JobRecord,
+    state: JobState,
+    committed: Sequence[CommittedCheckpoint],
+    *,
+    checkpointing: bool,
 ) -> SyncStatus:
     """Return how far the uploads of a job in this state are. Raises StoreError."""
     if not checkpointing:
@@ -79,7 +92,7 @@ def read_sync_status(
             if uploads or state is JobState.RUNNING:
                 return _running_status(uploads)
         elif uploads or (outcome and any(node.started_at is not None for node in outcome.nodes)):
-            return _ended_status(outcome.nodes if outcome else (), uploads)
+            return _ended_status(remaining_nodes(outcome, committed) if outcome else (), uploads)
     return SyncStatus()
 
 
@@ -106,7 +119,9 @@ def _ended_status(nodes: tuple[NodeStatus, ...], statuses: _UploadsByRank) -> Sy
         for rank in ranks
         for why in _iter_uncommitted(rank, known.get(rank), statuses.get(rank))
     ]
-    return SyncStatus(error=_summarize(missing)) if missing else SyncStatus(JOB_COMPLETED)
+    if not missing:
+        return SyncStatus(JOB_COMPLETED)
+    return SyncStatus(error=_summarize(missing), uncommitted=tuple(list_uncommitted(nodes)))
 
 
 def _iter_uncommitted(

@@ -12,7 +12,7 @@ from typing import Final
 HELP_FLAGS: Final = frozenset({"--help", "-h"})
 
 GROUPS: Final = {
-    "checkpoints": "List, download, verify, prune and serve checkpoints.",
+    "checkpoints": "List, download, verify, prune, commit and serve checkpoints.",
     "weights": "List, mirror, verify and prune weights.",
     "cache": "Show the training cache of a project.",
     "deployments": "List, view, promote, roll back and stop deployments.",
@@ -44,6 +44,8 @@ REGISTRY: Final = {
          "Hash every committed file again and report damage."),
         ("checkpoints prune", "checkpoints.prune:prune_checkpoints",
          "Delete checkpoints by name or by a retention policy."),
+        ("checkpoints commit", "checkpoints.commit:commit_checkpoints",
+         "Commit checkpoints that a job left on this machine."),
         ("checkpoints serve", "checkpoints.urls:serve_checkpoints",
          "Serve the checkpoint files of a local store (HTTP)."),
         ("get_checkpoint_urls", "checkpoints.urls:get_checkpoint_urls",

@@ -87,6 +87,8 @@ class NodeFolder:
         self.control = path / "control"
         self.container_record = path / "container.json"
         self.ready, self.go = path / "ready", path / "go"
+        self.checkpoints = path.parent.parent / path.name / "checkpoints"
+        """Checkpoint directory of the rank, kept across attempts."""
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ def claim_finished_job(
     """Own the job, on this machine and in the store, so that no process retries it meanwhile.
 
     Yield a function to call before each deletion; it raises Superseded once another machine has the
-    job. Raise StateError if the job was retried. `purpose`: fencing_epochs.PRUNE or
-    fencing_epochs.DELETE.
+    job. Raise StateError if the job was retried. `purpose`: fencing_epochs.PRUNE, DELETE
+    or COMMIT.
     """
     claim, epoch = JobLock(settings.state_dir), 0
     fence: Callable[[], None] = lambda: None  # noqa: E731 (of a job whose claims are deleted)

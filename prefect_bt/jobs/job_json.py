@@ -14,6 +14,7 @@ from prefect_bt.checkpoints.committed.catalog import (
     list_checkpoints,
 )
 from prefect_bt.checkpoints.sync_status import SyncStatus, read_sync_status
+from prefect_bt.checkpoints.uncommitted import UncommittedCheckpoint
 from prefect_bt.checkpoints.upload.progress_text import format_upload
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.errors import DefinitionError, PrefectBtError
@@ -48,7 +49,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     resources = ledger.find_resources(record)
     runs = ledger.runs.list(record.id)
     checkpointing = job.runtime.checkpointing_config.enabled
-    sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)
+    sync = read_sync_status(ledger, record, last.state, found, checkpointing=checkpointing)
     return {
         "id": record.id,
         "name": record.name,
@@ -72,6 +73,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "truss_user_env": provenance_document(record.provenance),
         "attempts": _attempt_documents(ledger, record.id),
         "checkpoints": [_checkpoint_document(checkpoint, sync) for checkpoint in found],
+        "uncommitted": [_uncommitted_document(one) for one in sync.uncommitted],
         "uploads": [] if last.state.terminal else _upload_documents(ledger, record),
         "weights": _weights_documents(ledger, record.id, job),
         "events": [{**event_document(event), "at": format_iso(event.at)} for event in events],
@@ -176,6 +178,15 @@ def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> d
     lag = max(0.0, checkpoint.created_at - written) if written else None
     shown = {"sync_status": status, "sync_error": error or None, "lag": lag}
     return {**checkpoint_document(checkpoint), **shown}
+
+
+def _uncommitted_document(one: UncommittedCheckpoint) -> dict[str, Any]:
+    return {
+        "rank": one.rank,
+        "checkpoint_id": one.name or None,
+        "why": one.reason,
+        "kept_in": one.kept_in or None,
+    }
 
 
 def _resources_document(resources: Resources | None) -> dict[str, Any] | None:

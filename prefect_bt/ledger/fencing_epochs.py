@@ -33,12 +33,17 @@ from prefect_bt.object_store.protocols import Store
 RUN: Final = "run"
 PRUNE: Final = "prune"
 DELETE: Final = "delete"
+COMMIT: Final = "commit"
 ANY_HOST: Final = ""
 """Host of a claim that any machine may follow: the job waits for a worker."""
 NO_HOST: Final = ":"
 """Holder that is no machine, so that no machine takes the job for its own."""
 _UNREADABLE_HOST: Final = "a machine whose claim cannot be read:?"
-_PAST_TENSE: Final = {PRUNE: "pruned", DELETE: "deleted"}
+_ACTIVITIES: Final = {
+    PRUNE: "is being pruned",
+    DELETE: "is being deleted",
+    COMMIT: "has its kept checkpoints committed",
+}
 
 
 class Superseded(StateError):
@@ -226,7 +231,7 @@ class Epochs:
         if held.purpose == RUN:
             what = f"is run by {where}"
         else:
-            what = f"is being {_PAST_TENSE[held.purpose]} by {where}"
+            what = f"{_ACTIVITIES[held.purpose]} by {where}"
             gone = (
                 "Try again when that is done. If it was interrupted, that machine repeats "
                 f"it. {gone}"

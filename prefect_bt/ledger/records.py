@@ -148,7 +148,9 @@ class NodeStatus:
     """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
     upload_error: str = ""
     uncommitted: tuple[str, ...] = ()
-    """Checkpoints that the final flush did not commit because they are incomplete."""
+    """Checkpoints that the final flush did not commit: `name: why`."""
+    kept_in: str = ""
+    """Machine and folder of the checkpoints, `box-7:/state/…`; "" if they end with their pod."""
     oom: bool = False
     cause: Cause | None = None
     """Cause that the substrate reports; None: computed from exit code, signal and phase."""
@@ -337,11 +339,14 @@ class FlowRunRecord:
 
 @dataclass(frozen=True)
 class UploadRepeat:
-    """A repeat of a failed final flush, in `delay` seconds: try `number` of `total`."""
+    """A repeat of a failed final flush: try `number` of `total`."""
 
     delay: float
+    """Seconds until it begins."""
     number: int
+    """Number of the try, from 2."""
     total: int
+    """Most tries, with the first."""
 
 
 @dataclass(frozen=True)
@@ -353,16 +358,18 @@ class UploadStatus:
     """Names of the checkpoints this uploader committed, in order."""
     rewritten: tuple[str, ...] = ()
     """Names of committed checkpoints that were written again with the same bytes."""
-    present: tuple[str, ...] | None = None  # names in the directory; None: not read yet
+    present: tuple[str, ...] | None = None
+    """Names of the checkpoints in the directory; None before it was read."""
     uncommitted: tuple[str, ...] = ()
-    """After the final flush: `name: why it is incomplete`."""
+    """After the final flush: `name: why it is not committed`."""
     bytes_done: int = 0
     bytes_total: int = 0
     rate: float = 0.0
     """Bytes per second of the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
-    current: str = ""  # name of the checkpoint that is uploaded now
+    current: str = ""
+    """Name of the checkpoint that is uploaded now."""
     file: str = ""
     """File that has been in transfer for the longest time."""
     work: int = 0

@@ -23,7 +23,7 @@ from prefect_bt.host.mounts.volumes import (
     mounted_volumes,
 )
 from prefect_bt.host.nodes.container_pipes import ContainerRecord, Pipes
-from prefect_bt.host.nodes.files import StatusFile, read_record
+from prefect_bt.host.nodes.files import StatusFile, read_record, read_upload_end
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, StopReason
 from prefect_bt.node_agent import staging
@@ -348,9 +348,8 @@ class Agent:
             if self.stop_monitor.reason:
                 uploader.end_repeats()
             commands.run_once()
-        report = uploader.read_status()
-        uncommitted = report.uncommitted if report is not None else ()
-        self.status.update(upload_error=uploader.failure_reason(), uncommitted=uncommitted)
+        found = read_upload_end(self.task.folder)
+        self.status.update(**{**found, "upload_error": uploader.failure_reason()})
         self._log_flush_result(uploader)
 
     def _container_loss_reason(self) -> str:

@@ -112,10 +112,17 @@ def test_a_preempted_gang_is_stopped_politely_and_has_not_failed() -> None:
 def test_incomplete_checkpoints_are_named_after_a_success() -> None:
     _, gang = run(Script(), Script())
     assert gang.make_outcome().message.endswith("and their checkpoints are committed.")
-    gang.statuses[1] = replace(gang.statuses[1], uncommitted=("checkpoint-3: no config.json",))
+    left = ("checkpoint-3: no config.json",)
+    gang.statuses[1] = replace(gang.statuses[1], uncommitted=left, kept_in="box-7:/state/x")
     outcome = gang.make_outcome()
     assert outcome.state is JobState.COMPLETED
-    assert outcome.message.endswith("kept on the node: rank 1: checkpoint-3: no config.json.")
+    assert outcome.message == (
+        "All ranks exited with 0. Not committed: rank 1: checkpoint-3: no config.json. Kept in "
+        f"box-7:/state/x; `prefect-bt checkpoints commit --job-id {gang.job_id} NAME` commits one "
+        "as it is."
+    )
+    gang.statuses[1] = replace(gang.statuses[1], kept_in="")
+    assert gang.make_outcome().message.endswith("The files of a pod are deleted with it.")
 
 
 def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:

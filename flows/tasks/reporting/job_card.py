@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from prefect_bt.checkpoints.uncommitted import commit_command
 from prefect_bt.jobs.provenance import format_client, format_git
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.quantities import format_elapsed, format_size
@@ -32,8 +33,27 @@ def render_card(document: dict[str, Any], definition: dict[str, Any], *, address
     lines += _links(document, address)
     lines += _provenance(document.get("truss_user_env") or {})
     lines += [*_attempts(document), *_nodes(document), *_weights(document)]
-    lines += [*_checkpoints(document), *_definition(definition), *_commands(document)]
+    lines += [
+        *_checkpoints(document),
+        *_uncommitted(document),
+        *_definition(definition),
+        *_commands(document),
+    ]
     return "\n".join(lines)
+
+
+def _uncommitted(document: dict[str, Any]) -> list[str]:
+    """Return the checkpoints that were left on the nodes, and how to commit them."""
+    found: list[dict[str, Any]] = document.get("uncommitted") or []
+    rows = [
+        f"| {one['rank']} | {_escape_cell(one['checkpoint_id'])} | {_escape_cell(one['why'])} | "
+        f"{_escape_cell(one['kept_in'] or 'deleted with its pod')} |"
+        for one in found
+    ]
+    command = f"`{commit_command(document['id'])} NAME` commits one as it is."
+    kept = any(one["kept_in"] for one in found)
+    names = "rank | checkpoint | why | kept in"
+    return _table("Not committed", names, rows, ["", command] if kept else [])
 
 
 def _status_cause(document: dict[str, Any]) -> str:

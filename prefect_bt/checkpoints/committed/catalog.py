@@ -176,6 +176,7 @@ def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
         "sync_status": "SYNCING" if checkpoint.missing_ranks else "COMPLETE",
         "step": checkpoint.step,
         "attempt": checkpoint.attempt,
+        "note": checkpoint.note or None,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from prefect_bt.checkpoints.committed.commit_index import CommitIndex
@@ -91,13 +91,19 @@ class CheckpointCommitter:
         return Evidence()
 
     def commit(
-        self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None, quiet: float
+        self,
+        checkpoint: LocalCheckpoint,
+        *,
+        previous: LocalCheckpoint | None,
+        quiet: float = float("inf"),
+        as_it_is: bool = False,
     ) -> Manifest | Uncommitted | None:
         """Return the new manifest, None if the store has this content, or why it is not
         committed.
 
         `previous`: the files that this uploader committed before under that name. `quiet`: seconds
-        since the last change; infinite where the writer's end is known or decided.
+        since the last change; infinite where the writer's end is known or decided. `as_it_is`:
+        commit an incomplete checkpoint too, with the reason as its note.
         """
         if self._committed is None:
             self._committed = self._open_index()
@@ -106,9 +112,11 @@ class CheckpointCommitter:
             return None
         if checkpoint.name in select_prunable([*committed.names, checkpoint.name], self._retention):
             return None
-        decision = self._decide(checkpoint, quiet)
+        decision = self._decide(checkpoint, quiet, as_it_is=as_it_is)
         if isinstance(decision, Uncommitted):
             return decision
+        if as_it_is:
+            checkpoint = _readable(checkpoint)
         self._progress.begin(checkpoint.name, checkpoint.size)
         context, finished = self._transfer_context(committed), False
         try:
@@ -192,16 +200,22 @@ class CheckpointCommitter:
             for manifest in self._committed.find_references(name)
         ]
 
-    def _decide(self, checkpoint: LocalCheckpoint, quiet: float) -> Decision | Uncommitted:
-        earlier = self._earlier_checkpoints(checkpoint.name)
+    def _decide(
+        self, checkpoint: LocalCheckpoint, quiet: float, *, as_it_is: bool
+    ) -> Decision | Uncommitted:
+        """Return the decision to commit, or why not."""
         try:
-            decision = decide(self._inspector.examine(checkpoint, earlier), quiet=quiet, rhythm=0.0)
+            earlier = self._earlier_checkpoints(checkpoint.name)
+            evidence = self._inspector.examine(checkpoint, earlier)
         except (FileNotFoundError, NotADirectoryError):
             return CHANGING
         except OSError as error:
             raise CheckpointError(
                 f"a file cannot be read: {error}", rank=self._origin.rank, cause=str(error)
             ) from error
+        decision = decide(evidence, quiet=quiet, rhythm=0.0)
+        if as_it_is and _is_utf8(checkpoint.name):
+            return Decision(note=decision.reason or decision.note)
         return decision if decision.is_commit else Uncommitted(decision.reason)
 
     def _read_metadata(self, found: LocalCheckpoint) -> CheckpointMetadata | None:
@@ -259,6 +273,18 @@ class CheckpointCommitter:
             return
         committed.discard(names=pruned.pruned, keys=pruned.deleted_keys)
         self._progress.update(pruned=(*self._progress.status.pruned, *pruned.pruned))
+
+
+def _readable(checkpoint: LocalCheckpoint) -> LocalCheckpoint:
+    """Return the checkpoint with its temporary files, and without those that must not be read."""
+    everything = {**checkpoint.files, **checkpoint.temporary_files}
+    return replace(
+        checkpoint, files={path: fact for path, fact in everything.items() if not fact.error}
+    )
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _is_committed(

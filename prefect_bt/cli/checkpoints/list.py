@@ -43,6 +43,7 @@ _SYNC_CSV_COLUMNS: Final = [
     Column("Sync Status", "sync_status"),
     Column("Sync Error", "sync_error"),
 ]
+_NOTE: Final = Column("Note", "note", wrap=True)
 _FILE_COLUMNS: Final = [
     Column("Rank", "node_rank"),
     Column("File", "relative_file_name", wrap=True),
@@ -91,7 +92,7 @@ def list_checkpoints(
         start = shown[0] if checkpoint_name else None
         return explore(terminal, ledger.store, record.id, committed, start=start)
     state = ledger.get_state(record.id)
-    sync = read_sync_status(ledger, record, state, checkpointing=bool(shown))
+    sync = read_sync_status(ledger, record, state, committed, checkpointing=bool(shown))
     document: Document = {
         "job_id": record.id,
         "total_checkpoints": len(shown),
@@ -116,6 +117,7 @@ def _checkpoint_document(one: catalog.CommittedCheckpoint, sync: SyncStatus) -> 
         **({"lora_adapter_config": lora} if lora else {}),
         "sync_status": status,
         "sync_error": error or None,
+        "note": one.note or None,
     }
 
 
@@ -123,13 +125,16 @@ def _show(terminal: Terminal, document: Document, url: str) -> None:
     """Print the document as tables or CSV. `url`: folder of the checkpoints in the store."""
     job_id, checkpoints = document["job_id"], document["checkpoints"]
     if terminal.output == "csv":
-        print_csv([*_COLUMNS, *_SYNC_CSV_COLUMNS], checkpoints)
+        print_csv([*_COLUMNS, *_SYNC_CSV_COLUMNS, _NOTE], checkpoints)
         return
     if not checkpoints:
         terminal.warn(f"No checkpoints found for training job {job_id}.")
         return
-    is_marked = any(one["sync_status"] != CHECKPOINT_COMPLETE for one in checkpoints)
-    columns = [*_COLUMNS, _SYNC_COLUMN] if is_marked else _COLUMNS
+    columns = [*_COLUMNS]
+    if any(one["sync_status"] != CHECKPOINT_COMPLETE for one in checkpoints):
+        columns.append(_SYNC_COLUMN)
+    if any(one["note"] for one in checkpoints):
+        columns.append(_NOTE)
     show_table(terminal, f"Checkpoints for job: {job_id}", columns, checkpoints)
     if "files" in document:
         title = f"\nFiles of checkpoint: {checkpoints[0]['checkpoint_id']}"

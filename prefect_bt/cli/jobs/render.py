@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from prefect_bt.checkpoints.uncommitted import commit_command
 from prefect_bt.cli.ui.tables import (
     Column,
     Document,
@@ -159,6 +160,15 @@ def _format_sync(job: Document) -> str | None:
     return job.get("checkpoint_sync_status") or failed
 
 
+def _format_kept(job: Document) -> str | None:
+    kept = dict.fromkeys(one["kept_in"] for one in job.get("uncommitted") or () if one["kept_in"])
+    return ", ".join(kept) or None
+
+
+def _format_commit_command(job: Document) -> str | None:
+    return f"{commit_command(job['id'])} NAME" if _format_kept(job) else None
+
+
 def _format_page(job: Document) -> str:
     """Return the URL of the flow run; a job has none before its run starts."""
     if job.get("flow_run_id") and not job.get("flow_run_url"):
@@ -192,6 +202,8 @@ _JOB_FIELDS = [
     Column("Store", "store"),
     Column("Checkpoint Sync", "", _format_sync),
     Column("Not Synced", "checkpoint_sync_error"),
+    Column("Kept In", "", _format_kept),
+    Column("Commit As It Is", "", _format_commit_command),
     Column("Error Message", "error_message", lambda error: Text(error, style="red")),
     Column("Checkpoints", "checkpoints", _format_checkpoints),
 ]

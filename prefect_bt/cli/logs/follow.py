@@ -114,14 +114,38 @@ def wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobSt
 def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     """Print the final state of the job, and its error if it failed."""
     last = ledger.list_events(job_id)[-1]
+    left = _list_uncommitted(ledger, job_id, last.state)
     words, style = END_MESSAGES.get(last.state, ("Training job {id} continues.", ""))
+    if left and last.state is JobState.COMPLETED:
+        words, style = (
+            "Training job {id} completed, but not every checkpoint is committed.",
+            "yellow",
+        )
     terminal.info(words.format(id=job_id), style=style)
     if last.state.failed:
         failed = any(outcome.failure for outcome in ledger.list_outcomes(job_id))
         option = " --first-failure" if failed else ""
         hint = f"  Log: prefect-bt logs --job-id {job_id}{option}"
         terminal.info(f"{last.message}\n{hint}" if last.message else hint)
+    if left:
+        terminal.warn("Not committed:")
+        for line in left:
+            terminal.info(f"  {line}")
     return last.state
+
+
+def _list_uncommitted(ledger: Ledger, job_id: str, state: JobState) -> list[str]:
+    """Return lines about the checkpoints that the job has left on its nodes."""
+    from prefect_bt.checkpoints.committed.catalog import list_checkpoints
+    from prefect_bt.checkpoints.sync_status import read_sync_status
+    from prefect_bt.checkpoints.uncommitted import format_uncommitted_report
+
+    if not state.terminal:
+        return []
+    record = ledger.get_job(job_id)
+    found = list_checkpoints(ledger.store, record.project_id, job_id)
+    sync = read_sync_status(ledger, record, state, found, checkpointing=True)
+    return format_uncommitted_report(job_id, sync.uncommitted)
 
 
 def exit_code(state: JobState) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.filesystem.confined import read_regular
-from prefect_bt.host.state_folder import NodeFolder
+from prefect_bt.host.state_folder import NodeFolder, NodeRecord
 from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
 from prefect_bt.planning.plan import NodePlan
 
@@ -104,19 +104,28 @@ def lost_status(folder: NodeFolder, status: NodeStatus, reason: str) -> NodeStat
 
     A node whose commands had succeeded is not lost: at most its final flush did not end.
     """
-    upload = read_record(UploadStatus, folder.upload_status) or UploadStatus(0.0)
-    status = replace(
-        status,
-        ended_at=status.ended_at or time.time(),
-        upload_error=upload.error,
-        uncommitted=upload.uncommitted,
-    )
+    status = replace(status, ended_at=status.ended_at or time.time(), **read_upload_end(folder))
     if status.exit_code != 0:
         return replace(status, phase=NodePhase.LOST, reason=reason)
-    plan = read_record(NodePlan, folder.plan)
+    plan, upload = read_record(NodePlan, folder.plan), _read_upload(folder)
     if not upload.flushed and plan is not None and plan.checkpoints is not None:
         status = replace(status, upload_error=f"{reason} before its final flush ended")
     return replace(status, phase=NodePhase.DONE)
+
+
+def read_upload_end(folder: NodeFolder) -> dict[str, Any]:
+    """Return the fields of NodeStatus that the last report of its uploader determines."""
+    upload, record = _read_upload(folder), read_record(NodeRecord, folder.record)
+    in_pod = record is not None and record.in_pod
+    return {
+        "upload_error": upload.error,
+        "uncommitted": upload.uncommitted,
+        "kept_in": "" if in_pod else f"{os.uname().nodename}:{folder.checkpoints}",
+    }
+
+
+def _read_upload(folder: NodeFolder) -> UploadStatus:
+    return read_record(UploadStatus, folder.upload_status) or UploadStatus(0.0)
 
 
 def read_secrets(descriptor: int) -> dict[str, str]:

@@ -43,6 +43,8 @@ SUBSTRATE_NAME: Final = "local"
 NODE_GONE = "the node's process is gone"
 KILL_TIMEOUT = 15.0
 LOOPBACK: Final = "127.0.0.1"
+UNUPLOADED_MARKER: Final = "unsent"
+"""File in a rank's folder while checkpoints of an earlier attempt are not uploaded."""
 _NODE_MODULE: Final = "prefect_bt.node_agent"
 """Part of the command lines of guard and agent only."""
 
@@ -227,7 +229,7 @@ class HostHandle:
         An attempt that never ran does not know of them, and an attempt that ran has moved them
         away.
         """
-        return self._rank_folder / "unsent"
+        return self._rank_folder / UNUPLOADED_MARKER
 
     @property
     def _rank_folder(self) -> Path:

@@ -65,6 +65,7 @@ def test_json(cli: Cli, job):
     assert list(full) == [
         *("job_id", "id", "checkpoint_id", "checkpoint_type", "base_model"),
         *("size_bytes", "size_human_readable", "created_at", "sync_status", "sync_error"),
+        "note",
     ]
     assert lora["lora_adapter_config"]["r"] == 8
 
