@@ -46,8 +46,7 @@ class Cause(StrEnum):
     LIMIT_EXCEEDED = "limit_exceeded"
     CALL_FORBIDDEN = "call_forbidden"
     CONTAINER_PROTOCOL = "container_protocol"  # a process wrote into the pipes of its agent
-    SIGNALLED = "signalled"
-    """The command died of a signal that has no cause of its own."""
+    SIGNALLED = "signalled"  # the command died of a signal that has no cause of its own
     OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
     TERMINATED = "terminated"
@@ -73,8 +72,7 @@ class Cause(StrEnum):
     REGISTRY_UNREACHABLE = "registry_unreachable"
     REGISTRY_REFUSED = "registry_refused"
     IMAGE_NOT_FOUND = "image_not_found"
-    IMAGE_UNUSABLE = "image_unusable"
-    """The image is for another processor, or lacks a program that a node needs."""
+    IMAGE_UNUSABLE = "image_unusable"  # of another processor, or without a program of the node
     MAX_RUN_TIME = "max_run_time"  # the job's own limit: never retried automatically
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
@@ -375,7 +373,8 @@ class UploadStatus:
     """Names of the checkpoints this uploader committed, in order."""
     rewritten: tuple[str, ...] = ()
     """Names of committed checkpoints that were written again with the same bytes."""
-    present: tuple[str, ...] | None = None  # names in the directory; None: not read yet
+    present: tuple[str, ...] | None = None
+    """Names of all checkpoints in the directory; None: not read yet."""
     uncommitted: tuple[str, ...] = ()
     """After the final flush: `name: why it is incomplete`."""
     bytes_done: int = 0
@@ -384,7 +383,8 @@ class UploadStatus:
     """Bytes per second of the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
-    current: str = ""  # name of the checkpoint that is uploaded now
+    current: str = ""
+    """Name of the checkpoint that is uploaded now."""
     file: str = ""
     """File that has been in transfer for the longest time."""
     work: int = 0
