@@ -47,8 +47,7 @@ class Cause(StrEnum):
     LIMIT_EXCEEDED = "limit_exceeded"
     CALL_FORBIDDEN = "call_forbidden"
     CONTAINER_PROTOCOL = "container_protocol"  # a process wrote into the pipes of its agent
-    SIGNALLED = "signalled"
-    """The command died of a signal that has no cause of its own."""
+    SIGNALLED = "signalled"  # the command died of a signal that has no cause of its own
     OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
     TERMINATED = "terminated"
@@ -74,8 +73,7 @@ class Cause(StrEnum):
     REGISTRY_UNREACHABLE = "registry_unreachable"
     REGISTRY_REFUSED = "registry_refused"
     IMAGE_NOT_FOUND = "image_not_found"
-    IMAGE_UNUSABLE = "image_unusable"
-    """The image is for another processor, or lacks a program that a node needs."""
+    IMAGE_UNUSABLE = "image_unusable"  # of another processor, or without a program of the node
     MAX_RUN_TIME = "max_run_time"  # the job's own limit: never retried automatically
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"

@@ -125,7 +125,9 @@ def lead_restore_away(rig: Launches, make: MakePlan, ckpts: str) -> None:
     folder = rig.state / "jobs" / first.job_id / "rank-0/checkpoints"
     second = make(
         f"cd {ckpts}; rm -r checkpoint-1 b/x; ln -s {host} .prefect-bt-restore.tmp",
-        f"cd {ckpts}; ln -s {host}/checkpoint-1 checkpoint-1; mkdir -p b/x/lost+found; exit 7",
+        f"cd {ckpts}; ln -s {host}/checkpoint-1 checkpoint-1; mkdir -p b/x/lost+found",
+        # A folder without a file would be one that the training deleted.
+        f"cd {ckpts}; ln -s {host}/checkpoint-1/a.json b/y; exit 7",
         attempt=1,
     )
     assert run(rig, second)[0].exit_code == 7

@@ -27,6 +27,7 @@ from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.filesystem import confined, trees
 from prefect_bt.filesystem.rehash import cancellable, ignore_progress
 from prefect_bt.object_store.protocols import ByteCallback, Store
+from prefect_bt.text.quantities import format_size
 
 STAGING: Final = ".prefect-bt-restore.tmp"
 _CHUNK: Final = 4 * 1024 * 1024
@@ -146,7 +147,8 @@ def download_files(
     try:
         _download_files(store, desired, root, on_bytes)
     except OSError as error:
-        raise _write_error(root, error) from error
+        size = sum(entry.size for entry in desired.values())
+        raise _write_error(root, error, size=size) from error
 
 
 def _download_files(
@@ -297,10 +299,11 @@ def shorten(path: str) -> str:
     return path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}…{path[-_SHOWN // 2 :]}"
 
 
-def _write_error(root: Path, error: OSError) -> CheckpointError:
+def _write_error(root: Path, error: OSError, *, size: int) -> CheckpointError:
     why, step = (error.strerror or str(error)).lower(), "Choose a writable folder."
     if error.errno in _DISK_FULL_ERRNOS:
-        why, step = "the disk is full", "Free space there; downloaded files are kept."
+        why = f"the disk is full, and {format_size(size)} were to be downloaded"
+        step = "Free space there; downloaded files are kept."
     elif error.errno == errno.ENAMETOOLONG:
         step = (
             "Choose a folder with a shorter path, on a file system that allows names of 255 bytes."

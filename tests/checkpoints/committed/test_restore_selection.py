@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from prefect_bt.checkpoints.committed.download import download_files
 from prefect_bt.checkpoints.committed.restore import RestoreTarget, restore_directory
 from prefect_bt.checkpoints.upload.upload_status import StatusPublisher
 from prefect_bt.errors import CheckpointError
@@ -13,7 +14,7 @@ from prefect_bt.object_keys import uploads_prefix
 from prefect_bt.object_store import open_store
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush
-from tests.checkpoints.running import Running, wait_for
+from tests.checkpoints.running import Running, listed, wait_for
 from tests.filesystem.small_disk import small_disk
 
 MEGABYTE = 1_000_000
@@ -199,3 +200,13 @@ def test_a_disk_without_space_for_the_newest_is_named_with_sizes(ckpts, tmp_path
     assert f"{disk / 'ckpts'}: 5.0 MB are needed and 3." in message
     assert "Free 1." in message or "Free 2." in message
     assert ("checkpoints prune" in message) == is_shared
+
+
+def test_a_download_to_a_full_disk_is_refused_with_its_size(ckpts, tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    train(store, ckpts, steps=[100], size=5 * MEGABYTE)
+    (checkpoint,) = listed(store).values()
+    wanted = {entry.path: entry for part in checkpoint.manifests for entry in part.entries}
+    full = pytest.raises(CheckpointError, match=r"disk is full, and 5\.0 MB were to be")
+    with small_disk(tmp_path / "disk", "4m") as disk, full:
+        download_files(store, wanted, root=disk / "here")
