@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,9 +22,11 @@ from pydantic import (
 
 from prefect_bt.host.container_privileges import Privileges, parse_capabilities
 from prefect_bt.kubernetes_settings import ClusterSettings
+from prefect_bt.planning.plan import DEFAULT_REPEAT_DELAYS
 from prefect_bt.text.durations import parse_duration
 
 _PREFIX = "PREFECT_BT_"
+_Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _default_state_dir() -> Path:
@@ -41,6 +43,12 @@ def resolve_state_dir(variables: Mapping[str, str]) -> Path:
 
 def _parse_run_time(value: float | str | None) -> float | None:
     return None if value is None else parse_duration(value, field="PREFECT_BT_MAX_RUN_TIME")
+
+
+def _parse_delays(given: str | tuple[float, ...]) -> Sequence[str | float]:
+    if not isinstance(given, str):
+        return given
+    return [] if given.strip() == "none" else given.split(",")
 
 
 def _split_paths(given: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -83,6 +91,10 @@ class Settings(BaseModel):
     """Seconds between SIGTERM and SIGKILL when a job is stopped."""
     settle: float = Field(default=1.5, ge=0)
     """Seconds without a change after which a checkpoint is stable."""
+    upload_repeat_delays: Annotated[tuple[_Delay, ...], BeforeValidator(_parse_delays)] = (
+        DEFAULT_REPEAT_DELAYS
+    )
+    """Seconds before each repeat of a final flush that failed, such as `5,30,120`, or `none`."""
     keep_last: int | None = Field(default=None, ge=1)
     """Number of newest checkpoints of each series to keep while a job runs; None: all."""
     keep_every: int | None = Field(default=None, ge=1)

@@ -88,6 +88,7 @@ def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
         pinned_image=image,
         grace=settings.grace,
         settle=settings.settle,
+        repeat_delays=settings.upload_repeat_delays,
         retention=record.retention,
         revisions={key: pin.revision for key, pin in pins.read_weights(record.id).items()},
     )

@@ -339,11 +339,14 @@ class FlowRunRecord:
 
 @dataclass(frozen=True)
 class UploadRepeat:
-    """A repeat of a failed final flush, in `delay` seconds: try `number` of `total`."""
+    """A repeat of a failed final flush: try `number` of `total`."""
 
     delay: float
+    """Seconds until it begins."""
     number: int
+    """Number of the try, from 2."""
     total: int
+    """Most tries, with the first."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.node_paths import WORKSPACE_DIR
-from prefect_bt.planning.plan import LoadedCheckpoint, WorkspacePlan
+from prefect_bt.planning.plan import DEFAULT_REPEAT_DELAYS, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.substrates.protocol import Capacity
 
 
@@ -32,6 +32,7 @@ class PlanContext:
     """Sentences about secrets and checkpoints that were not found."""
     grace: float = 30.0
     settle: float = 1.5
+    repeat_delays: tuple[float, ...] = DEFAULT_REPEAT_DELAYS
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     supports_images: bool = False
     """Whether nodes run in the definition's image (Substrate.images)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from prefect_bt.ledger.records import Resources, RetentionPolicy
 from prefect_bt.reserved_variables import RANK_VARIABLE
@@ -53,6 +54,9 @@ class ImagePlan:
     auth: dict[str, object] | None = None
 
 
+DEFAULT_REPEAT_DELAYS: Final = (5.0, 30.0, 120.0)
+
+
 @dataclass(frozen=True)
 class CheckpointPlan:
     """Upload of checkpoints. `directory`: path inside the node; times in seconds."""
@@ -61,7 +65,7 @@ class CheckpointPlan:
     settle: float = 1.5
     scan: float = 1.0
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
-    repeat_delays: tuple[float, ...] = (5.0, 30.0, 120.0)
+    repeat_delays: tuple[float, ...] = DEFAULT_REPEAT_DELAYS
     """Delays before each repeat of a final flush that failed."""
 
 

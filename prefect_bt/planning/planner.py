@@ -172,7 +172,12 @@ def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan 
     if not job.runtime.checkpointing_config.enabled:
         return None
     directory = checkpoint_dir(job)
-    return CheckpointPlan(directory, settle=context.settle, retention=context.retention)
+    return CheckpointPlan(
+        directory,
+        settle=context.settle,
+        retention=context.retention,
+        repeat_delays=context.repeat_delays,
+    )
 
 
 def _plan_weights_source(source: WeightsSource) -> WeightsPlan:

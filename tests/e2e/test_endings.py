@@ -317,7 +317,7 @@ def test_upload_that_failed(machine: Machine) -> None:
     word = machine.root / "word"
     word.mkdir()
     config = machine.folder(script, env={"WORD": str(word)})
-    job_id = machine.push(config, "--infrastructure-retries", "0")["id"]
+    job_id = machine.push(config, PREFECT_BT_UPLOAD_REPEAT_DELAYS="none")["id"]
     machine.wait(job_id, "RUNNING")
     prefix = job_prefix(machine.ledger.get_job(job_id).project_id, job_id)
     for name in ("manifests", "objects"):
@@ -327,6 +327,7 @@ def test_upload_that_failed(machine: Machine) -> None:
     # What could not be committed is kept; other tests of this machine count what is left.
     until(lambda: not machine.job_processes(job_id), seconds=30, what="no process left")
     shutil.rmtree(machine.state_dir / "jobs" / job_id)
+    assert len(machine.ledger.list_attempts(job_id)) == 1, "its commands had succeeded"
     said = "an upload did not"
     uploads = ("Failed", "Not committed: rank 0")
     one = attempt(0, ("Completed", "Exited with 0."), itself=("Failed", said), uploads=uploads)

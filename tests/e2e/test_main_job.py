@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Machine
+from .conftest import Machine, until
 
 pytestmark = [pytest.mark.integration]
 
@@ -103,3 +103,45 @@ def test_without_any_server(serverless: Machine) -> None:
     assert code == 0, job
     assert serverless.checkpoints(job["id"]) == ["checkpoint-1"]
     serverless.nothing_left(job["id"])
+
+
+NAN_CONFIG = """
+cat > write.py <<'END'
+import json, os, struct
+header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+weights = struct.pack("<Q", len(header)) + header + bytes(4)
+inf, nan = float("inf"), float("nan")
+configs = {
+    "good": {"config.json": {"model_type": "llama", "time_step_limit": [0.0, inf]}},
+    "lora": {"adapter_config.json": {"r": 8, "megatron_config": {"std": inf, "mean": nan}}},
+    "cut": {
+        "model.safetensors.index.json": {
+            "weight_map": {"w": "model-1.safetensors", "v": "model-2.safetensors"}
+        }
+    },
+}
+for name, files in configs.items():
+    folder = os.path.join(os.environ["BT_CHECKPOINT_DIR"], name)
+    os.makedirs(folder)
+    file = {"lora": "adapter_model", "cut": "model-1"}.get(name, "model")
+    open(os.path.join(folder, f"{file}.safetensors"), "wb").write(weights)
+    for file, value in files.items():
+        json.dump(value, open(os.path.join(folder, file), "w"))
+END
+python write.py
+"""
+
+
+def test_odd_configs_are_committed_and_an_incomplete_checkpoint_is_named(machine: Machine) -> None:
+    """Infinity and NaN in a config once made ten trainings of one."""
+    code, job = machine.push_wait(machine.folder(NAN_CONFIG))
+    assert (code, job["current_status"]) == (0, "TRAINING_JOB_COMPLETED"), job["error_message"]
+    assert len(job["attempts"]) == 1
+    assert machine.checkpoints(job["id"]) == ["good", "lora"]
+    (left,) = job["uncommitted"]
+    assert left["checkpoint_id"] == "cut" and "model-2.safetensors" in left["why"]
+    until(lambda: not machine.job_processes(job["id"]), seconds=30, what="no process left")
+    machine.run("checkpoints", "commit", "--job-id", job["id"], "cut")
+    assert sorted(machine.checkpoints(job["id"])) == ["cut", "good", "lora"]
+    assert machine.view(job["id"])["checkpoint_sync_status"] == "COMPLETED"
+    machine.nothing_left(job["id"])
