@@ -8,7 +8,7 @@ all in the store are removed, as at the end of a job. Safe to kill and to repeat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -83,17 +83,19 @@ def commit_kept(  # noqa: PLR0913 (which checkpoints of which job, and how)
     record: JobRecord,
     kept: Sequence[KeptCheckpoint],
     *,
-    as_they_are: bool,
+    names: Collection[str],
     settings: Settings,
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> KeptCommit:
-    """Commit the checkpoints; incomplete ones only `as_they_are`, with the reason as a note.
+    """Commit the complete ones of `kept`, or those of these `names` as they are.
+
+    An incomplete checkpoint that is named gets the reason as its note.
 
     Raises StoreError, and StateError while the job runs or another machine has it.
     """
     owning = claim_finished_job(ledger, record.id, settings=settings, purpose=COMMIT)
     with owning as fence:
-        run = _CommitRun(ledger, record, as_they_are=as_they_are, fence=fence, on_bytes=on_bytes)
+        run = _CommitRun(ledger, record, names=names, fence=fence, on_bytes=on_bytes)
         for directory in dict.fromkeys(one.directory for one in kept):
             run.commit_directory([one for one in kept if one.directory == directory])
         run.remove_saved(JobFolder(settings.state_dir, record.id))
@@ -153,12 +155,12 @@ class _CommitRun:
         ledger: Ledger,
         record: JobRecord,
         *,
-        as_they_are: bool,
+        names: Collection[str],
         fence: Callable[[], object],
         on_bytes: Callable[[int], object],
     ) -> None:
         self.result = KeptCommit()
-        self._ledger, self._record, self._as_they_are = ledger, record, as_they_are
+        self._ledger, self._record, self._names = ledger, record, names
         self._fence, self._on_bytes = fence, on_bytes
         self._bytes_done = 0
         self._saved = set[tuple[Path, str]]()
@@ -198,12 +200,16 @@ class _CommitRun:
         self._bytes_done = max(self._bytes_done, status.bytes_done)
 
     def _commit_one(self, committer: CheckpointCommitter, kept: KeptCheckpoint) -> None:
+        if self._names and kept.local.name not in self._names:
+            if committer.is_committed(kept.local):
+                self._saved.add((kept.directory, kept.local.name))
+            return
         try:
-            made = committer.commit(kept.local, previous=None, as_it_is=self._as_they_are)
+            made = committer.commit(kept.local, previous=None, as_it_is=bool(self._names))
         except CheckpointError as error:
             made, self.result.has_failed = Uncommitted(error.message), True
         if isinstance(made, Uncommitted):
-            self.result.has_failed |= self._as_they_are
+            self.result.has_failed |= bool(self._names)
             kept_in = f"{os.uname().nodename}:{kept.directory}"
             self.result.left.append(
                 UncommittedCheckpoint(kept.rank, kept.local.name, made.reason, kept_in)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Machine
+from .conftest import Machine, until
 
 pytestmark = [pytest.mark.integration]
 
@@ -140,6 +140,7 @@ def test_odd_configs_are_committed_and_an_incomplete_checkpoint_is_named(machine
     assert machine.checkpoints(job["id"]) == ["good", "lora"]
     (left,) = job["uncommitted"]
     assert left["checkpoint_id"] == "cut" and "model-2.safetensors" in left["why"]
+    until(lambda: not machine.job_processes(job["id"]), seconds=30, what="no process left")
     machine.run("checkpoints", "commit", "--job-id", job["id"], "cut")
     assert sorted(machine.checkpoints(job["id"])) == ["cut", "good", "lora"]
     assert machine.view(job["id"])["checkpoint_sync_status"] == "COMPLETED"

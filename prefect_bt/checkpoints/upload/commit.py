@@ -139,6 +139,12 @@ class CheckpointCommitter:
         self._apply_retention(committed)
         return manifest
 
+    def is_committed(self, checkpoint: LocalCheckpoint) -> bool:
+        """Return whether the newest commit of the name has all these files, by size and time."""
+        if self._committed is None:
+            self._committed = self._open_index()
+        return self._committed.is_committed(checkpoint)
+
     def retain(self, paths: Mapping[str, object]) -> None:
         """Forget the facts of files that are gone."""
         self._digests.retain(paths)

@@ -42,14 +42,13 @@ def commit_checkpoints(
     get_reconciled_state(ledger, record.id, terminal)
     kept = list_kept(ledger, record, settings)
     names = {one.local.name for one in kept}
-    wanted = resolve_names(record.id, names, name) if name else names
-    chosen = [one for one in kept if one.local.name in wanted]
+    wanted = resolve_names(record.id, names, name)
     result = KeptCommit()
-    if chosen:
-        size = sum(one.local.size for one in chosen)
+    if kept:
+        size = sum(one.local.size for one in kept if not wanted or one.local.name in wanted)
         with byte_progress(terminal, "Committing", size) as tick:
             result = commit_kept(
-                ledger, record, chosen, as_they_are=bool(name), settings=settings, on_bytes=tick
+                ledger, record, kept, names=wanted, settings=settings, on_bytes=tick
             )
     terminal.print_result(_document(record.id, result), lambda: _show(terminal, record.id, result))
     return FAILED if result.has_failed else OK

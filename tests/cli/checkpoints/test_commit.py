@@ -103,6 +103,8 @@ def test_everything_complete_is_committed_without_names(cli: Cli, job: KeptJob) 
     assert (again["committed"], again["removed"]) == ([], [])
     assert [one["checkpoint_id"] for one in again["unchanged"]] == ["checkpoint-10"]
     assert (job.directory / "checkpoint-20").is_dir(), "it is the only copy"
+    last = cli("checkpoints", "commit", "--job-id", job.id, "checkpoint-20", "-o", "json").json
+    assert last["removed"] == [str(job.directory)], "the other was committed before"
 
 
 INCOMPLETE = {
