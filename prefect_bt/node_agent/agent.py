@@ -230,8 +230,7 @@ class Agent:
             mounts=self._volume_mounts(paths),
             neighbors={} if task.record.in_pod else job.neighbor_folders(task.plan),
         )
-        self.stop_monitor.poll()
-        if self.stop_monitor.reason or not staging.needs_staging(task.plan, folders):
+        if not self._should_continue() or not staging.needs_staging(task.plan, folders):
             return
         from concurrent.futures import ThreadPoolExecutor
 
