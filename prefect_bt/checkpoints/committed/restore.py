@@ -27,7 +27,7 @@ from prefect_bt.checkpoints.committed.download import (
     open_or_create,
     set_folder_times,
 )
-from prefect_bt.checkpoints.committed.pointers import find_pointer_changes
+from prefect_bt.checkpoints.committed.pointer_changes import find_pointer_changes
 from prefect_bt.checkpoints.committed.restore_selection import (
     Disk,
     LeftInStore,
@@ -85,7 +85,7 @@ class RestoreResult:
     downloaded_bytes: int = field(default=0, compare=False)
     left: tuple[LeftInStore, ...] = ()
     pointers: tuple[str, ...] = ()
-    """Sentences about pointer files (pointers.py) with another text than the committed one."""
+    """Sentences about pointer files (pointer_changes.py) with another text than the committed one."""
 
 
 def restore_directory(

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from prefect_bt.checkpoints.formats.pointers import rewrite_name
 from prefect_bt.checkpoints.formats.protocol import Format, Inspection
 from prefect_bt.checkpoints.layout import parse_step
 
@@ -114,6 +115,7 @@ DEEPSPEED: Final = Format(
     folders="`global_step10`, or such a folder in a checkpoint",
     end="`latest`, which names the folder, and the states of all data ranks",
     state=re.compile(r".*_states\.pt|latest"),
+    pointers=dict.fromkeys((LATEST, "latest_universal"), rewrite_name),
     trackers=lambda folder: (LATEST, f"../{LATEST}"),
     find_missing=_find_missing,
     find_unfinished_sign=_find_unfinished_sign,

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from prefect_bt.checkpoints.formats.pointers import rewrite_number
 from prefect_bt.checkpoints.formats.protocol import Format, Inspection
 from prefect_bt.checkpoints.layout import parse_step
 
@@ -79,6 +80,7 @@ MEGATRON: Final = Format(
     end="`latest_checkpointed_iteration.txt`, which names the folder; of NeMo that "
     "`name--step=9-unfinished` is gone",
     state=re.compile(_STATE, re.DOTALL),
+    pointers={LATEST_ITERATION: rewrite_number},
     trackers=_trackers,
     find_missing=_find_missing,
     find_unfinished_sign=_find_unfinished_sign,

@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from prefect_bt.checkpoints.formats.pointers import rewrite_name, rewrite_tensorflow
 from prefect_bt.checkpoints.formats.protocol import Format, Inspection
 
+_LAST_FILES: Final = ("LATEST", "latest_checkpoint", "latest_checkpoint.txt", "last_checkpoint")
+"""Pointer files of MMEngine, detectron2 and loops of their users."""
 RAY_SNAPSHOT: Final = "checkpoint_manager_snapshot.json"
 
 
@@ -27,6 +30,10 @@ FILES: Final = Format(
     folders="a file: `epoch=3-step=30.ckpt`, `last.ckpt`, `weights.03-0.25.keras`, `model_10.pt`; "
     "`best.pt` beside such a file",
     end="the zip or HDF5 file is whole, after a pause",
+    pointers={
+        "checkpoint": rewrite_tensorflow,
+        **dict.fromkeys(_LAST_FILES, rewrite_name),
+    },
 )
 RAY_TRAIN: Final = Format(
     title="Ray Train",

@@ -10,6 +10,7 @@ from posixpath import basename
 from typing import Final
 
 from prefect_bt.checkpoints.formats.content import FileReport
+from prefect_bt.checkpoints.formats.pointers import Rewrite
 from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint, is_log
 
 
@@ -107,6 +108,8 @@ class Format:
     """Paths of the files that a training resumes from, which every checkpoint of a series has."""
     trackers: Callable[[str], Iterable[str]] = lambda folder: ()
     """Function from the folder's name to paths of files that tell something about it."""
+    pointers: Mapping[str, Rewrite] = field(default_factory=dict[str, Rewrite])
+    """Names of files that name the newest checkpoint -> function for their text."""
     find_missing: Callable[[Inspection], str] = find_nothing
     find_unfinished_sign: Callable[[Inspection], str] = find_nothing
     is_finished: Callable[[Inspection], bool] = prove_nothing

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from posixpath import basename, split
 from typing import Final
 
 from prefect_bt.checkpoints.formats.accelerate import ACCELERATE
@@ -23,12 +24,14 @@ from prefect_bt.checkpoints.formats.hugging_face import (
 )
 from prefect_bt.checkpoints.formats.megatron import MEGATRON
 from prefect_bt.checkpoints.formats.other import FILES, ORBAX, RAY_TRAIN
+from prefect_bt.checkpoints.formats.pointers import Restored
 from prefect_bt.checkpoints.formats.protocol import Inspection
 from prefect_bt.checkpoints.formats.trainer import TRAINER
 from prefect_bt.checkpoints.layout import (
     ROOT,
     WHOLE_FILE,
     FileStat,
+    FileTree,
     is_log,
     parse_step,
     strip_temporary_suffix,
@@ -56,6 +59,25 @@ class EarlierCheckpoint:
     name: str
     files: Mapping[str, FileStat]
     is_same_attempt: bool = True
+
+
+_POINTERS: Final = {name: rewrite for each in FORMATS for name, rewrite in each.pointers.items()}
+
+
+def is_pointer(path: str) -> bool:
+    """Return whether a file of this name is a pointer to a checkpoint."""
+    return basename(path) in _POINTERS
+
+
+def rewrite_pointer(path: str, text: str, restored: Restored) -> str | None:
+    """Return the text for the pointer file at `path` (pointers.Rewrite)."""
+    folder, name = split(path)
+    return _POINTERS[name](text, folder, restored)
+
+
+def has_new_pointer(files: FileTree, *, since: FileTree) -> bool:
+    """Return whether a pointer file was added or changed."""
+    return any(is_pointer(path) and since.get(path) != stat for path, stat in files.items())
 
 
 def list_trackers(folder: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.checkpoints.committed.pointers import has_new_pointer
+from prefect_bt.checkpoints.formats.table import has_new_pointer
 from prefect_bt.checkpoints.layout import LocalCheckpoint, is_log
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.commit import CHANGING, CheckpointCommitter, Uncommitted

@@ -4,8 +4,9 @@ import shutil
 
 import pytest
 
-from prefect_bt.checkpoints.committed.pointers import Restored, rewrite_pointer
 from prefect_bt.checkpoints.committed.restore import RestoreTarget, restore_directory
+from prefect_bt.checkpoints.formats.pointers import Restored
+from prefect_bt.checkpoints.formats.table import rewrite_pointer
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush
 from tests.checkpoints.running import Running, listed, wait_for

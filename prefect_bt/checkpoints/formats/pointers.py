@@ -6,26 +6,18 @@
     checkpoint                           model_checkpoint_path: "ckpt-5"    TensorFlow, Keras
 
 A pointer is committed with its folder, its target by itself. So a restore, which leaves checkpoints
-in the store, may have to change the text: `rewrite_pointer` is pure, text in, text out.
+in the store, may have to change the text. Pure: text in, text out; each format names its files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from prefect_bt.checkpoints.layout import FileTree
-from prefect_bt.checkpoints.manifest import ManifestEntry
-from prefect_bt.object_store.protocols import Store
 from prefect_bt.text.number_ranges import natural_key
 
-_MAX_BYTES: Final = 64 * 1024
-_SHOWN: Final = 100
-"""Characters of a pointer's text in a log line."""
 _LINE: Final = re.compile(r'(?m)^(model_checkpoint_path|all_model_checkpoint_paths): "(.*)"\n?')
 _TIMESTAMP: Final = re.compile(r"(?m)^all_model_checkpoint_timestamps: .*\n?")
 _STEP: Final = re.compile(r"(?i)(?:checkpoint|ckpt|step|iter|iteration|epoch|model)[-_=]?\d")
@@ -67,21 +59,18 @@ class Restored:
         return max((one for one in siblings if _kind(one) == kind), key=natural_key, default=None)
 
 
-class _Rewrite(Protocol):
+class Rewrite(Protocol):
+    """Function that returns the text of a pointer file in `folder` after a restore.
+
+    The same text if its target was restored, else one that names the newest restored checkpoint of
+    that kind; None if there is none, so that the pointer must not be restored. A text that names no
+    checkpoint stays.
+    """
+
     def __call__(self, text: str, folder: str, restored: Restored, /) -> str | None: ...
 
 
-def rewrite_pointer(path: str, text: str, restored: Restored) -> str | None:
-    """Return the text for the pointer file at `path`: the same if its target was restored.
-
-    Otherwise it names the newest restored checkpoint of that kind. None: there is none, so the
-    pointer must not be restored. A text that names no checkpoint stays.
-    """
-    folder, name = posixpath.split(path)
-    return POINTERS[name](text, folder, restored)
-
-
-def _rewrite_name(
+def rewrite_name(
     text: str, folder: str, restored: Restored, *, is_checkpoint: bool = False
 ) -> str | None:
     target = text.strip()
@@ -96,10 +85,10 @@ def _rewrite_name(
     return None if named else text
 
 
-def _rewrite_number(text: str, folder: str, restored: Restored) -> str | None:
+def rewrite_number(text: str, folder: str, restored: Restored) -> str | None:
     number = text.strip()
     if not number.isdecimal():  # Megatron-LM's "release" is a name
-        return _rewrite_name(text, folder, restored)
+        return rewrite_name(text, folder, restored)
     steps = {
         int(match[1])
         for path in restored.paths
@@ -111,14 +100,14 @@ def _rewrite_number(text: str, folder: str, restored: Restored) -> str | None:
     return text.replace(number, str(max(steps))) if steps else None
 
 
-def _rewrite_tensorflow(text: str, folder: str, restored: Restored) -> str | None:
+def rewrite_tensorflow(text: str, folder: str, restored: Restored) -> str | None:
     """Rewrite a CheckpointState in text format. Its targets are beginnings of file names."""
     indexes = {path.removesuffix(".index") for path in restored.paths if path.endswith(".index")}
     known = Restored(restored.paths | indexes, restored.left, restored.roots)
     kept: list[bool] = []
 
     def rewrite_line(line: re.Match[str]) -> str:
-        new = _rewrite_name(line[2], folder, known, is_checkpoint=True)
+        new = rewrite_name(line[2], folder, known, is_checkpoint=True)
         if line[1] == "model_checkpoint_path":
             return line[0].replace(f'"{line[2]}"', f'"{new}"') if new is not None else ""
         kept.append(new == line[2])
@@ -128,81 +117,6 @@ def _rewrite_tensorflow(text: str, folder: str, restored: Restored) -> str | Non
     times = iter(kept)
     written = _TIMESTAMP.sub(lambda line: line[0] if next(times, True) else "", written)
     return written if written == text or "model_checkpoint_path:" in written else None
-
-
-POINTERS: Final[Mapping[str, _Rewrite]] = {
-    "latest": _rewrite_name,
-    "LATEST": _rewrite_name,
-    "latest_universal": _rewrite_name,
-    "latest_checkpoint": _rewrite_name,
-    "latest_checkpoint.txt": _rewrite_name,
-    "last_checkpoint": _rewrite_name,
-    "latest_checkpointed_iteration.txt": _rewrite_number,
-    "checkpoint": _rewrite_tensorflow,
-}
-"""File name -> function for its text."""
-
-
-def is_pointer(path: str) -> bool:
-    """Return whether a file of this name is a pointer."""
-    return posixpath.basename(path) in POINTERS
-
-
-def has_new_pointer(files: FileTree, *, since: FileTree) -> bool:
-    """Return whether a pointer file was added or changed."""
-    return any(is_pointer(path) and since.get(path) != fact for path, fact in files.items())
-
-
-@dataclass(frozen=True)
-class PointerChange:
-    """A pointer file that cannot be restored as it was committed. `after` None: left out."""
-
-    path: str
-    before: str
-    after: str | None
-
-    def __str__(self) -> str:
-        named = " ".join(self.before.split())[:_SHOWN]
-        if self.after is None:
-            return f"{self.path} is left out: nothing is restored of what it names ({named})"
-        return f"{self.path} names {' '.join(self.after.split())[:_SHOWN]} now instead of {named}"
-
-
-def find_pointer_changes(
-    store: Store,
-    wanted: Mapping[str, ManifestEntry],
-    *,
-    names: Iterable[str],
-    left: Collection[str],
-    roots: tuple[str, ...],
-) -> dict[str, PointerChange]:
-    """Return the pointers among the `wanted` files whose text must change, by path.
-
-    `names`: checkpoints that some rank restores. Raise StoreError.
-    """
-    pointers = {p: e for p, e in wanted.items() if is_pointer(p) and e.size <= _MAX_BYTES}
-    if not pointers:
-        return {}
-    paths = frozenset(above for path in (*wanted, *names) for above in _with_folders(path))
-    restored = Restored(paths, frozenset(left), roots)
-    changes: dict[str, PointerChange] = {}
-    for path, entry in pointers.items():
-        data = store.get(entry.key)
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            continue
-        after = rewrite_pointer(path, text, restored)
-        # The download of an object with other bytes than the committed ones fails with its name.
-        if after != text and hashlib.sha256(data).hexdigest() == entry.sha256:
-            changes[path] = PointerChange(path, text, after)
-    return changes
-
-
-def _with_folders(path: str) -> Iterable[str]:
-    while path:
-        yield path
-        path = posixpath.dirname(path)
 
 
 def _kind(name: str) -> str:
