@@ -63,8 +63,16 @@ def list_kept(ledger: Ledger, record: JobRecord, settings: Settings) -> list[Kep
     """Return the checkpoints in the job's folder, committed or not.
 
     Those that a retry set aside are listed if the store has no checkpoint of their name: an older
-    version must not replace a newer one. StateError if the files are not on this machine.
+    version must not replace a newer one. StateError if the job runs, or if the files are not on
+    this machine.
     """
+    state = ledger.get_state(record.id)
+    if not state.terminal:
+        raise StateError(
+            f"Job {record.id} has not ended ({state.short_name}).",
+            state=state.value,
+            next_step="Complete checkpoints are committed while it runs. Try again after its end.",
+        )
     _check_place(ledger, record, settings)
     committed = {
         (ref.rank, ref.name)

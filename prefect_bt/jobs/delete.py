@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import remove_nodes
@@ -40,6 +40,8 @@ from prefect_bt.object_keys import (
 )
 from prefect_bt.settings import Settings
 
+_EXIT_TIMEOUT: Final = 10.0
+"""Seconds that the processes of a job that has ended may take to exit."""
 _CACHES = ("bases", "projects", "huggingface")
 
 
@@ -140,7 +142,7 @@ def claim_finished_job(
     job. Raise StateError if the job was retried. `purpose`: fencing_epochs.PRUNE, DELETE
     or COMMIT.
     """
-    claim, epoch = JobLock(settings.state_dir), 0
+    claim, epoch = JobLock(settings.state_dir, timeout=_EXIT_TIMEOUT), 0
     fence: Callable[[], None] = lambda: None  # noqa: E731 (of a job whose claims are deleted)
     claim.acquire(job_id)
     try:

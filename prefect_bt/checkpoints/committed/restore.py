@@ -85,7 +85,7 @@ class RestoreResult:
     downloaded_bytes: int = field(default=0, compare=False)
     left: tuple[LeftInStore, ...] = ()
     pointers: tuple[str, ...] = ()
-    """Sentences about pointer files (pointer_changes.py) with another text than the committed one."""
+    """Sentences about pointer files that have another text than the committed one."""
 
 
 def restore_directory(
