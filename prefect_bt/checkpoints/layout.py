@@ -25,8 +25,10 @@ _KEYED_STEP: Final = re.compile(
 )
 _KEYED_EPOCH: Final = re.compile(r"(?:.*[-_])?epoch=(\d+)(?:[-_].*)?", re.DOTALL)
 _FILE_STEP: Final = re.compile(
-    rf"(?:.*[-_.])?(?:{_STEP_WORDS}|cp|ep|model|weights|snapshot|params)[-_.=]?(\d+)(?:[-_.].*)?",
-    re.DOTALL,
+    rf"(?:.*[-_.])?(?:{_STEP_WORDS}|cp|ep)[-_.=]?(\d+)(?:[-_.].*)?", re.DOTALL
+)
+_MODEL_STEP: Final = re.compile(
+    r"(?:.*[-_.])?(?:model|weights|snapshot|params)[-_.=]?(\d+)(?:[-_.].*)?", re.DOTALL
 )
 _PADDED_STEP: Final = re.compile(r".*[-_.](?:step)?(\d{6,})", re.DOTALL)
 _PART: Final = re.compile(
@@ -38,6 +40,7 @@ _PART: Final = re.compile(
 _FILE_SUFFIX: Final = re.compile(
     r"\.(?:ckpt|keras|weights\.h5|h5|hdf5|pth?|pth\.tar|tar|bin|safetensors|msgpack|npz|pkl)$"
 )
+_MODEL_SUFFIXES: Final = (".safetensors", ".bin")
 _WHOLE_SUFFIXES: Final = (".ckpt", ".keras")
 """Suffixes of files that are a checkpoint without a step in their names, too: `last.ckpt`."""
 _STATE: Final = re.compile(
@@ -197,8 +200,8 @@ def _parse_component(component: str) -> int | None:
     stem, suffix = split_file_suffix(component)
     patterns = [_KEYED_STEP, _KEYED_EPOCH, _STEP_SUFFIX]
     if suffix and not _PART.fullmatch(stem):
-        patterns.append(_FILE_STEP)
-    if suffix == ".safetensors":
-        patterns.append(_PADDED_STEP)
+        # In a model of several files of this kind, `model-1` is a part.
+        is_model = suffix in _MODEL_SUFFIXES
+        patterns += [_FILE_STEP, _PADDED_STEP if is_model else _MODEL_STEP]
     match = next(filter(None, (pattern.fullmatch(stem) for pattern in patterns)), None)
     return validate_step(int(match[1])) if match else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_bt.definitions import ModelWeightsFormat
-from prefect_bt.definitions.hub_uri import parse_hub_uri
+from prefect_bt.hub_uri import parse_hub_uri
 from prefect_bt.planning.plan import LoadedCheckpoint
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from prefect_bt.definitions.hub_uri import pin_hub_uri
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.filesystem.trees import remove_tree
+from prefect_bt.hub_uri import pin_hub_uri
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan

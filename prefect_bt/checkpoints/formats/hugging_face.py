@@ -33,6 +33,7 @@ _SHARD: Final = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.(?:safetensors|bin))", re
 _INDEXED: Final = re.compile(r"(?:.*/)?(?:diffusion_pytorch_|pytorch_)?model-", re.DOTALL)
 _TORCH_SHARD: Final = re.compile(r"(?:.*/)?shard-\d{5}-model-", re.DOTALL)
 _INDEX_SUFFIX: Final = ".index.json"
+_INDEX_SUFFIXES: Final = (".safetensors.index.json", ".bin.index.json")
 _WHOLE_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
 _TEXT_SUFFIXES: Final = frozenset(
     {".json", ".jsonl", ".txt", ".md", ".py", ".jinja", ".yaml", ".yml", ".model", ".tiktoken"}
@@ -73,7 +74,7 @@ def is_marker_file(name: str) -> bool:
 
 def is_model_folder(paths: Collection[str]) -> bool:
     """Return whether the files directly in a folder mark it as a model or adapter."""
-    if not _MODEL_MARKERS.isdisjoint(paths):
+    if not _MODEL_MARKERS.isdisjoint(paths) or any(p.endswith(_INDEX_SUFFIXES) for p in paths):
         return True
     return "config.json" in paths and any(_is_weights(path) for path in paths)
 
@@ -91,7 +92,7 @@ def find_unused_indexes(paths: Collection[str]) -> set[str]:
     return {
         path
         for path in paths
-        if path.endswith((".safetensors.index.json", ".bin.index.json"))
+        if path.endswith(_INDEX_SUFFIXES)
         and _has_whole_weights(path.removesuffix(_INDEX_SUFFIX), paths)
     }
 

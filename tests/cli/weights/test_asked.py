@@ -55,7 +55,7 @@ def test_sources_of_a_config_file(cli: Cli, config: Callable[..., Path], tmp_pat
             "'https://h/f' has",
         ),
         (["--source", "hf://o/base@"], "error: source 'hf://o/base@' has no revision"),
-        (["--source", "hf://a/b/c"], "'hf://a/b/c' is not a repository; write hf://owner/repo"),
+        (["--source", "hf://a/b/../c"], "'hf://a/b/../c' is not a repository"),
     ],
 )
 def test_asked_in_a_wrong_way(
