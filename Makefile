@@ -18,6 +18,8 @@ CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
 SETUP := $(VENV)/.setup-done
 DEMO_DEPS := $(VENV)/.demo-deps-done
+FRAMEWORKS := lightning==2.6.6 torchmetrics==1.9.0 lightning-utilities==0.15.3 \
+  keras==3.15.1 h5py==3.16.0 absl-py==2.5.1 namex==0.1.0 optree==0.20.0 ml-dtypes==0.6.0
 AZURITE := 3.37.0
 EMULATORS := $(VENV)/emulators/.done
 TEST_PATH = $(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH
@@ -32,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-deps test-fast test-all test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
+.PHONY: help setup demo-deps demo engines browser test test-deps test-fast test-all test-pythons test-packaging test-oldest-prefect frameworks soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -153,7 +155,11 @@ test-oldest-prefect: test-deps ## the integration tests of the gate with the old
 	@PATH="$(BIN)/../prefect-3.8/bin:$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
 	  pytest -n $(JOBS) --dist worksteal -m 'integration and not extended and not soak' $(PYTEST_ARGS)
 
-soak: test-deps test-oldest-prefect ## sweeps that make test-all leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
+# Beside the project's packages, which stay as they are pinned: torch and numpy are used from there.
+frameworks: $(DEMO_DEPS) ## Lightning and Keras, whose own checkpoints `make soak` looks at
+	@test -d $(VENV)/frameworks || $(PIP) --no-deps --target $(VENV)/frameworks $(FRAMEWORKS)
+
+soak: test-deps frameworks test-oldest-prefect ## sweeps that make test-all leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
 	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"
 	@PATH="$(TEST_PATH)" SOAK_SEED=$(SEED) SOAK_LENGTH=$(LENGTH) \
 	  $(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 3600 -m soak $(PYTEST_ARGS)

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from pydantic import field_validator, model_validator
 
 from prefect_bt.definitions.base import NonEmptyStr, OpenModel
-from prefect_bt.hub_uri import HUB_FORM
+from prefect_bt.text.hub_uri import HUB_FORM
 
 _BUCKET_FORMS: Final = {
     "s3": "s3://bucket/prefix",

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from prefect_bt.definitions import TrainingJob, WeightsAuthMethod, WeightsSource, definition_error
 from prefect_bt.errors import DefinitionError
-from prefect_bt.hub_uri import parse_hub_uri
 from prefect_bt.planning.mount_validation import iter_target_problems
+from prefect_bt.text.hub_uri import parse_hub_uri
 from prefect_bt.text.url_redaction import redact_url
 
 _SECRET: Final = WeightsAuthMethod.CUSTOM_SECRET

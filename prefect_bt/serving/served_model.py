@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_bt.definitions import ModelWeightsFormat
-from prefect_bt.hub_uri import parse_hub_uri
 from prefect_bt.planning.plan import LoadedCheckpoint
+from prefect_bt.text.hub_uri import parse_hub_uri
 
 
 @dataclass(frozen=True)

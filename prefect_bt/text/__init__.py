@@ -1,4 +1,4 @@
-"""Format durations, sizes, ranks, and text of other programs. Pure.
+"""Format durations, sizes, ranks, text of other programs; parse URIs. Pure.
 
 Begin with `quantities`; `control_characters` makes the controls in a job's text visible.
 """

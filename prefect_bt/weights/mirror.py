@@ -16,10 +16,10 @@ from typing import Final, TypeVar
 
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.hub_uri import pin_hub_uri
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.text.hub_uri import pin_hub_uri
 from prefect_bt.text.progress import Phase, ProgressCallback, ProgressMeter, format_items
 from prefect_bt.text.quantities import format_size
 from prefect_bt.text.url_redaction import redact_url

@@ -1,10 +1,12 @@
-"""Run as a program: Lightning, Keras and torchtune save tiny models in two steps each.
+"""Run as a program: Lightning and Keras save a tiny model in two steps each.
 
     python tests/checkpoints/more_writers.py FOLDER [FRAMEWORK]
 
 writes <folder>/<framework>/<checkpoint>. The packages are in no environment of the project:
 `make frameworks` installs them beside it.
 """
+
+# pyright: reportMissingImports=false
 
 import os
 import sys

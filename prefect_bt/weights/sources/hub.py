@@ -19,7 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.hub_uri import HUB_FORM, parse_hub_uri
+from prefect_bt.text.hub_uri import HUB_FORM, parse_hub_uri
 from prefect_bt.weights.sources.file_listing import (
     SHA256,
     ListedFile,

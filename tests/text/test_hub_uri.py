@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.hub_uri import HubUri, parse_hub_uri, pin_hub_uri
+from prefect_bt.text.hub_uri import HubUri, parse_hub_uri, pin_hub_uri
 
 COMMIT = "0123456789" * 4
 URIS = {
