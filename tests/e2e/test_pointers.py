@@ -55,7 +55,7 @@ def test_a_gang_resumes_from_the_step_that_all_ranks_committed(
     assert "resume global_step10" in logs
     assert "latest names global_step10 now instead of global_step20" in logs
     assert "because rank 1 did not commit a part of it: global_step20" in logs
-    assert "because the job had deleted it: global_step5" in logs
+    assert "because the training had deleted them: global_step5" in logs
     document = machine.view(job_id)["checkpoints"]
     states = {one["checkpoint_id"]: one["sync_status"] for one in document}
     complete = dict.fromkeys((".", "global_step5", "global_step10"), "COMPLETE")

@@ -92,7 +92,7 @@ def select_present(committed: Sequence[CommittedCheckpoint], present: set[str] |
         wanted |= {name for line, name in newest.items() if line in series}
         wanted |= {required.checkpoint_id} if required else set()
     left = [
-        _leave(one, one.missing_part.removesuffix(".") or "the job had deleted it")
+        _leave(one, one.missing_part.removesuffix(".") or "the training had deleted them")
         for one in committed
         if one.checkpoint_id not in wanted
     ]
