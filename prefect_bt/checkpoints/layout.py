@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 ROOT: Final = "."
@@ -152,6 +153,7 @@ def split_file_suffix(name: str) -> tuple[str, str]:
     return (name[: match.start()], match[0]) if match else (name, "")
 
 
+@lru_cache(4096)
 def is_step_folder(component: str) -> bool:
     """Return whether a folder's name says only that it is a checkpoint, and its step.
 
@@ -168,6 +170,7 @@ def parse_step(name: str) -> int | None:
     return next((step for step in steps if step is not None), None)
 
 
+@lru_cache(4096)
 def has_step(component: str) -> bool:
     """Return whether the name of a folder or file ends in a step, as in `my-run-epoch3`."""
     return _parse_component(component) is not None

@@ -177,7 +177,7 @@ class TopLevelFolder:
         regroup = False
         for path, stat in changed.items():
             came_or_went = stat is None or path not in self.files
-            regroup = regroup or (came_or_went and _may_mark(path))
+            regroup = regroup or (came_or_went and self._may_mark(path, is_new=stat is not None))
             if stat is None:
                 self.files.pop(path, None)
             else:
@@ -215,7 +215,12 @@ class TopLevelFolder:
         kept = {name: old for name, old in self.checkpoints.items() if fresh.get(name) == old}
         self.checkpoints = fresh | kept
 
-
-def _may_mark(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return is_marker_file(name) or is_state_file(name)
+    def _may_mark(self, path: str, *, is_new: bool) -> bool:
+        """Return whether a file that came or went may change the marks of its folder."""
+        folder, _, name = path.rpartition("/")
+        marks = self._marks
+        if is_marker_file(name) and not (is_new and folder in marks.models):
+            return True
+        if is_checkpoint_file(name):
+            return not (is_new and (folder, split_file_suffix(name)[1]) in marks.file_checkpoints)
+        return is_state_file(name) and not (is_new and folder in marks.states)

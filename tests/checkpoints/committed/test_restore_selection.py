@@ -66,7 +66,8 @@ def test_what_the_training_deleted_stays_in_the_store(store, ckpts, tmp_path, ke
     *_, line = format_restore(restored, tmp_path)
     size = f"{10 - keep}.0 KB"
     assert line.startswith(
-        f"checkpoints left in the store ({size}), because the training had deleted them: checkpoint-10, "
+        f"checkpoints left in the store ({size}), because the training had deleted them: "
+        "checkpoint-10, "
     )
 
 
