@@ -13,7 +13,7 @@ PATHS = st.builds("{}/{}".format, st.sampled_from(FOLDERS), st.sampled_from(NAME
 STATS = st.one_of(st.none(), st.builds(FileStat, st.integers(0, 9), st.integers(0, 9)))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(st.lists(st.dictionaries(PATHS, STATS, min_size=1, max_size=4), max_size=12))
 def test_an_update_groups_as_a_scan_does(batches):
     folder, files = TopLevelFolder(), dict[str, FileStat]()
