@@ -90,10 +90,9 @@ def examine(save: Inspection, earlier: Sequence[EarlierCheckpoint] = ()) -> Evid
     """Return what the files of a checkpoint say, alone and beside earlier checkpoints."""
     if fault := find_missing(save):
         return Evidence(fault=fault)
-    repeated = bool(earlier) and all(_matches(save, checkpoint) for checkpoint in earlier)
-    ended = not save.checkpoint.temporary_files and (
-        repeated or any(each.is_finished(save) for each in FORMATS)
-    )
+    is_quiet = not save.checkpoint.temporary_files
+    repeated = is_quiet and bool(earlier) and all(_matches(save, one) for one in earlier)
+    ended = repeated or (is_quiet and any(each.is_finished(save) for each in FORMATS))
     gaps = [
         (checkpoint, gap)
         for checkpoint in earlier

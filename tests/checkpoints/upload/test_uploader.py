@@ -82,6 +82,21 @@ def test_an_incomplete_checkpoint_is_reported_until_it_is_complete(store, ckpts)
         wait_for(lambda: running.reports[-1].waiting == ())
 
 
+@pytest.mark.parametrize("deleted", ["optimizer.pt", "trainer_state.json"])
+def test_a_committed_checkpoint_of_which_files_are_deleted_is_waited_for_no_more(
+    store, ckpts, deleted
+):
+    with Running(store, ckpts) as running:
+        running.commits("checkpoint-10", folders.hf_full(10))
+        (ckpts / "checkpoint-10" / deleted).unlink()
+        running.commits("checkpoint-20", folders.hf_full(20))
+        assert not any(report.waiting for report in running.reports)
+    assert running.status.uncommitted == ()
+    assert f"checkpoint-10/{deleted}" in {
+        file.path for file in listed(store)["checkpoint-10"].files()
+    }
+
+
 def test_the_loop_waits_until_settled(store, ckpts):
     options = UploadOptions(settle=0.4, scan=0.02)
     with Running(store, ckpts, options) as running:
