@@ -29,7 +29,7 @@ _SUCCESS_STATES = frozenset({JobState.COMPLETED, JobState.STOPPED})
 
 
 class _Progress(Enum):
-    """What an attempt committed, compared with all attempts before it."""
+    """Progress of an attempt, compared with all attempts before it."""
 
     NONE = auto()
     COMMIT = auto()

@@ -85,8 +85,8 @@ class Manifest:
     lora_adapter_config: dict[str, Any] | None = None
     step: int | None = None
     note: str = ""
-    """What it lacks, if it was committed nevertheless: less than an earlier checkpoint has, or a
-    part that is missing when a person commits it as it is."""
+    """Parts that it lacks, if it was committed nevertheless: an earlier checkpoint has them, or a
+    person committed it as it is."""
 
     @property
     def key(self) -> str:

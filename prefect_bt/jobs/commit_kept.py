@@ -49,7 +49,10 @@ class KeptCheckpoint:
 
 @dataclass
 class KeptCommit:
-    """Result: new manifests, what the store had already, what is left, and removed folders."""
+    """Result: new manifests, what is left, and removed folders.
+
+    `unchanged`: checkpoints that the store has already, or that the job's retention deletes.
+    """
 
     committed: list[Manifest] = field(default_factory=list[Manifest])
     unchanged: list[KeptCheckpoint] = field(default_factory=list[KeptCheckpoint])
@@ -156,7 +159,7 @@ def _scan(directory: Path, mounts: VolumeMounts) -> dict[str, LocalCheckpoint]:
 
 
 class _CommitRun:
-    """Commits the chosen checkpoints, one directory at a time."""
+    """Commit of the chosen checkpoints, one directory at a time."""
 
     def __init__(
         self,
@@ -191,7 +194,8 @@ class _CommitRun:
             ),
             is_unchanged=watcher.is_unchanged,
             progress=UploadProgress(self._report),
-            retention=RetentionPolicy(),
+            # A checkpoint that is named is wanted whatever the job's policy deletes.
+            retention=RetentionPolicy() if self._names else record.retention,
             fence=self._fence,
         )
         committer.raise_priority()

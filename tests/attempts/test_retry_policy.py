@@ -74,7 +74,7 @@ def test_decision(
 
 
 def test_commands_that_succeeded_are_not_run_again() -> None:
-    """Whatever the budgets, also after progress."""
+    """No budget starts another attempt, also after progress."""
     ends = history((INFRA, key("checkpoint-1")), (INFRA, key("checkpoint-2", 1)))
     ends[-1] = replace(ends[-1], cause=Cause.UPLOAD_FAILED)
     decision = decide_retry(ends, RetryBudget(9, 9, 9, 0), checkpointing=True)
@@ -240,7 +240,7 @@ def test_a_higher_step_refunds_attempts_without_a_step_again() -> None:
         assert decision.reason.startswith("there was progress")
 
 
-def test_a_refusal_says_why_progress_counts() -> None:
+def test_a_refusal_has_the_reason_why_progress_counts() -> None:
     last = [(INFRA, key("last", attempt)) for attempt in range(7)]
     said = decide_retry(history(*last), DEFAULT, checkpointing=True).reason
     assert said == (

@@ -32,7 +32,7 @@ def restored_files(store, root, rank):
     }
 
 
-def whole_files(writing):
+def complete_files(writing):
     """The paths of a writer's own files, relative to the checkpoint directory."""
     own = (path for path in writing.files if not path.startswith("../"))
     return {os.path.normpath(f"{writing.name}/{path}") for path in own}
@@ -54,7 +54,7 @@ def test_killed_after_any_file_of_the_second_save(tmp_path, writer):
         write(directory, second, count, clock=10**18 + 10**12)
         flush(store, directory, succeeded=False, **where)
         restored = restored_files(store, root, first.place.rank)
-        assert restored[first.name] >= whole_files(first)
+        assert restored[first.name] >= complete_files(first)
         assert second.name not in restored, f"killed after {last}"
 
 
@@ -68,4 +68,4 @@ def test_ended_well_after_the_second_save(tmp_path, writer):
     assert flush(store, directory, succeeded=True, **where).uncommitted == ()
     restored = restored_files(store, tmp_path, writings[0].place.rank)
     for writing in writings:
-        assert restored[writing.name] >= whole_files(writing)
+        assert restored[writing.name] >= complete_files(writing)

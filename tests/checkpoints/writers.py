@@ -287,7 +287,7 @@ def torchtune(step: int) -> Writing:
 
 
 def ray_train(step: int) -> Writing:
-    """Ray copies what a loop reports, and then names it in its snapshot."""
+    """Return what Ray copies of a loop's report, and the snapshot that names it afterwards."""
     files = {"checkpoint/model.pt": torch_zip(), "checkpoint/optimizer.pt": torch_zip()}
     snapshot = text({"checkpoint_results": [{"checkpoint_dir_name": f"checkpoint_{step:06d}"}]})
     files |= {"../checkpoint_manager_snapshot.json": snapshot}

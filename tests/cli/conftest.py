@@ -16,7 +16,7 @@ from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manife
 from prefect_bt.cli.app import main
 from prefect_bt.definitions import Compute
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord, Resources
+from prefect_bt.ledger.records import JobRecord, Resources, RetentionPolicy
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import job_prefix, log_key, logical_path
@@ -131,6 +131,7 @@ class Shop:
         workspace: bytes = b"",
         sha256: str = "",
         resources: Resources | None = None,
+        retention: RetentionPolicy | None = None,
     ) -> JobRecord:
         record = new_record(
             self.ledger,
@@ -140,6 +141,7 @@ class Shop:
             workspace_size=len(workspace),
             user="ann",
             resources=resources,
+            retention=retention or RetentionPolicy(),
         )
         if workspace:
             key = f"{job_prefix(record.project_id, record.id)}/workspace.tar"

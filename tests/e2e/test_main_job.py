@@ -133,7 +133,7 @@ python write.py
 
 
 def test_odd_configs_are_committed_and_an_incomplete_checkpoint_is_named(machine: Machine) -> None:
-    """Infinity and NaN in a config once made ten trainings of one."""
+    """One training, where Infinity and NaN in a config once made ten."""
     code, job = machine.push_wait(machine.folder(NAN_CONFIG))
     assert (code, job["current_status"]) == (0, "TRAINING_JOB_COMPLETED"), job["error_message"]
     assert len(job["attempts"]) == 1

@@ -65,7 +65,7 @@ class CommittedCheckpoint:
     """Rank -> key of its newest manifest."""
     missing_ranks: tuple[int, ...] = ()
     note: str = ""
-    """What it lacks, if it was committed nevertheless."""
+    """Parts that it lacks, if it was committed nevertheless."""
     manifests: tuple[Manifest, ...] = field(default=(), repr=False)
     """By rank."""
 

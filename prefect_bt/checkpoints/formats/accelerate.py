@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from prefect_bt.checkpoints.formats.deepspeed import ACCELERATE_FOLDER
 from prefect_bt.checkpoints.formats.protocol import Format, Inspection
 from prefect_bt.checkpoints.formats.trainer import TRAINER_STATE
 from prefect_bt.checkpoints.layout import ROOT
 
 _STATE_FILE: Final = re.compile(r"(?:optimizer|scheduler|sampler)(?:_\d+)?\.bin")
-_MODEL_FOLDER: Final = re.compile(r"pytorch_model(?:_fsdp)?(?:_\d+)?/.*", re.DOTALL)
 _RANDOM_STATES: Final = re.compile(r"random_states_\d+\.pkl")
 
 
@@ -28,7 +28,7 @@ def _find_unfinished_sign(save: Inspection) -> str:
     if has_last or save.checkpoint.name == ROOT or not save.position.is_leader:
         return ""
     for path in save.files:
-        if _STATE_FILE.fullmatch(path) or _MODEL_FOLDER.fullmatch(path):
+        if _STATE_FILE.fullmatch(path) or ACCELERATE_FOLDER.fullmatch(path):
             return f"{path} is there, but no random states"
     return ""
 

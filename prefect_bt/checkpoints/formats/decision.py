@@ -21,7 +21,7 @@ STILL_WRITING: Final = "it is still being written"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the files say. Phrases are empty for nothing.
+    """Evidence in the files of a checkpoint. Phrases are empty for nothing.
 
     `fault`: a part that is missing for certain; `sign`: what looks unfinished, and may be wrong;
     `gap`: what an earlier checkpoint of this attempt has in addition.
@@ -38,7 +38,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Decision:
-    """`reason`: what the checkpoint waits for; "" for commit. `note`: what a commit notes."""
+    """Decision: wait for `reason`, or with "" commit with `note`, which says what is missing."""
 
     reason: str = ""
     note: str = ""

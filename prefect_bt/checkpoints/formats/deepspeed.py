@@ -24,7 +24,8 @@ _RANK_FILE: Final = re.compile(
     r"(.*/|)(?:\w+_)?zero_pp_rank_(\d+)_(mp_rank_\d+)\w*?_(optim|model)_states\.pt", re.DOTALL
 )
 _STATES_SUFFIX: Final = "_states.pt"
-_ACCELERATE_FOLDER: Final = re.compile(r"pytorch_model(?:_fsdp)?(?:_\d+)?/.*", re.DOTALL)
+ACCELERATE_FOLDER: Final = re.compile(r"pytorch_model(?:_fsdp)?(?:_\d+)?/.*", re.DOTALL)
+"""Files of the models in a checkpoint of Accelerate, which writes its own states after them."""
 
 
 def is_tag_folder(component: str) -> bool:
@@ -104,7 +105,7 @@ def _is_finished(save: Inspection) -> bool:
         inside = {path for path in files if path.startswith(f"{own.text}/")}
         # Trainer and accelerate write more files after this one.
         is_all = files.keys() - inside <= {LATEST, "zero_to_fp32.py"}
-        has_more = any(map(_ACCELERATE_FOLDER.fullmatch, inside))
+        has_more = any(map(ACCELERATE_FOLDER.fullmatch, inside))
         return bool(inside) and is_all and not has_more and save.is_newest(own.stat)
     above = save.trackers.get(f"../{LATEST}")
     return above is not None and above.text == save.folder and save.is_newest(above.stat)

@@ -34,7 +34,7 @@ _INDEXED: Final = re.compile(r"(?:.*/)?(?:diffusion_pytorch_|pytorch_)?model-", 
 _TORCH_SHARD: Final = re.compile(r"(?:.*/)?shard-\d{5}-model-", re.DOTALL)
 _INDEX_SUFFIX: Final = ".index.json"
 _INDEX_SUFFIXES: Final = (".safetensors.index.json", ".bin.index.json")
-_WHOLE_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
+_SINGLE_FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _TEXT_SUFFIXES: Final = frozenset(
     {".json", ".jsonl", ".txt", ".md", ".py", ".jinja", ".yaml", ".yml", ".model", ".tiktoken"}
 )
@@ -93,15 +93,16 @@ def find_unused_indexes(paths: Collection[str]) -> set[str]:
         path
         for path in paths
         if path.endswith(_INDEX_SUFFIXES)
-        and _has_whole_weights(path.removesuffix(_INDEX_SUFFIX), paths)
+        and _has_single_file(path.removesuffix(_INDEX_SUFFIX), paths)
     }
 
 
-def _has_whole_weights(path: str, paths: Collection[str]) -> bool:
+def _has_single_file(path: str, paths: Collection[str]) -> bool:
+    """Return whether the weights of this name are there without shards."""
     folder, slash, name = path.rpartition("/")
     # transformers reads model.safetensors, if it is there, before any other file.
-    names = ("model.safetensors", name) if name in _WHOLE_WEIGHTS else (name,)
-    return any(f"{folder}{slash}{whole}" in paths for whole in names)
+    names = ("model.safetensors", name) if name in _SINGLE_FILES else (name,)
+    return any(f"{folder}{slash}{single}" in paths for single in names)
 
 
 def _find_missing(save: Inspection) -> str:
@@ -120,7 +121,7 @@ def _find_missing_shards(save: Inspection) -> str:
     for (head, total, suffix), numbers in shards.items():
         weights = f"{head[:-1]}{suffix}"
         index = f"{weights}{_INDEX_SUFFIX}"
-        if _has_whole_weights(weights, paths) or _is_former_save(save, head, index):
+        if _has_single_file(weights, paths) or _is_indexed(save, head, index):
             continue
         if len(numbers) < int(total):
             return f"{len(numbers)} of {int(total)} shards {head}*-of-{total}{suffix} are there"
@@ -130,8 +131,8 @@ def _find_missing_shards(save: Inspection) -> str:
     return ""
 
 
-def _is_former_save(save: Inspection, head: str, index: str) -> bool:
-    """Return whether the index names shards of which none is missing: others are left over."""
+def _is_indexed(save: Inspection, head: str, index: str) -> bool:
+    """Return whether the index names shards: it tells which are missing, and others are old."""
     report = save.reports.get(index)
     return report is not None and any(path.startswith(head) for path in report.required_files)
 

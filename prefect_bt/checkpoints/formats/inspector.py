@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from posixpath import dirname
 from typing import Any, Final
 
@@ -66,12 +67,11 @@ class Inspector:
             self._position,
         )
         evidence = examine(save, earlier)
-        return Evidence(
+        return replace(
+            evidence,
             fault=_escape_unprintable(evidence.fault),
             sign=_escape_unprintable(evidence.sign),
             gap=_escape_unprintable(evidence.gap),
-            has_ended=evidence.has_ended,
-            is_repeated=evidence.is_repeated,
         )
 
     def read_metadata(self, checkpoint: LocalCheckpoint) -> CheckpointMetadata:

@@ -89,7 +89,7 @@ def prove_nothing(save: Inspection) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """What one framework writes, and the rules that follow from it.
+    """Checkpoints of a framework, and the rules that follow from what it writes.
 
     `find_missing` returns a part that the checkpoint's own files prove to be missing: it is never
     committed by itself, so a rule is there only if no known writer breaks it after its end.
@@ -103,7 +103,7 @@ class Format:
     folders: str
     """Names of its checkpoints, with examples."""
     end: str
-    """What shows the end of a save."""
+    """Sign of the end of a save."""
     state: re.Pattern[str] | None = None
     """Paths of the files that a training resumes from, which every checkpoint of a series has."""
     trackers: Callable[[str], Iterable[str]] = lambda folder: ()

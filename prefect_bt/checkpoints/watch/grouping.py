@@ -49,7 +49,7 @@ class CheckpointPath(NamedTuple):
 
 @dataclass(frozen=True)
 class FolderMarks:
-    """What the files directly in each folder say about it. The directory itself is `""`."""
+    """Marks of folders, from the files directly in each. The directory itself is `""`."""
 
     models: frozenset[str] = frozenset()
     """Folders that their files mark as a model."""

@@ -133,7 +133,7 @@ class HttpSource(protocol.RemoteSource):
         self._setting = "its URL"
         """What contains the server's address, for messages."""
         self._limit_hint = ""
-        """What raises the limit of requests, after a semicolon."""
+        """Hint how to raise the limit of requests, after a semicolon."""
         self._stores: dict[str, HTTPStore] = {}
         """Path of a file -> store of the URL to which its own URL redirects; "" -> of the root."""
         self._lock = threading.Lock()

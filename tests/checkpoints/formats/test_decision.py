@@ -31,7 +31,7 @@ def test_how_long_each_evidence_delays(evidence, wait):
     assert decide(evidence, quiet=math.inf, rhythm=2.0).is_commit is not bool(evidence.fault)
 
 
-def test_the_reason_and_the_note_say_what_is_different():
+def test_reason_and_note():
     evidence = Evidence(gap="1 of 2 parts", sign="no end")
     assert decide(evidence, quiet=1, rhythm=2).reason == "1 of 2 parts"
     assert decide(evidence, quiet=GAP_QUIET, rhythm=2).note == "1 of 2 parts"

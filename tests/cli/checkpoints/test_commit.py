@@ -12,7 +12,7 @@ import pytest
 from prefect_bt.checkpoints.committed import catalog
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome
+from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, RetentionPolicy
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store import open_store
 from tests.checkpoints import folders
@@ -148,7 +148,7 @@ def test_a_new_version_of_a_committed_checkpoint_can_be_committed(cli: Cli, job:
     assert [one.manifests[0].version for one in found] == [2]
 
 
-def test_what_a_retry_set_aside_replaces_no_newer_checkpoint(cli: Cli, job: KeptJob) -> None:
+def test_a_checkpoint_that_a_retry_set_aside_replaces_no_newer_one(cli: Cli, job: KeptJob) -> None:
     job.keep("checkpoint-10", folders.hf_full(10, seed=b"new"))
     job.end()
     assert cli("checkpoints", "commit", "--job-id", job.id).code == 0
@@ -157,6 +157,24 @@ def test_what_a_retry_set_aside_replaces_no_newer_checkpoint(cli: Cli, job: Kept
     done = cli("checkpoints", "commit", "--job-id", job.id, "-o", "json")
     assert [one["checkpoint_id"] for one in done.json["committed"]] == ["checkpoint-5"]
     assert job.folder.rank_folder(0).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"), [((), {"checkpoint-30"}), (("checkpoint-10",), {"checkpoint-10"})]
+)
+def test_retention_holds_but_for_a_checkpoint_that_is_named(
+    cli: Cli, shop: Shop, state_dir: Path, named: tuple[str, ...], kept: set[str]
+) -> None:
+    policy = RetentionPolicy(keep_last=1)
+    record = shop.job("tiny", JobState.DEPLOYING, JobState.RUNNING, retention=policy)
+    shop.ledger.begin_attempt(record.id, host=host_id(state_dir))
+    job = KeptJob(shop, state_dir, record.id, record.project_id)
+    for step in (10, 20, 30):
+        job.keep(f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
+    job.end(error="503")
+    done = cli("checkpoints", "commit", "--job-id", job.id, *named)
+    assert done.code == 0, done
+    assert set(job.committed()) == kept
 
 
 def test_a_link_out_of_the_volumes_is_not_followed(cli: Cli, job: KeptJob, tmp_path: Path) -> None:
