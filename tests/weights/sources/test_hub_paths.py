@@ -64,6 +64,7 @@ def test_what_is_mounted(
     plan = WeightsPlan(f"hf://{repository}{at}", "/w", "k")
     folder = mirror(plan, tmp_path)
     assert tree(folder) == files
+    here.settled_sent()
     assert {path.rpartition("/")[2] for path in here.sent_of} == {
         path.rpartition("/")[2] for path in files
     }
