@@ -83,6 +83,13 @@ class RetryPolicy(FormBlock):
         description="Largest part of a delay, from 0 to 1, that is subtracted at random, so that "
         "many jobs do not start at once.",
     )
+    straggler_patience_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        title="Straggler patience (seconds)",
+        description="Seconds without activity after which a rank is stopped when another rank has "
+        "exited with 0.",
+    )
 
     @model_validator(mode="after")
     def _validate_policy(self) -> Self:

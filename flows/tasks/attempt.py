@@ -19,6 +19,7 @@ from prefect_bt.attempts.gang_policy import Gang, launch_gang
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import (
     adopt_gang,
+    apply_limits,
     decide_job_retry,
     describe_error,
     finalize_unfinished_attempts,
@@ -29,7 +30,7 @@ from prefect_bt.attempts.lifecycle import (
     resolve_job_secrets,
     was_preempted,
 )
-from prefect_bt.attempts.max_run_time import check_run_time, find_run_time_limit
+from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.tasks.job_task import call_task, job_task, outside_transaction, read_result
 from prefect_bt.flows.tasks.pull_image import ensure_image
@@ -41,6 +42,8 @@ from prefect_bt.flows.tasks.stop_requests import QueueWatcher, watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
+from prefect_bt.text.durations import format_duration
+from prefect_bt.text.number_ranges import format_ranks
 
 LOG_FOLLOW_SECONDS = 5.0
 """Seconds for the tasks that forward logs to read their end, before the files are removed."""
@@ -204,7 +207,7 @@ def provision(site: JobContext, attempt: int) -> Gang:
         plan, secrets = add_server_key(site, plan, secrets)
     site.ledger.get_epochs(site.job_id).check(site.epoch)
     gang = launch_gang(site.substrate, plan, secrets=secrets)
-    gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
+    apply_limits(site, gang)
     return gang
 
 
@@ -272,12 +275,20 @@ def should_continue(site: JobContext) -> bool:
 
 def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[NodeStatus]], None]:
     shown: dict[int, str] = {}
+    has_logged_end = False
 
     def observe(statuses: Sequence[NodeStatus]) -> None:
+        nonlocal has_logged_end
         for status in statuses:
             if status.waiting and shown.get(status.rank) != status.waiting:
                 shown[status.rank] = status.waiting
                 get_run_logger().info("Rank %d waits: %s", status.rank, status.waiting)
+        done = [status.rank for status in statuses if status.exit_code == 0]
+        if done and not has_logged_end and not all(status.commands_ended for status in statuses):
+            has_logged_end = True
+            patience = format_duration(site.record.retries.straggler_patience)
+            message = "The commands of %s have ended. A rank is stopped when inactive for %s."
+            get_run_logger().info(message, format_ranks(done), patience)
         started = any(status.started_at is not None for status in statuses)
         # Watching goes on without a store; the job's end is written with more patience.
         with suppress(StoreError):
@@ -291,6 +302,8 @@ def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[
 def _node_state(status: NodeStatus) -> State[Any]:
     if status.phase is NodePhase.LOST or (status.exit_code and not status.reason):
         return Failed(message=diagnose_node(status).message)
-    if status.reason and status.stop_reason is not StopReason.STRAGGLER:
+    if status.stop_reason is StopReason.STRAGGLER:
+        return Completed(message="Stopped: inactive after another rank had exited with 0.")
+    if status.reason:
         return Cancelled(message=f"Ended: {status.reason}.")
     return Completed(message="Exited with 0.")

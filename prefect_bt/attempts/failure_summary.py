@@ -45,12 +45,17 @@ def format_moment(at: float | None, started_at: float | None) -> str:
     """Return `at 14:02:07 UTC, 03:12 after the start`, without the unknown parts."""
     if at is None:
         return ""
-    clock = f"at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+    clock = f"at {format_clock_time(at)}"
     return (
         clock
         if started_at is None
         else f"{clock}, {_format_elapsed(at - started_at)} after the start"
     )
+
+
+def format_clock_time(at: float | None) -> str:
+    """`14:02:07 UTC`; "" for None"""
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
 def summarize_other_ranks(

@@ -23,16 +23,21 @@ from prefect_bt.attempts.failure_summary import (
     summarize_other_ranks,
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
-from prefect_bt.checkpoints.uncommitted import commit_command
-from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome, StopReason
+from prefect_bt.attempts.success_summary import format_success, summarize_success
+from prefect_bt.ledger.records import (
+    Cause,
+    NodePhase,
+    NodeStatus,
+    Outcome,
+    RetryBudget,
+    StopReason,
+)
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.rank_reader import read_last_lines
 from prefect_bt.planning.plan import GangPlan
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
 TAIL_CHARACTERS = 64 * 1024
-QUIET_SECONDS = 60.0
-STRAGGLER_SECONDS = 3600.0
 RESPONSE_TIMEOUT = 60.0
 """Longest wait for an agent to report the end of the commands after a forced stop, in seconds. It
 kills for ten seconds at most, on a machine that may be busy."""
@@ -63,6 +68,8 @@ class Gang:
     started_at: float | None = None
     run_time_limit: RunTimeLimit | None = None
     """The limit of the job's commands, if it has one."""
+    straggler_patience: float = RetryBudget.straggler_patience
+    """Seconds without activity after which a rank is stopped when another has exited with 0."""
     first_failed_rank: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stop_reason: StopReason | str = ""
@@ -74,6 +81,8 @@ class Gang:
     _kill_deadline: float | None = None
     """Time by `steady` at which nodes that did not answer a forced stop are given up."""
     _first_success_at: float | None = None
+    _straggler_deadlines: dict[int, float] = field(default_factory=dict[int, float])
+    """Time by `timing.monotonic` at which a stopped straggler is killed, by rank."""
     _last_activity: dict[int, tuple[float | None, float]] = field(
         default_factory=dict[int, tuple[float | None, float]]
     )
@@ -159,7 +168,8 @@ class Gang:
                 return self.interrupted_outcome(status.reason)
             if status.upload_error:
                 return _upload_failure_outcome(base, status)
-        return replace(base, message=self._success_message())
+        message = summarize_success(self.statuses, job_id=self.job_id)
+        return replace(base, message=message)
 
     def interrupted_outcome(self, why: str) -> Outcome:
         """Return the outcome of an attempt that was aborted although no rank failed by itself."""
@@ -175,17 +185,6 @@ class Gang:
             started_at=self.started_at,
             ended_at=self.timing.wall_clock(),
         )
-
-    def _success_message(self) -> str:
-        left = [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
-        if not left:
-            return "All ranks exited with 0 and their checkpoints are committed."
-        kept = dict.fromkeys(s.kept_in for s in self.statuses if s.uncommitted and s.kept_in)
-        where = "The files of a pod are deleted with it."
-        if kept:
-            command = commit_command(self.job_id)
-            where = f"Kept in {', '.join(kept)}; `{command} NAME` commits one as it is."
-        return f"All ranks exited with 0. Not committed: {'; '.join(left)}. {where}"
 
     # -- the rules --------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class Gang:
         )
 
     def _stop_stragglers(self) -> None:
-        """Stop a quiet rank, or one that is an hour late, once another rank has exited with 0."""
+        """Stop the ranks that have been inactive for the patience since another exited with 0."""
         done = [s for s in self.statuses if s.commands_ended and not _has_failed(s)]
         if not done or self._stop_reason:
             return
@@ -229,15 +228,14 @@ class Gang:
         if self._first_success_at is None:
             self._first_success_at = now
         for handle, status in self._list_running():
-            quiet = self._quiet_seconds(status, now) > QUIET_SECONDS
-            waited = now - self._first_success_at
-            if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
-                late = waited > STRAGGLER_SECONDS + self.grace
-                handle.stop(reason=StopReason.STRAGGLER, force=late)
-                if late and self._kill_deadline is None:
+            inactive = min(self._inactive_seconds(status, now), now - self._first_success_at)
+            if inactive > self.straggler_patience or status.rank in self._straggler_deadlines:
+                deadline = self._straggler_deadlines.setdefault(status.rank, now + self.grace)
+                handle.stop(reason=StopReason.STRAGGLER, force=now > deadline)
+                if now > deadline and self._kill_deadline is None:
                     self._kill_deadline = now + RESPONSE_TIMEOUT
 
-    def _quiet_seconds(self, status: NodeStatus, now: float) -> float:
+    def _inactive_seconds(self, status: NodeStatus, now: float) -> float:
         """Return the seconds without activity, at most since this gang's first observation."""
         said, since = self._last_activity.get(status.rank, (None, now))
         if status.active_at != said or status.rank not in self._last_activity:
@@ -324,7 +322,7 @@ def _preempted_outcome(base: Outcome) -> Outcome:
 def _upload_failure_outcome(base: Outcome, status: NodeStatus) -> Outcome:
     found = diagnose_cause(Cause.UPLOAD_FAILED)
     error = status.upload_error.rstrip(".")
-    what = f"The commands succeeded, but an upload did not: {error}. {found.remedy}"
+    what = f"{format_success(base.nodes)}, but an upload failed: {error}. {found.remedy}"
     return replace(_with_diagnosis(base, found), failed_rank=status.rank, message=what)
 
 

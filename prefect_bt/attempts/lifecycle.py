@@ -203,8 +203,14 @@ def adopt_gang(site: JobContext) -> Gang | None:
 def _make_gang(site: JobContext, begun: AttemptRecord, nodes: Sequence[NodeHandle]) -> Gang:
     grace = site.settings.grace
     gang = Gang(begun.attempt, nodes, grace=grace, job_id=site.job_id, started_at=begun.at)
-    gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
+    apply_limits(site, gang)
     return gang
+
+
+def apply_limits(site: JobContext, gang: Gang) -> None:
+    """Give the gang the job's maximum run time and its patience with stragglers."""
+    gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
+    gang.straggler_patience = site.record.retries.straggler_patience
 
 
 def _finalize(

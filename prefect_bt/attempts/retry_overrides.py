@@ -21,6 +21,7 @@ class RetryOverrides:
     factor: float | None = None
     longest_delay: float | None = None
     jitter: float | None = None
+    straggler_patience: float | None = None
 
     def apply_to(self, base: RetryBudget) -> RetryBudget:
         """Return the policy with these overrides; DefinitionError names an invalid number.
@@ -48,6 +49,7 @@ _OPTION_NAMES = {
     "factor": "retry_factor",
     "longest_delay": "longest_retry_delay",
     "jitter": "retry_jitter",
+    "straggler_patience": "straggler_patience",
 }
 """Field -> the option's name, with which errors speak."""
 
@@ -57,10 +59,10 @@ def validate_budget(budget: RetryBudget) -> RetryBudget:
     for name in ("user", "infrastructure", "out_of_memory", "without_progress"):
         if getattr(budget, name) < 0:
             raise _invalid_value_error(budget, name, "Give 0 or more.")
-    for name in ("first_delay", "factor", "longest_delay", "jitter"):
+    for name in ("first_delay", "factor", "longest_delay", "jitter", "straggler_patience"):
         if not math.isfinite(getattr(budget, name)):
             raise _invalid_value_error(budget, name, "Give a number.")
-    for name in ("first_delay", "longest_delay"):
+    for name in ("first_delay", "longest_delay", "straggler_patience"):
         if getattr(budget, name) < 0:
             raise _invalid_value_error(budget, name, "Give seconds, 0 or more.")
     if budget.factor < 1:

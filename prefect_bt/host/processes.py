@@ -30,12 +30,16 @@ _KILL_TIMEOUT: Final = 5.0
 
 
 class ProcessStat(NamedTuple):
-    """One line of /proc/<pid>/stat. `ticks`: CPU time of it and its waited-for children."""
+    """One line of /proc/<pid>/stat. `ticks`: CPU time of it and its waited-for children.
+
+    `is_blocked`: it waits for a disk or a network file system.
+    """
 
     pid: int
     parent: int
     group: int
     ticks: int
+    is_blocked: bool = False
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ def _read_process_stat(pid: int) -> ProcessStat | None:
     if fields is None:
         return None
     ticks = sum(int(value) for value in fields[11:15])
-    return ProcessStat(pid, int(fields[1]), int(fields[2]), ticks)
+    return ProcessStat(pid, int(fields[1]), int(fields[2]), ticks, fields[0] == b"D")
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:

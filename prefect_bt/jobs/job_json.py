@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
 from prefect_bt.attempts.max_run_time import sum_run_time
+from prefect_bt.attempts.success_summary import list_warnings
 from prefect_bt.checkpoints.committed.catalog import (
     CommittedCheckpoint,
     checkpoint_document,
@@ -50,6 +51,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     runs = ledger.runs.list(record.id)
     checkpointing = job.runtime.checkpointing_config.enabled
     sync = read_sync_status(ledger, record, last.state, found, checkpointing=checkpointing)
+    attempts = _attempt_documents(ledger, record.id)
     return {
         "id": record.id,
         "name": record.name,
@@ -71,7 +73,8 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
         "truss_user_env": provenance_document(record.provenance),
-        "attempts": _attempt_documents(ledger, record.id),
+        "attempts": attempts,
+        "warnings": attempts[-1].get("warnings", []) if attempts else [],
         "checkpoints": [_checkpoint_document(checkpoint, sync) for checkpoint in found],
         "uncommitted": [_uncommitted_document(one) for one in sync.uncommitted],
         "uploads": [] if last.state.terminal else _upload_documents(ledger, record),
@@ -127,6 +130,7 @@ def _outcome_document(outcome: Outcome | None) -> dict[str, Any]:
         "failed_at": format_iso(outcome.failed_at) if outcome.failed_at is not None else None,
         "exit_code": outcome.exit_code,
         "message": outcome.message,
+        "warnings": list_warnings(outcome.nodes) if outcome.state is JobState.COMPLETED else [],
         "nodes": [
             {"rank": node.rank, "exit_code": node.exit_code, "reason": node.reason or None}
             for node in outcome.nodes

@@ -44,7 +44,8 @@ class SubmitOptions:
 
     def build_retry_budget(self, old: JobRecord | None) -> RetryBudget:
         """Return the budget of a job recreated from `old`; raise DefinitionError if invalid."""
-        base = self.retry_policy or (old.retries if old else RetryBudget())
+        base = self.retry_policy or (old.retries if old else None)
+        base = base or RetryBudget(straggler_patience=Settings().straggler_patience)
         choices = self.retry_choices
         if self.retries is not None:
             choices = replace(choices, user=self.retries)

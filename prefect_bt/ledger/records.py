@@ -112,7 +112,7 @@ class StopReason(StrEnum):
     STOPPED = "stopped"
     """A user stopped the job; also the reason of a node that received a signal itself."""
     STRAGGLER = "straggler"
-    """It was quiet or late after another rank had exited with 0."""
+    """It was inactive after another rank had exited with 0."""
     ORPHANED = "orphaned"
     """No process owned the job any more (commands.stop_signal)."""
     PREEMPTED = "preempted"
@@ -143,12 +143,16 @@ class NodeStatus:
     started_at: float | None = None
     ended_at: float | None = None
     active_at: float | None = None
-    """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
+    """When it last wrote a log line or a checkpoint, used 1 % of a core, waited for a disk, or had
+    an open connection; None: not known."""
     upload_error: str = ""
     uncommitted: tuple[str, ...] = ()
     """Checkpoints that the final flush did not commit: `name: why`."""
     kept_in: str = ""
     """Machine and folder of the checkpoints, `box-7:/state/…`; "" if they end with their pod."""
+    ended_processes: tuple[str, ...] = ()
+    """Command lines, without secrets, of the processes that still ran after the last command and
+    were ended; "" for a process of a pod, whose command line the agent cannot read."""
     oom: bool = False
     cause: Cause | None = None
     """Cause that the substrate reports; None: computed from exit code, signal and phase."""
@@ -241,6 +245,8 @@ class RetryBudget:
     longest_delay: float = 30.0
     jitter: float = 0.2
     """Largest part of a delay, from 0 to 1, that is subtracted at random."""
+    straggler_patience: float = 600.0
+    """Seconds without activity after which a rank is stopped when another has exited with 0."""
 
 
 @dataclass(frozen=True)

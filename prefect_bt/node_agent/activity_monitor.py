@@ -1,6 +1,8 @@
-"""Record when a node was last active: a log line, a checkpoint write, or 1 % of a core.
+"""Record when a node was last active: a log line, a checkpoint write, 1 % of a core, a process that
+waits for a disk, or an open connection.
 
-The gang stops ranks that are quiet after another rank succeeded, so doubtful cases count as active.
+The gang stops ranks that are inactive after another rank succeeded, so doubtful cases count as
+active.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.host.nodes.files import StatusFile
-from prefect_bt.host.processes import ProcessStat
+from prefect_bt.node_agent.commands.runner import Runner
 
 POLL_INTERVAL: Final = 5.0
 ACTIVE_CPU_SHARE: Final = 0.01
@@ -29,32 +31,37 @@ class ActivityMonitor:
         status: StatusFile,
         *,
         last_line: Callable[[], float | None],
-        list_processes: Callable[[], list[ProcessStat]],
         checkpoints: Path | None,
     ) -> None:
-        self._status, self._last_line, self._tree = status, last_line, list_processes
+        self._status, self._last_line = status, last_line
         self._checkpoints = checkpoints
         self._looked = time.monotonic()
         self._ticks = 0
 
-    def poll(self) -> None:
+    def poll(self, runner: Runner) -> None:
+        """Look at the commands of `runner`, if the last look was POLL_INTERVAL ago."""
         now = time.monotonic()
         passed = now - self._looked
         if passed < POLL_INTERVAL:
             return
         self._looked = now
         times = [self._last_line() or 0.0, self._last_write()]
-        if self._used_cpu(passed):
+        if self._is_working(runner, passed):
             times.append(time.time())
         newest = max(times)
         if newest > (self._status.status.active_at or 0.0):
             self._status.update(active_at=newest)
 
-    def _used_cpu(self, passed: float) -> bool:
-        before, self._ticks = self._ticks, sum(process.ticks for process in self._tree())
+    def _is_working(self, runner: Runner, passed: float) -> bool:
+        tree = runner.list_processes()
+        before, self._ticks = self._ticks, sum(process.ticks for process in tree)
         # A smaller sum means that a process ended unreaped, which is activity too.
         used = abs(self._ticks - before) / _TICKS
-        return used >= ACTIVE_CPU_SHARE * passed
+        return (
+            used >= ACTIVE_CPU_SHARE * passed
+            or any(process.is_blocked for process in tree)
+            or runner.has_connections()
+        )
 
     def _last_write(self) -> float:
         if self._checkpoints is None:

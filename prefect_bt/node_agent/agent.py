@@ -259,7 +259,6 @@ class Agent:
             activity=ActivityMonitor(
                 self.status,
                 last_line=lambda: self.log.written_at,
-                list_processes=self._list_processes,
                 checkpoints=checkpoints,
             ),
         )
@@ -275,8 +274,6 @@ class Agent:
         )
 
     def _list_processes(self) -> list[processes.ProcessStat]:
-        if self.container is not None:
-            return self.container.list_processes()
         uploader = self.uploader
         spare = (uploader.pid,) if uploader is not None and uploader.pid is not None else ()
         return processes.list_descendants(os.getpid(), exclude=spare)
@@ -330,6 +327,7 @@ class Agent:
             signal=end.signal,
             oom=end.oom_killed,
             reason=self.stop_monitor.reason or lost,
+            ended_processes=tuple(map(Redactor(self.task.secrets.values()), end.ended_processes)),
             cause=Cause.CONTAINER_PROTOCOL if broken else None,
             ended_at=time.time(),
         )

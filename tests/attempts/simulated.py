@@ -163,11 +163,14 @@ def plan(size: int) -> GangPlan:
     return GangPlan("abc1234", "job-1", "p", "p", 0, "simulated", nodes)
 
 
-def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang]:
+def run(
+    *scripts: Script, stop_at: float | None = None, patience: float = 600.0
+) -> tuple[Simulated, Gang]:
     substrate = Simulated(list(scripts))
     clock = substrate.clock
     timing = pace_of(clock, 0.5)
     gang = launch_gang(substrate, plan(len(scripts)), secrets={}, timing=timing)
+    gang.straggler_patience = patience
 
     def stop_requested() -> bool:
         return stop_at is not None and clock.now >= 1000 + stop_at

@@ -19,6 +19,7 @@ DOCUMENT: dict[str, Any] = {
     "store": "s3://bucket/training",
     "flow_run_url": "http://127.0.0.1:4200/runs/flow-run/1",
     "resources": {"summary": "8 x H200, 64 vCPU, 512 GiB"},
+    "warnings": ["Rank 1 ended a process | and another."],
     "attempts": [
         {
             "attempt": 0,
@@ -81,6 +82,7 @@ def test_a_failed_job() -> None:
 
 def test_card_of_pending_and_serving_jobs() -> None:
     empty = {**DOCUMENT, "error_message": None, "attempts": [], "weights": [], "checkpoints": []}
+    empty["warnings"] = []
     card = render_card({**empty, "flow_run_url": None}, DEFINITION)
     headings = [line for line in card.splitlines() if line.startswith("## ")]
     assert headings == ["## Definition", "## Commands"]

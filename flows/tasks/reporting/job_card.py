@@ -30,6 +30,8 @@ def render_card(document: dict[str, Any], definition: dict[str, Any], *, address
     ]
     if document.get("error_message"):
         lines += [f"> {_escape_cell(document['error_message'])}", ""]
+    for warning in document["warnings"]:
+        lines += [f"> **Warning:** {_escape_cell(warning)}", ""]
     lines += _links(document, address)
     lines += _provenance(document.get("truss_user_env") or {})
     lines += [*_attempts(document), *_nodes(document), *_weights(document)]

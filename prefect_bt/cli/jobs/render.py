@@ -137,6 +137,7 @@ def show_job(terminal: Terminal, job: Document) -> None:
         fields.append((name, f"{source} at {revision or 'no revision yet'}"))
     for upload in job.get("uploads") or ():
         fields.append((f"Upload, rank {upload['rank']}", str(upload["summary"])))
+    fields += [("Warning", Text(text, style="yellow")) for text in job.get("warnings") or ()]
     show_fields(terminal, f"Training Job: {job['id']}", fields)
     if attempts := job.get("attempts"):
         terminal.echo()

@@ -31,6 +31,9 @@ class RetryOptions:
     """Longest delay in seconds; default: 30."""
     retry_jitter: float | None = None
     """Largest random part by which a delay is shortened; default: 0.2."""
+    straggler_patience: float | None = None
+    """Seconds without activity after which a rank is stopped when another has exited with 0;
+    default: 600."""
 
     def build_overrides(self) -> RetryOverrides:
         return RetryOverrides(*astuple(self))  # both have the same fields in the same order

@@ -115,23 +115,35 @@ def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     """Print the final state of the job, and its error if it failed."""
     last = ledger.list_events(job_id)[-1]
     left = _list_uncommitted(ledger, job_id, last.state)
+    warnings = _list_warnings(ledger, job_id, last.state)
     words, style = END_MESSAGES.get(last.state, ("Training job {id} continues.", ""))
     if left and last.state is JobState.COMPLETED:
         words, style = (
             "Training job {id} completed, but not every checkpoint is committed.",
             "yellow",
         )
+    elif warnings:
+        words, style = "Training job {id} completed, with warnings.", "yellow"
     terminal.info(words.format(id=job_id), style=style)
     if last.state.failed:
         failed = any(outcome.failure for outcome in ledger.list_outcomes(job_id))
         option = " --first-failure" if failed else ""
         hint = f"  Log: prefect-bt logs --job-id {job_id}{option}"
         terminal.info(f"{last.message}\n{hint}" if last.message else hint)
+    for sentence in warnings:
+        terminal.warn(f"Warning: {sentence}")
     if left:
         terminal.warn("Not committed:")
         for line in left:
             terminal.info(f"  {line}")
     return last.state
+
+
+def _list_warnings(ledger: Ledger, job_id: str, state: JobState) -> list[str]:
+    from prefect_bt.attempts.success_summary import list_warnings
+
+    outcomes = ledger.list_outcomes(job_id) if state is JobState.COMPLETED else []
+    return list_warnings(outcomes[-1].nodes) if outcomes else []
 
 
 def _list_uncommitted(ledger: Ledger, job_id: str, state: JobState) -> list[str]:

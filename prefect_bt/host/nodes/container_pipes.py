@@ -4,7 +4,8 @@
         orders          agent -> first process: `set`, `copy`, `link`, `run`, `end`
         signals         agent -> its listener: names of signals for everything in the container, or
                         COUNT, SHARE
-        counts          listener -> agent: processes, their CPU ticks and OOM kills, after a COUNT
+        counts          listener -> agent: processes, their CPU ticks, OOM kills and processes that
+                        wait for a disk, after a COUNT
         reports         first process -> agent: `ready`, then each command's exit code
         output          what the commands print, both streams
 
@@ -50,11 +51,12 @@ _bt_control={MOUNTED_AT}
 while [ ! -p "$_bt_control/output" ]; do sleep 0.1 2>/dev/null || sleep 1; done
 cd "${{1:-.}}" || exit 1
 _bt_count() {{
-  _bt_alive=0 _bt_ticks=0 _bt_killed=0
+  _bt_alive=0 _bt_ticks=0 _bt_killed=0 _bt_blocked=0
   for _bt_file in /proc/[0-9]*/stat; do
     read -r _bt_line <"$_bt_file" || continue
     set -- ${{_bt_line##*) }}
     [ "$1" = Z ] || _bt_alive=$((_bt_alive + 1))
+    [ "$1" = D ] && _bt_blocked=$((_bt_blocked + 1))
     _bt_ticks=$((_bt_ticks + ${{12}} + ${{13}} + ${{14}} + ${{15}}))
   done
   for _bt_file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
@@ -63,7 +65,7 @@ _bt_count() {{
       [ "$_bt_name" = oom_kill ] && _bt_killed=$_bt_value
     done <"$_bt_file"
   done
-  echo "$_bt_alive $_bt_ticks $_bt_killed" >&6
+  echo "$_bt_alive $_bt_ticks $_bt_killed $_bt_blocked" >&6
 }}
 _bt_share() {{
   [ -d "$_bt_shared" ] && find "$_bt_shared" '(' {_UNREADABLE} ')' \\

@@ -25,6 +25,7 @@ from typing import Final
 
 from prefect_bt.host import processes
 from prefect_bt.host.cgroup import count_oom_kills
+from prefect_bt.host.connections import has_outside_peer, list_connections
 from prefect_bt.host.nodes.container_pipes import (
     READY,
     ContainerRecord,
@@ -143,6 +144,10 @@ class ContainerRunner:
         if self.gone:  # its pid may belong to another process
             return []
         return processes.list_descendants(self.record.pid, exclude=self._own)
+
+    def has_connections(self) -> bool:
+        """Return whether there is one in its network namespace, which is the container's own."""
+        return has_outside_peer(list_connections(self.record.pid))
 
     def terminate(self) -> None:
         signal_all(self._pipes, signal.SIGTERM)

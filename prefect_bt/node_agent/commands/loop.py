@@ -33,6 +33,10 @@ COALESCE_SECONDS: Final = 0.01
 """Seconds in which output gathers in the pipe. A wake-up for every write would use a whole core."""
 COALESCE_DIVISOR: Final = 8
 """A pipe that fills to an eighth within that time is read at once."""
+BACKGROUND_MOMENT: Final = 0.5
+"""Seconds in which a process that the commands left may end by itself."""
+NAME_LIMIT: Final = 100
+"""Characters of a command line that are shown."""
 BACKGROUND_GRACE: Final = 5.0
 """Seconds that background processes have to leave once the last command has ended."""
 
@@ -43,6 +47,8 @@ class CommandsResult(NamedTuple):
     exit_code: int | None = None
     signal: int | None = None
     oom_killed: bool = False
+    ended_processes: tuple[str, ...] = ()
+    """Command lines of the processes that still ran after the last command and were ended."""
 
 
 class CommandContext(NamedTuple):
@@ -82,10 +88,10 @@ class CommandLoop:
             end = self._run_one(index, command)
             if end.exit_code != 0:
                 break
-        self._end_background_processes()
+        ended = self._end_background_processes()
         self._drain()
         self._around.output.finish_line()
-        return end
+        return end._replace(ended_processes=ended)
 
     def run_once(self) -> None:
         """Wait for an event, at most POLL_INTERVAL, and handle it."""
@@ -105,7 +111,7 @@ class CommandLoop:
         around.log.flush_if_due()
         around.stop_monitor.poll()
         around.status.save()
-        around.activity.poll()
+        around.activity.poll(self._runner)
         if around.uploader is not None:
             around.uploader.ensure_running()
 
@@ -151,9 +157,17 @@ class CommandLoop:
             self._around.log.write_platform("the commands did not exit in time and are killed")
         self._kill_processes()
 
-    def _end_background_processes(self) -> None:
-        """End the background processes of the last command."""
-        left = self._runner.list_processes()
+    def _end_background_processes(self) -> tuple[str, ...]:
+        """End the processes that the commands left; return the command lines of those that stay.
+
+        Many programs leave one that ends by itself in a moment, as Python's resource tracker does.
+        """
+        moment = time.monotonic() + BACKGROUND_MOMENT
+        while (left := self._runner.list_processes()) and time.monotonic() < moment:
+            self.run_once()
+            if self._around.stop_monitor.reason:
+                break
+        names = tuple(_format_command_line(process.pid) for process in left)
         if left:
             self._runner.terminate()
             deadline = time.monotonic() + BACKGROUND_GRACE
@@ -161,8 +175,11 @@ class CommandLoop:
                 self.run_once()
                 if self._around.stop_monitor.force:
                     break
-            self._around.log.write_platform(f"{len(left)} background processes were ended")
+            shown = ", ".join(filter(None, dict.fromkeys(names)))
+            count = f"{len(left)} background process{' was' if len(left) == 1 else 'es were'}"
+            self._around.log.write_platform(f"{count} ended{shown and ': '}{shown}")
         self._kill_processes()
+        return () if self._around.stop_monitor.reason else names
 
     def _kill_processes(self) -> None:
         self._runner.kill()
@@ -194,6 +211,12 @@ class CommandLoop:
             self._runner.output, READ_BYTES, max_reads=4 * PIPE_BYTES // READ_BYTES
         ):
             self._around.output.feed(data)
+
+
+def _format_command_line(pid: int) -> str:
+    """Return the shortened command line; "" if the process is gone or in another container."""
+    text = " ".join(processes.read_command_line(pid))
+    return text if len(text) <= NAME_LIMIT else f"{text[: NAME_LIMIT - 1]}…"
 
 
 def _read_available(descriptor: int, size: int, *, max_reads: int) -> list[bytes]:

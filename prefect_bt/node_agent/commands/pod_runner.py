@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from prefect_bt.host.connections import has_outside_peer, list_connections, list_socket_inodes
 from prefect_bt.host.nodes.container_pipes import (
     COUNT,
     FOREIGN_PROCESSES,
@@ -26,22 +27,24 @@ from prefect_bt.host.nodes.container_pipes import (
     signal_all,
     signal_listener,
 )
-from prefect_bt.host.processes import ProcessStat
+from prefect_bt.host.processes import ProcessStat, list_processes
 from prefect_bt.node_agent.commands.container_runner import KILL_TIMEOUT, ContainerRunner
 
 SHARE_INTERVAL: Final = 10.0
 """Seconds between two searches for files that only the user of the commands can read."""
 COUNT_TIMEOUT: Final = 1.0
 """Longest wait for the listener's answer, in seconds. Without an answer the last one is used."""
-_LAST_COUNT: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18})\n\Z")
+_LAST_COUNT: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,9})\n\Z")
 
 
 class _Counts(NamedTuple):
-    """Counts of the listener: processes of commands, CPU ticks, processes killed for memory."""
+    """Counts of the listener: processes of commands, CPU ticks, processes killed for memory, and
+    processes that wait for a disk."""
 
     processes: int = 0
     ticks: int = 0
     oom_kills: int = 0
+    blocked: int = 0
 
 
 class PodRunner(ContainerRunner):
@@ -68,8 +71,13 @@ class PodRunner(ContainerRunner):
         if self.gone:
             return []
         self._counts = self._count() or self._counts
-        ticks = (self._counts.ticks, *[0] * self._counts.processes)
-        return [ProcessStat(0, 0, 0, ticks[n]) for n in range(self._counts.processes)]
+        count, ticks, _, blocked = self._counts
+        return [ProcessStat(0, 0, 0, 0 if n else ticks, n < blocked) for n in range(count)]
+
+    def has_connections(self) -> bool:
+        """Return whether there is one in the network namespace of the pod that is not ours."""
+        own = list_socket_inodes(list_processes())
+        return has_outside_peer([one for one in list_connections() if one.inode not in own])
 
     def poll(self) -> None:
         now = time.monotonic()
@@ -114,8 +122,8 @@ class PodRunner(ContainerRunner):
         found = _LAST_COUNT.search(_read_all(self._pipes.counts))
         if found is None:
             return None
-        alive, ticks, oom_kills = map(int, found.groups())
-        return _Counts(max(0, alive - FOREIGN_PROCESSES), ticks, oom_kills)
+        alive, *others = map(int, found.groups())
+        return _Counts(max(0, alive - FOREIGN_PROCESSES), *others)
 
 
 def _read_all(descriptor: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 from prefect_bt.host import processes
 from prefect_bt.host.cgroup import count_oom_kills
+from prefect_bt.host.connections import has_outside_peer, list_connections, list_socket_inodes
 from prefect_bt.node_agent.commands.spawn import spawn
 
 PIPE_BYTES: Final = 1024 * 1024
@@ -49,6 +50,10 @@ class Runner(Protocol):
 
     def list_processes(self) -> list[processes.ProcessStat]:
         """Return the living processes of the commands."""
+        ...
+
+    def has_connections(self) -> bool:
+        """Return whether the commands have an open connection to a process that is not theirs."""
         ...
 
     def terminate(self) -> None:
@@ -98,6 +103,10 @@ class ShellRunner:
 
     def list_processes(self) -> list[processes.ProcessStat]:
         return self._tree()
+
+    def has_connections(self) -> bool:
+        sockets = list_socket_inodes(process.pid for process in self._tree())
+        return has_outside_peer([one for one in list_connections() if one.inode in sockets])
 
     def terminate(self) -> None:
         uploader = self._uploader()

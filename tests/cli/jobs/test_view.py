@@ -4,13 +4,14 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
 from prefect_bt.ledger.open_ledger import load_definition
-from prefect_bt.ledger.records import FailureClass, Outcome, Resources
+from prefect_bt.ledger.records import FailureClass, NodePhase, NodeStatus, Outcome, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.planning.context import PlanContext
@@ -118,6 +119,36 @@ Attempt  Status  Started              Ended                Exit Code  Failed Ran
 0        failed  2023-11-14 22:19:20  2023-11-14 22:19:50  3          1            Rank 1 failed first.
 """
     )
+
+
+def test_warnings_of_a_completed_job_are_shown_by_every_command(cli: Cli, shop: Shop, running):
+    job = shop.job("tiny", *running)
+    attempt = shop.ledger.begin_attempt(job.id)
+    begun = NodeStatus(0, NodePhase.DONE, exit_code=0, started_at=shop.at, ended_at=shop.at + 30)
+    nodes = (
+        replace(begun, ended_processes=("python3 train.py", "python3 train.py", "tee log")),
+        replace(begun, rank=1, exit_code=143, reason="straggler", ended_at=shop.at + 630),
+    )
+    shop.ledger.end_attempt(job.id, Outcome(attempt, JobState.COMPLETED, nodes=nodes))
+    shop.ledger.append_event(job.id, JobState.COMPLETED)
+    stopped = (
+        "Rank 1 was stopped 10m after another rank had exited with 0: it had been inactive since "
+        "22:19:20 UTC (no log line, checkpoint or open connection, and less than 1 % of a core). "
+        "If it still had work to do, give it more time with --straggler-patience."
+    )
+    ended = (
+        "Rank 0 ended 3 processes that still ran in the background after the last start command: "
+        "`python3 train.py`, `tee log`. Start the training in the foreground (without `&` or "
+        "nohup), or end the command with `wait`."
+    )
+    view = cli("view", "--job-id", job.id)
+    fields = [line for line in view.out.splitlines() if line.startswith("Warning ")]
+    assert [line.removeprefix("Warning").lstrip() for line in fields] == [stopped, ended]
+    (document,) = cli("view", "--job-id", job.id, "-o", "json").json["training_jobs"]
+    assert document["warnings"] == document["attempts"][0]["warnings"] == [stopped, ended]
+    followed = cli("logs", "--job-id", job.id, "--tail").err
+    assert f"Training job {job.id} completed, with warnings." in followed
+    assert f"Warning: {stopped}\nWarning: {ended}\n" in followed
 
 
 def test_what_each_node_gets_is_shown_before_and_while_it_runs(cli: Cli, shop: Shop, running):

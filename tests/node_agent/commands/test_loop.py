@@ -85,6 +85,22 @@ def test_a_background_process_serves_the_next_command(rig: Rig) -> None:
     assert "beat" in lines
 
 
+def test_background_processes_that_were_ended_are_named_without_secrets(rig: Rig) -> None:
+    command = """nohup python3 -c 'import time; time.sleep(3000)' "$KEY" > train.log 2>&1 &"""
+    handle = rig.launch(
+        command, secret_environment={"KEY": "key"}, secrets={"key": "hunter2hunter2"}
+    )
+    status = wait_over(handle)
+    assert status.exit_code == 0
+    assert status.ended_processes == ("python3 -c import time; time.sleep(3000) ********",)
+    assert b"1 background process was ended: python3 -c" in raw_log(handle)
+
+
+def test_a_background_process_that_ends_by_itself_is_not_named(rig: Rig) -> None:
+    status = wait_over(rig.launch("(trap '' TERM; sleep 0.2; echo last words) & true"))
+    assert status.ended_processes == ()
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_deaf_background_process_is_killed(rig: Rig) -> None:
