@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ UPLOADER_VARIABLE: Final = "PREFECT_BT_UPLOADER"
 """Set beside the mark for the uploader, so that a reaper can spare it."""
 FLOW_VARIABLE: Final = "PREFECT_BT_FLOW"
 """The job's id, in what a detached flow's process has started for itself; never in a node."""
+
+PIPE_FILTERS: Final = frozenset(
+    ["tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "tr", "cut", "ts", "head", "tail"]
+)
+"""Programs that read a pipe until its end."""
 
 # Text, not Path: every node looks at every process now and then; a Path costs as much as the read.
 _PROC: Final = "/proc"
@@ -194,11 +200,29 @@ def kill_flow_helpers(job_id: str) -> bool:
     return kill_until_gone(find)
 
 
-def terminate_groups(processes: Iterable[ProcessStat], *, exclude: Collection[int]) -> None:
-    """Send SIGTERM to the process groups of `processes`, except the groups in `exclude`."""
+def terminate_groups(processes: Collection[ProcessStat], *, exclude: Collection[int]) -> None:
+    """Send SIGTERM to the process groups of `processes`, except the groups in `exclude`.
+
+    A filter at the end of a pipe, as `tee` in `python train.py | tee log`, gets none: it ends with
+    its input. Without it, the trainer could not write a line while it saves its last checkpoint.
+    """
+    filters = {p.pid: p.group for p in processes if _is_pipe_filter(p.pid)}
     for group in {p.group for p in processes} - set(exclude):
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGTERM)
+            if group not in filters.values():
+                os.killpg(group, signal.SIGTERM)
+                continue
+            for process in processes:
+                if process.group == group and process.pid not in filters:
+                    os.kill(process.pid, signal.SIGTERM)
+
+
+def _is_pipe_filter(pid: int) -> bool:
+    if _read(f"{_PROC}/{pid}/comm").decode(errors="replace").strip() not in PIPE_FILTERS:
+        return False
+    with suppress(OSError):
+        return stat.S_ISFIFO(os.stat(f"{_PROC}/{pid}/fd/0").st_mode)  # noqa: PTH116 (see _PROC)
+    return False
 
 
 def kill_until_gone(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from prefect_bt.host.nodes.pod_layout import AGENT_USER
-from prefect_bt.host.processes import ProcessIdentity
+from prefect_bt.host.processes import PIPE_FILTERS, ProcessIdentity
 from prefect_bt.host.state_folder import NodeFolder
 
 MOUNTED_AT: Final = "/.prefect-bt"
@@ -71,11 +71,21 @@ _bt_share() {{
   [ -d "$_bt_shared" ] && find "$_bt_shared" '(' {_UNREADABLE} ')' \\
     -exec chgrp {AGENT_USER} {{}} + -exec chmod g+rX {{}} +
 }}
+_bt_terminate() {{
+  for _bt_folder in /proc/[0-9]*; do
+    read -r _bt_name <"$_bt_folder/comm" || continue
+    case $_bt_name in {"|".join(sorted(PIPE_FILTERS))})
+      [ -p "$_bt_folder/fd/0" ] && continue ;;
+    esac
+    kill -TERM "${{_bt_folder#/proc/}}"
+  done
+}}
 ( trap '' HUP INT QUIT TERM PIPE
   while IFS=' ' read -r _bt_name; do
     case $_bt_name in
       {COUNT}) _bt_count ;;
       {SHARE}) _bt_share ;;
+      TERM) _bt_terminate ;;
       *) kill "-$_bt_name" -1 ;;
     esac
   done
@@ -118,9 +128,9 @@ where the pipes may come later than the container, sleep, find and chmod are use
 An order without its last dot was never written to its end, and is not followed. A variable that the
 shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.
 
-The listener ignores polite signals, so that a script's `kill 0` does not end it; `kill -TERM -1`
-spares who calls it, and the kernel spares the first process. Not `kill -s TERM -1`, whose last word
-dash takes for an option."""
+The listener ignores polite signals, so that a script's `kill 0` does not end it; the kernel spares
+the first process. TERM spares filters at the end of a pipe (host.processes.terminate_groups). Not
+`kill -s TERM -1`, whose last word dash takes for an option."""
 
 
 @dataclass(frozen=True)

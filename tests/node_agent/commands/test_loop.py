@@ -27,6 +27,14 @@ DAEMON = (
     "(setsid sh -c '(sleep 3000 & echo $! > /b10/workspace/pid; wait) &' &) ; "
     "until [ -s pid ]; do sleep 0.05; done"
 )
+SAVED = [f"saving {n}" for n in range(5)]
+SAVE_IN_LINES = """python3 -uc "
+import signal, sys, time
+def save(*_):
+    for n in range(5): print('saving', n); time.sleep(0.1)
+    open('saved', 'w'); sys.exit(0)
+signal.signal(signal.SIGTERM, save); print('ready'); time.sleep(300)
+" """
 DEAF = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
 
 
@@ -122,6 +130,25 @@ def test_polite_stop_lets_a_trainer_behind_a_shell_finish(rig: Rig) -> None:
     assert (status.phase, status.reason) == (NodePhase.DONE, "stopped")
     assert (handle.folder.path / "workspace" / "saved").exists()
     assert status.exit_code == 143
+
+
+@pytest.mark.parametrize("pipe", ["tee log", "sed -u s/o/o/ | tee log", "tee log | cat"])
+def test_a_stop_does_not_end_tee_before_the_trainer_has_saved(rig: Rig, pipe: str) -> None:
+    handle = rig.launch(f"{SAVE_IN_LINES} | {pipe}")
+    wait_line(handle, "ready")
+    handle.stop(reason="stopped")
+    wait_over(handle)
+    workspace = handle.folder.path / "workspace"
+    assert (workspace / "saved").exists()
+    assert own_lines(handle) == (workspace / "log").read_text().splitlines() == ["ready", *SAVED]
+
+
+def test_a_stop_reaches_a_trainer_that_reads_a_pipe(rig: Rig) -> None:
+    handle = rig.launch(f"cat /dev/zero | {SAVE_IN_LINES}")
+    wait_line(handle, "ready")
+    handle.stop(reason="stopped")
+    wait_over(handle)
+    assert own_lines(handle) == ["ready", *SAVED]
 
 
 def test_force_ends_what_ignores_the_polite_signal(rig: Rig) -> None:

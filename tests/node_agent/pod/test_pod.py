@@ -73,6 +73,15 @@ def test_a_stop_is_polite(pod: Pod) -> None:
     assert code == status.exit_code == 7
 
 
+def test_a_stop_does_not_end_tee_before_the_trainer_has_saved(pod: Pod) -> None:
+    save = "echo stopping; sleep 0.3; echo saved; exit 7"
+    pod.start(f"(trap '{save}' TERM; echo up; while :; do sleep 0.1; done) | tee log")
+    pod.wait_line("up")
+    pod.ask(reason="stopped")
+    pod.wait()
+    assert {"stopping", "saved"} <= set(pod.own_lines())
+
+
 def test_force_ends_what_does_not_listen_and_what_runs_in_the_background(pod: Pod) -> None:
     pod.plan = replace(pod.plan, grace=600.0)
     pod.start(DEAF)
