@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-from prefect_bt.attempts.failure_causes import find_signal, is_agent_lost
+from prefect_bt.attempts.failure_causes import diagnose_node, find_signal, is_agent_lost
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.text.number_ranges import format_ranks
 
 _MAX_EXIT_CODES: Final = 3
+_MAX_FIRST_FAILURES: Final = 3
 _OUR_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGKILL})
 _NEVER_REQUESTED: Final = frozenset(
     {StopReason.ORPHANED, StopReason.CONTAINER_GONE, StopReason.POD_DELETED}
@@ -39,6 +40,23 @@ def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -
     if requested_at is None or status.ended_at is None or status.ended_at >= requested_at:
         return True
     return find_signal(status) in _OUR_SIGNALS  # its clock is behind
+
+
+def describe_first_failures(firsts: Sequence[NodeStatus], started_at: float | None) -> str:
+    """Return the causes of the rank that failed first, or of all that may have been the first."""
+    first = " failed first" if len(firsts) == 1 else ""
+    causes: list[str] = []
+    for status in firsts[:_MAX_FIRST_FAILURES]:
+        when = format_moment(status.ended_at, started_at)
+        what = diagnose_node(status).message
+        causes.append(f"Rank {status.rank}{first}{f', {when}' if when else ''}: {what}")
+    if first:
+        return causes[0]
+    ranks = format_ranks(status.rank for status in firsts)
+    return (
+        f"{ranks[:1].upper()}{ranks[1:]} failed at about the same time; which was first is not "
+        f"known, because the clocks of their machines may differ. {' '.join(causes)}"
+    )
 
 
 def format_moment(at: float | None, started_at: float | None) -> str:

@@ -18,8 +18,8 @@ from prefect_bt.attempts.failure_causes import (
     is_agent_lost,
 )
 from prefect_bt.attempts.failure_summary import (
+    describe_first_failures,
     ended_on_request,
-    format_moment,
     summarize_other_ranks,
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
@@ -38,6 +38,8 @@ from prefect_bt.planning.plan import GangPlan
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
 TAIL_CHARACTERS = 64 * 1024
+REPORT_SECONDS = 5.0
+"""Longest time in which the report of a node on another machine arrives."""
 RESPONSE_TIMEOUT = 60.0
 """Longest wait for an agent to report the end of the commands after a forced stop, in seconds. It
 kills for ten seconds at most, on a machine that may be busy."""
@@ -83,6 +85,8 @@ class Gang:
     _first_success_at: float | None = None
     _straggler_deadlines: dict[int, float] = field(default_factory=dict[int, float])
     """Time by `timing.monotonic` at which a stopped straggler is killed, by rank."""
+    _ends_seen: dict[int, float] = field(default_factory=dict[int, float])
+    """Time by `timing.monotonic` at which the end of a rank's commands was first seen."""
     _last_activity: dict[int, tuple[float | None, float]] = field(
         default_factory=dict[int, tuple[float | None, float]]
     )
@@ -103,6 +107,7 @@ class Gang:
         while True:
             before, self.statuses = self.statuses, [h.observe() for h in self.handles]
             if self.statuses != before:
+                self._record_ends()
                 on_change(self.statuses)
             self._apply_policy(stop_requested(), preempted=preemption_requested())
             if all(status.commands_ended for status in self.statuses):
@@ -150,6 +155,7 @@ class Gang:
 
     def make_outcome(self) -> Outcome:
         """Return the outcome of the attempt; every node must have ended."""
+        self._record_ends()
         self._record_first_failure()
         base = self._base_outcome()
         if self.first_failed_rank is not None:
@@ -203,14 +209,39 @@ class Gang:
         self._force_when_due()
         self._kill_unresponsive_when_due()
 
+    def _record_ends(self) -> None:
+        for status in self.statuses:
+            if status.commands_ended:
+                self._ends_seen.setdefault(status.rank, self.timing.monotonic())
+
     def _record_first_failure(self) -> None:
         if self.first_failed_rank is not None or self._stop_reason is StopReason.STOPPED:
             return
+        if failed := self._list_own_failures():
+            self.first_failed_rank = min(failed, key=_end_order).rank
+
+    def _list_own_failures(self) -> list[NodeStatus]:
+        """Return the ended ranks that failed and were not stopped."""
         failed = [s for s in self.statuses if s.commands_ended and _has_failed(s)]
-        failed = [s for s in failed if not self._ended_on_request(s)]
-        if failed:
-            first = min(failed, key=lambda s: (s.ended_at or float("inf"), s.rank))
-            self.first_failed_rank = first.rank
+        return [s for s in failed if not self._ended_on_request(s)]
+
+    def _list_first_failures(self, rank: int) -> list[NodeStatus]:
+        """Return the rank that failed first, then those that may have failed before it.
+
+        `rank`: whose failure was seen first. The time of its end corrects that if one clock gave
+        both times. The clocks of two machines may differ, so then only the times count at which
+        this process saw the ends.
+        """
+        failures, seen = self._list_own_failures(), self._ends_seen
+        clock = self.statuses[rank].clock
+        same = (s for s in failures if s.clock == clock)
+        first = min(same, key=_end_order, default=self.statuses[rank])
+        others = (
+            s
+            for s in failures
+            if s.clock != clock and seen[s.rank] - seen[first.rank] <= REPORT_SECONDS
+        )
+        return [first, *sorted(others, key=_end_order)]
 
     def _ended_on_request(self, status: NodeStatus) -> bool:
         """Return whether this gang, or a former one of the attempt, requested the node's end."""
@@ -284,19 +315,21 @@ class Gang:
         return replace(outcome, message=f"{sentence} They were stopped. {kept} {cure}")
 
     def _failure_outcome(self, base: Outcome, rank: int) -> Outcome:
-        status = self.statuses[rank]
+        firsts = self._list_first_failures(rank)
+        status = firsts[0]
         found = diagnose_node(status)
-        when = format_moment(status.ended_at, self.started_at)
-        head = f"Rank {rank} failed first{f', {when}' if when else ''}: {found.message}"
-        then = summarize_other_ranks(self.statuses, status, requested_at=self._stop_requested_at)
+        head = describe_first_failures(firsts, self.started_at)
+        named = {first.rank for first in firsts}
+        others = [other for other in self.statuses if other.rank not in named]
+        then = summarize_other_ranks(others, status, requested_at=self._stop_requested_at)
         ran = status.started_at is not None
         return replace(
             _with_diagnosis(base, found),
             state=JobState.FAILED if ran else JobState.DEPLOY_FAILED,
-            failed_rank=rank,
+            failed_rank=status.rank,
             failed_at=status.ended_at,
             exit_code=status.exit_code,
-            log_tail=read_log_tail(self.handles[rank]),
+            log_tail=read_log_tail(self.handles[status.rank]),
             message=f"{head} {then}".rstrip(),
         )
 
@@ -351,6 +384,10 @@ def read_log_tail(handle: NodeHandle) -> tuple[str, ...]:
     """Return the last lines of a rank's log, redacted as they were written."""
     lines = read_last_lines(handle, max_characters=TAIL_CHARACTERS)
     return tuple(line.message[:TAIL_CHARACTERS] for line in lines)
+
+
+def _end_order(status: NodeStatus) -> tuple[float, int]:
+    return status.ended_at or float("inf"), status.rank
 
 
 def _has_failed(status: NodeStatus) -> bool:

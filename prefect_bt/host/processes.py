@@ -93,6 +93,11 @@ class ProcessIdentity:
         return True
 
 
+def read_boot_id() -> str:
+    """Return the id of this machine's boot, which its containers share; "" without /proc."""
+    return _read(f"{_PROC}/sys/kernel/random/boot_id").decode().strip()
+
+
 def read_start_time(pid: int) -> int:
     """Return when the process began, in ticks since the machine did; 0 when it is gone."""
     fields = _stat_fields(pid)

@@ -142,6 +142,8 @@ class NodeStatus:
     """Index of the start command that runs or ran last."""
     started_at: float | None = None
     ended_at: float | None = None
+    clock: str = ""
+    """Boot id of the machine whose clock gave the times; "" for a clock that is not known."""
     active_at: float | None = None
     """When it last wrote a log line or a checkpoint, used 1 % of a core, waited for a disk, or had
     an open connection; None: not known."""

@@ -85,7 +85,7 @@ class Agent:
         self.container: ContainerRunner | None = None
 
     def run(self) -> None:
-        self.status.update(phase=NodePhase.STAGING)
+        self.status.update(phase=NodePhase.STAGING, clock=processes.read_boot_id())
         self.stop_monitor.install_signal_handlers()
         self._log_start()
         paths = self._prepare()

@@ -205,6 +205,56 @@ def test_a_rank_that_was_sent_a_signal_by_somebody_else_is() -> None:
     assert outcome.message.endswith("Then rank 1 exited with 1 by itself within 1 s.")
 
 
+@pytest.mark.parametrize("clocks", [("a", "a"), ("a", "b")])
+@pytest.mark.parametrize("seen_first", [0, 1])
+def test_of_two_failures_the_first_is_named_only_if_one_clock_tells(
+    seen_first: int, clocks: tuple[str, str]
+) -> None:
+    """Rank 1 ended first by its clock; its report may arrive after that of rank 0."""
+    clock = Clock(now=2000.0)
+    nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in range(2)]
+    ends = [replace(ended(0, 3, 1999.5), clock=clocks[0])]
+    ends += [replace(ended(1, 4, 1999.1), clock=clocks[1])]
+    nodes[seen_first].ended = ends[seen_first]
+
+    def end_other(_: object) -> None:
+        nodes[1 - seen_first].ended = ends[1 - seen_first]
+
+    gang = Gang(0, list(nodes), timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=lambda: False, on_change=end_other)
+    outcome = gang.make_outcome()
+    if clocks == ("a", "a"):
+        assert outcome.failed_rank == 1
+        assert outcome.message.startswith("Rank 1 failed first, at 00:33:19 UTC")
+        assert outcome.message.endswith("Then rank 0 exited with 3 by itself within 1 s.")
+        return
+    assert outcome.failed_rank == seen_first
+    assert outcome.message.startswith(
+        "Ranks 0 and 1 failed at about the same time; which was first is not known, because the "
+        "clocks of their machines may differ. Rank "
+    )
+    for rank, code in ((0, 3), (1, 4)):
+        when = f"Rank {rank}, at 00:33:19 UTC, 16:39 after the start"
+        assert f"{when}: start command 1 exited with {code}" in outcome.message
+
+
+def test_a_failure_that_is_seen_much_later_is_not_the_first_whatever_its_clock_says() -> None:
+    clock, deaf = Clock(now=2000.0), Script(seconds=None, deaf=True)
+    nodes = [SimulatedNode(rank, 0, deaf, clock, 1000.0) for rank in range(2)]
+    nodes[0].ended = replace(ended(0, 3, 1999.5), clock="a")
+
+    def end_late() -> bool:
+        if clock.now > 2010.0:
+            nodes[1].ended = replace(ended(1, 4, 1000.5), clock="b")
+        return False
+
+    gang = Gang(0, list(nodes), timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=end_late, on_change=lambda _: None)
+    outcome = gang.make_outcome()
+    assert outcome.failed_rank == 0
+    assert outcome.message.startswith("Rank 0 failed first, at")
+
+
 def test_a_shut_down_is_not_a_stop_by_the_user() -> None:
     clock = Clock(now=2000.0)
     signalled = ended(0, 143, 1001.0, "stopped")
