@@ -86,6 +86,7 @@ REGISTRY: Final = {
     "Machine": (
         ("up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),
         ("worker", "machine.worker:worker", "Run jobs of the queue on this machine."),
+        ("check", "machine.check:check", "Check that jobs can run here or in a cluster."),
         ("down", "machine.up_down:down", "Stop the local Prefect server and worker."),
         ("gc", "machine.gc:gc", "Find and delete files that no job owns any more."),
         ("automations", "machine.automations:create_automations",

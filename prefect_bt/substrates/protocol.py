@@ -7,7 +7,7 @@ in prefect_bt.attempts.gang_policy only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Event
@@ -80,6 +80,23 @@ class PreparedImage:
 
     reference: str
     notes: tuple[str, ...] = ()
+
+
+class CheckStatus(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It could not be checked; jobs may run nevertheless."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Result of one check of `prefect-bt check`; `next_step`: the cure, after a failure."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+    next_step: str = ""
 
 
 class NodeHandle(Protocol):
@@ -163,6 +180,10 @@ class Substrate(Protocol):
 
     def warm_up(self) -> None:
         """Prepare in the background for a launch that follows soon."""
+        ...
+
+    def check_access(self) -> Iterator[CheckResult]:
+        """Yield what can be checked without a node: access, rights, machines. SubstrateError."""
         ...
 
     def prepare_image(

@@ -9,7 +9,7 @@ Objects of the Engine have the node's labels.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,14 @@ from prefect_bt.substrates.docker.node_handle import (
     DockerNodeHandle,
     find_container_address,
 )
-from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
+from prefect_bt.substrates.machine_check import check_folder, check_gpus
+from prefect_bt.substrates.protocol import (
+    Capacity,
+    CheckResult,
+    CheckStatus,
+    Enforcement,
+    PreparedImage,
+)
 from prefect_bt.text.progress import ProgressCallback
 
 
@@ -110,6 +117,13 @@ class DockerContainerSubstrate:
 
     def warm_up(self) -> None:
         self.engine.connect_in_background()
+
+    def check_access(self) -> Iterator[CheckResult]:
+        info = self._engine_info()
+        detail = f"version {info.get('ServerVersion', '?')} at {self.engine.address}"
+        yield CheckResult("Docker Engine", CheckStatus.PASSED, detail)
+        yield check_folder(self.state_dir)
+        yield check_gpus(self.launcher.environment)
 
     def prepare_image(
         self,

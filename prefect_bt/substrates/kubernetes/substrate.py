@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from prefect_bt.substrates.kubernetes.client import (
     ClusterError,
     store_error,
 )
+from prefect_bt.substrates.kubernetes.cluster_check import check_cluster
 from prefect_bt.substrates.kubernetes.gang_status import KubernetesGang
 from prefect_bt.substrates.kubernetes.job_manifests import (
     GangSecrets,
@@ -42,7 +43,7 @@ from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import gang_name, host_name
 from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
 from prefect_bt.substrates.kubernetes.pod_manifest import agent_user
-from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
+from prefect_bt.substrates.protocol import Capacity, CheckResult, Enforcement, PreparedImage
 
 _REFUSED: Final = range(400, 500)
 """HTTP status codes of requests that the API server refused, so that they had no effect."""
@@ -85,6 +86,9 @@ class KubernetesSubstrate:
 
     def warm_up(self) -> None:
         self.client.connect_in_background()
+
+    def check_access(self) -> Iterator[CheckResult]:
+        return check_cluster(self.client, self.settings)
 
     def prepare_image(self, image: ImagePlan, **given: object) -> PreparedImage:
         """Do nothing: the machines of the cluster pull the image."""

@@ -6,7 +6,7 @@ prefect_bt.host.state_folder lists the folders, prefect_bt.node_agent the proces
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,8 @@ from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
 from prefect_bt.substrates.local.capacity import measure_capacity, probe_mount_namespace
 from prefect_bt.substrates.local.gang_ports import GangPorts
-from prefect_bt.substrates.protocol import Capacity, PreparedImage
+from prefect_bt.substrates.machine_check import check_folder, check_gpus
+from prefect_bt.substrates.protocol import Capacity, CheckResult, CheckStatus, PreparedImage
 
 LEADER_ADDRESS: Final = LOOPBACK
 
@@ -75,6 +76,13 @@ class LocalProcessSubstrate:
         """Do nothing: the commands run with the software of this machine."""
         _ = given
         return PreparedImage(image.reference)
+
+    def check_access(self) -> Iterator[CheckResult]:
+        yield check_folder(self.state_dir)
+        mapped = self._mapped_reason
+        detail = f"they are mapped, not mounted ({mapped})" if mapped else "mounted as on Baseten"
+        yield CheckResult("Paths of a job", CheckStatus.PASSED, detail)
+        yield check_gpus(self.launcher.environment)
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[HostHandle]:
         """Launch the nodes one by one, as processes of this machine; see the protocol."""
