@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prefect_bt.attempts.failure_causes import (
-    Diagnosis,
     diagnose_cause,
     diagnose_node,
     is_agent_lost,
@@ -23,7 +22,13 @@ from prefect_bt.attempts.failure_summary import (
     summarize_other_ranks,
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
-from prefect_bt.attempts.success_summary import format_success, summarize_success
+from prefect_bt.attempts.outcomes import (
+    preempted_outcome,
+    run_time_outcome,
+    upload_failure_outcome,
+    with_diagnosis,
+)
+from prefect_bt.attempts.success_summary import summarize_success
 from prefect_bt.ledger.records import (
     Cause,
     NodePhase,
@@ -164,8 +169,8 @@ class Gang:
             return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
         reasons = {status.stop_reason for status in self.statuses}
         if StopReason.MAX_RUN_TIME in reasons:
-            return self._run_time_outcome(base)
-        return _preempted_outcome(base) if StopReason.PREEMPTED in reasons else self._end(base)
+            return run_time_outcome(base, self.run_time_limit)
+        return preempted_outcome(base) if StopReason.PREEMPTED in reasons else self._end(base)
 
     def _end(self, base: Outcome) -> Outcome:
         """Return the outcome of an attempt that was not stopped on request."""
@@ -173,7 +178,7 @@ class Gang:
             if _has_failed(status):
                 return self.interrupted_outcome(status.reason)
             if status.upload_error:
-                return _upload_failure_outcome(base, status)
+                return upload_failure_outcome(base, status)
         message = summarize_success(self.statuses, job_id=self.job_id)
         return replace(base, message=message)
 
@@ -181,7 +186,7 @@ class Gang:
         """Return the outcome of an attempt that was aborted although no rank failed by itself."""
         found = diagnose_cause(Cause.CUT_SHORT)
         what = f"The attempt was aborted: {why.rstrip('.')}. {found.remedy}"
-        return replace(_with_diagnosis(self._base_outcome(), found), message=what)
+        return replace(with_diagnosis(self._base_outcome(), found), message=what)
 
     def _base_outcome(self) -> Outcome:
         return Outcome(
@@ -301,19 +306,6 @@ class Gang:
         pairs = zip(self.handles, statuses, strict=True)
         return [(handle, status) for handle, status in pairs if not status.commands_ended]
 
-    def _run_time_outcome(self, base: Outcome) -> Outcome:
-        """Return the outcome at the run time limit, which the nodes name as their stop reason."""
-        found, limit = diagnose_cause(Cause.MAX_RUN_TIME), self.run_time_limit
-        sentence = (
-            limit.message if limit else f"{found.description[:1].upper()}{found.description[1:]}."
-        )
-        left = [s.upload_error.rstrip(".") for s in self.statuses if s.upload_error]
-        left += [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
-        kept = f"Not committed: {'; '.join(left)}." if left else "Their checkpoints are committed."
-        cure = limit.next_step if limit else found.remedy
-        outcome = replace(_with_diagnosis(base, found), cure=cure)
-        return replace(outcome, message=f"{sentence} They were stopped. {kept} {cure}")
-
     def _failure_outcome(self, base: Outcome, rank: int) -> Outcome:
         firsts = self._list_first_failures(rank)
         status = firsts[0]
@@ -324,7 +316,7 @@ class Gang:
         then = summarize_other_ranks(others, status, requested_at=self._stop_requested_at)
         ran = status.started_at is not None
         return replace(
-            _with_diagnosis(base, found),
+            with_diagnosis(base, found),
             state=JobState.FAILED if ran else JobState.DEPLOY_FAILED,
             failed_rank=status.rank,
             failed_at=status.ended_at,
@@ -332,31 +324,6 @@ class Gang:
             log_tail=read_log_tail(self.handles[status.rank]),
             message=f"{head} {then}".rstrip(),
         )
-
-
-def _with_diagnosis(base: Outcome, found: Diagnosis) -> Outcome:
-    return replace(
-        base,
-        state=JobState.FAILED,
-        failure=found.failure_class,
-        cause=found.cause,
-        cure=found.remedy,
-    )
-
-
-def _preempted_outcome(base: Outcome) -> Outcome:
-    """Return the outcome of an attempt that gave up its place: a cause, but no failure."""
-    left = [status.upload_error.rstrip(".") for status in base.nodes if status.upload_error]
-    kept = f"Not committed: {'; '.join(left)}." if left else "Its checkpoints are committed."
-    message = f"Preempted: another job needs its place. {kept} It continues from the queue."
-    return replace(base, state=JobState.STOPPED, cause=Cause.PREEMPTED, message=message)
-
-
-def _upload_failure_outcome(base: Outcome, status: NodeStatus) -> Outcome:
-    found = diagnose_cause(Cause.UPLOAD_FAILED)
-    error = status.upload_error.rstrip(".")
-    what = f"{format_success(base.nodes)}, but an upload failed: {error}. {found.remedy}"
-    return replace(_with_diagnosis(base, found), failed_rank=status.rank, message=what)
 
 
 def launch_gang(

@@ -32,6 +32,7 @@ from prefect_bt.host.state_folder import JobFolder, NodeRecord
 from prefect_bt.ledger.records import Cause
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
 from prefect_bt.registries.pull import pull_image
+from prefect_bt.substrates.checks.machine import check_folder, check_gpus
 from prefect_bt.substrates.docker.container_arguments import (
     ContainerSpec,
     host_name,
@@ -51,7 +52,6 @@ from prefect_bt.substrates.docker.node_handle import (
     DockerNodeHandle,
     find_container_address,
 )
-from prefect_bt.substrates.machine_check import check_folder, check_gpus
 from prefect_bt.substrates.protocol import (
     Capacity,
     CheckResult,

@@ -23,13 +23,13 @@ from prefect_bt.registries.credentials import docker_configuration
 from prefect_bt.registries.pull_errors import PullError
 from prefect_bt.registries.reference import parse_reference
 from prefect_bt.settings import process_environment
+from prefect_bt.substrates.checks.cluster import check_cluster
 from prefect_bt.substrates.kubernetes.client import (
     SUBSTRATE_NAME,
     ClusterClient,
     ClusterError,
     store_error,
 )
-from prefect_bt.substrates.kubernetes.cluster_check import check_cluster
 from prefect_bt.substrates.kubernetes.gang_status import KubernetesGang
 from prefect_bt.substrates.kubernetes.job_manifests import (
     GangSecrets,

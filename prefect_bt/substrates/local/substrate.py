@@ -18,9 +18,9 @@ from prefect_bt.host.nodes.launch import NodeLauncher, iter_nodes, launch_nodes
 from prefect_bt.host.ports import NoFreePort
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
+from prefect_bt.substrates.checks.machine import check_folder, check_gpus
 from prefect_bt.substrates.local.capacity import measure_capacity, probe_mount_namespace
 from prefect_bt.substrates.local.gang_ports import GangPorts
-from prefect_bt.substrates.machine_check import check_folder, check_gpus
 from prefect_bt.substrates.protocol import Capacity, CheckResult, CheckStatus, PreparedImage
 
 LEADER_ADDRESS: Final = LOOPBACK
