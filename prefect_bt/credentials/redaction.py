@@ -44,29 +44,38 @@ class Redactor:
     def partial_match_length(self, text: str) -> int:
         """Return how many characters at the end of `text` may be the beginning of a value.
 
-        A caller that masks the text before them, and keeps them for later, never prints a part of
-        a value.
+        They also include the values that overlap that beginning. A caller that masks the text
+        before them, and keeps them for later, never prints a part of a value.
         """
-        held = self._partial_suffix_length(text)
-        for start, end in self._matches(text, max(0, len(text) - held - self._longest)):
-            if start < len(text) - held < end:
-                held = len(text) - start
-        return held
+        cut = len(text) - self._partial_suffix_length(text)
+        window = self._longest
+        while True:
+            begin = max(0, cut - window)
+            start = next((s for s, e in self._matches(text, begin) if s < cut < e), cut)
+            # No value that begins before `begin` reaches beyond `begin + longest`.
+            if begin == 0 or start >= begin + self._longest:
+                return len(text) - start
+            window *= 2
 
     def _matches(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of the values in `text` from `begin` on, without overlaps.
+        """Yield begin and end of each part of `text` from `begin` on that values cover.
 
-        The leftmost comes first; of several at one place, the longest.
+        Values that overlap are one part. Values that only touch are two: so the result does not
+        depend on whether a log was cut between them.
         """
         longest = dict[int, int]()
         for sample in self._samples:
             for start, end in sample.find(text, begin):
                 longest[start] = max(end, longest.get(start, 0))
-        done = begin
+        first = done = -1
         for start in sorted(longest):
             if start >= done:
-                done = longest[start]
-                yield start, done
+                if done > first:
+                    yield first, done
+                first = start
+            done = max(done, longest[start])
+        if done > first:
+            yield first, done
 
     def _partial_suffix_length(self, text: str) -> int:
         first = max(0, len(text) - self._longest + 1)

@@ -17,11 +17,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.credentials.redaction import MASK, Redactor
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_lines
 from prefect_bt.node_agent.disk_space import DiskSpace, MeasureDisk
 
 LINE_LIMIT: Final = 64 * 1024
+CHAIN_LIMIT: Final = 2**20
+"""Most characters that are held because values overlap without end; the rest of such a line is
+masked. The longest spelling of an environment variable has half as many."""
 FLUSH_BYTES: Final = 256 * 1024
 FLUSH_SECONDS: Final = 0.1
 PARTIAL_SECONDS: Final = 1.0
@@ -132,19 +135,40 @@ class OutputLog:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._partial = ""
         self._partial_since = 0.0
+        self._split_at = LINE_LIMIT
+        """Length of the partial line at which it is split next."""
+        self._masked_line = False
+        """Whether the rest of the partial line is masked."""
 
     def feed(self, data: bytes) -> None:
         text = self._partial + self._decoder.decode(data)
+        if self._masked_line:
+            _, newline, text = text.partition("\n")
+            self._masked_line = not newline
         whole, newline, rest = text.rpartition("\n")
         if newline:
             self._emit(whole)
             self._partial_since = time.monotonic()
+            self._split_at = LINE_LIMIT
         elif not self._partial:
             self._partial_since = time.monotonic()
         self._partial = _last_frame(rest, keep_end=True) if "\r" in rest else rest
-        while len(self._partial) > LINE_LIMIT and (cut := self._safe_cut()):
-            self._emit(self._partial[:cut])
-            self._partial = self._partial[cut:]
+        self._split_partial_line()
+
+    def _split_partial_line(self) -> None:
+        """Write the beginning of a long line, up to a place outside of secrets."""
+        while len(self._partial) > self._split_at:
+            held = self._redact.partial_match_length(self._partial[: self._split_at])
+            if cut := self._split_at - held:
+                self._emit(self._partial[:cut])
+                self._partial = self._partial[cut:]
+                self._split_at = LINE_LIMIT
+            elif self._split_at < CHAIN_LIMIT:
+                self._split_at *= 2
+            else:
+                self._log.write([MASK])
+                self._partial, self._masked_line = "", True
+                self._split_at = LINE_LIMIT
 
     def flush_partial_line(self) -> None:
         """Write an unfinished line after a second, without an end that may begin a secret."""
@@ -163,6 +187,7 @@ class OutputLog:
         if self._partial:
             self._emit(self._partial)
             self._partial = ""
+        self._split_at, self._masked_line = LINE_LIMIT, False
 
     def _emit(self, text: str) -> None:
         lines = self._redact(text).split("\n")
@@ -171,16 +196,6 @@ class OutputLog:
         if len(text) > LINE_LIMIT:
             lines = [piece for line in lines for piece in _split(line)]
         self._log.write(lines)
-
-    def _safe_cut(self) -> int:
-        """Return an index near the limit and outside of secrets; 0 if more text is needed."""
-        limit = LINE_LIMIT
-        while limit <= len(self._partial):
-            cut = limit - self._redact.partial_match_length(self._partial[:limit])
-            if cut > 0:
-                return cut
-            limit *= 2
-        return 0
 
 
 def _last_frame(line: str, *, keep_end: bool = False) -> str:
