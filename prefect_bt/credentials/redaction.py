@@ -149,7 +149,11 @@ def _encodings(value: str) -> set[str]:
         if len(piece.strip()) < MIN_MASKED_LENGTH:
             continue
         spelled.add(piece)
-        for quoted in (quote(piece, safe=""), quote(piece), quote_plus(piece)):
+        for quoted in (
+            quote(piece, safe="", errors=_ERRORS),
+            quote(piece, errors=_ERRORS),
+            quote_plus(piece, errors=_ERRORS),
+        ):
             spelled |= {quoted, _PERCENT_ESCAPE.sub(lambda found: found[0].lower(), quoted)}
         for escaped in (json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1]):
             spelled |= {escaped, escaped.replace("/", "\\/")}
@@ -159,13 +163,15 @@ def _encodings(value: str) -> set[str]:
     return {s for s in spelled if len(s) >= MIN_MASKED_LENGTH}
 
 
+_ERRORS: Final = "surrogatepass"
+"""A JSON document can escape half of a surrogate pair, which UTF-8 cannot spell."""
 _PERCENT_ESCAPE: Final = re.compile("%[0-9A-F]{2}")
 """An encoded byte as `quote` spells it; other encoders write its digits in lower case."""
 
 
 def _hex_encodings(value: str) -> set[str]:
     """Return the value as `xxd -p`, `bytes.hex()` and `od` print it, and as byte-string escapes."""
-    raw = value.encode()
+    raw = value.encode(errors=_ERRORS)
     plain = {raw.hex(), raw.hex(" "), raw.hex(":"), "".join(f"\\x{byte:02x}" for byte in raw)}
     return plain | {text.upper().replace("\\X", "\\x") for text in plain}
 
@@ -187,7 +193,7 @@ def _iter_secret_fields(value: str) -> Iterator[str]:
         return
     try:
         waiting: list[Any] = [json.loads(value)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     while waiting:
         item = waiting.pop()
@@ -203,7 +209,7 @@ def _iter_secret_fields(value: str) -> Iterator[str]:
 
 def _base64_cores(value: str) -> set[str]:
     """Return the characters of base64 text that depend on `value` alone, for each alignment."""
-    raw, cores = value.encode(), set[str]()
+    raw, cores = value.encode(errors=_ERRORS), set[str]()
     for shift in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             text = encode(b"\0" * shift + raw).decode()
