@@ -15,6 +15,7 @@ from typing import Protocol
 
 from prefect_bt.errors import SecretError
 from prefect_bt.reserved_variables import SECRET_PREFIX
+from prefect_bt.text.usable_text import describe_unusable_text
 
 
 class SecretSource(Protocol):
@@ -69,23 +70,27 @@ class InMemorySecrets:
 def resolve_secrets(
     names: Iterable[str], sources: Sequence[SecretSource], *, team: str = ""
 ) -> dict[str, str]:
-    """Return every name's value; SecretError lists all missing names and every place searched.
+    """Return every name's value. SecretError names all missing and all unusable ones.
 
-    The team's secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
+    A value that is not UTF-8 or has a zero byte is unusable: neither a container nor a pod takes
+    it. The team's secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
     """
     found: dict[str, str | None] = {}
     for name in names:
         spellings = _candidate_names(name, team)
         values = (source.find(spelling) for spelling in spellings for source in sources)
         found[name] = next((value for value in values if value is not None), None)
-    if missing := [name for name, value in found.items() if value is None]:
+    missing = [name for name, value in found.items() if value is None]
+    reasons = {name: describe_unusable_text(value or "") for name, value in found.items()}
+    unusable = {name: why for name, why in reasons.items() if why}
+    if missing or unusable:
         places = [
             source.lookup_name(spelling)
             for name in missing
             for spelling in _candidate_names(name, team)
             for source in sources
         ]
-        raise SecretError(missing, list(dict.fromkeys(places)))
+        raise SecretError(missing, list(dict.fromkeys(places)), unusable)
     return {name: value for name, value in found.items() if value is not None}
 
 

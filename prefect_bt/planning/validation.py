@@ -94,7 +94,7 @@ def _validate_commands(job: TrainingJob) -> Iterator[str]:
             "write for example start_commands=[\"/bin/sh -c './run.sh'\"]."
         )
     for index, command in enumerate(commands):
-        if not command.strip() or "\0" in command:
+        if not command.strip():
             yield f"runtime.start_commands[{index}] is {command!r}; write a shell command."
         elif _is_too_long(command):
             yield (
@@ -104,7 +104,7 @@ def _validate_commands(job: TrainingJob) -> Iterator[str]:
 
 
 def _is_too_long(text: str) -> bool:
-    return len(text.encode(errors="replace")) >= MAX_ARGUMENT_BYTES
+    return len(text.encode()) >= MAX_ARGUMENT_BYTES
 
 
 def _validate_environment(job: TrainingJob) -> Iterator[str]:
@@ -115,13 +115,11 @@ def _validate_environment(job: TrainingJob) -> Iterator[str]:
                 f"{RESERVED_PREFIX}, {' and '.join(RESERVED_NAMES)} are the platform's. "
                 "Choose another name."
             )
-        elif not name or "=" in name or "\0" in name:
+        elif not name or "=" in name:
             yield f"runtime.environment_variables has {name!r}, which is not a valid name."
         elif not isinstance(value, str):
             if not value.name.strip():
                 yield f"runtime.environment_variables[{name!r}] refers to a secret without a name."
-        elif "\0" in value:
-            yield f"runtime.environment_variables[{name!r}] contains a zero byte."
         elif _is_too_long(f"{name}={value}"):
             yield (
                 f"runtime.environment_variables[{name!r}] has {len(value)} characters, more than "
