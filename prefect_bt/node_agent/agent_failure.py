@@ -75,7 +75,7 @@ def report_failure(
     lines = redact("".join(traceback.format_exception(error))).splitlines()
     print(*lines, sep="\n", file=sys.stderr)
     if log is not None:
-        with suppress(Exception):  # the log itself may have failed
+        with suppress(OSError):  # the log itself may have failed
             for line in ("the node's agent failed, which is an error of prefect-bt:", *lines):
                 log.write_platform(line)
     status.update(reason=describe_failure(error, redact), cause=determine_failure_cause(error))

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> NoReturn:
         agent = os.fork()
     except BaseException as error:  # outermost handler: the error becomes the node's reason
         _report_unprepared(folder, error)
-        exit_process(1)
+        raise SystemExit(1) from None
     if agent == 0:
         _run_agent(task)
     os.close(0)
@@ -122,6 +122,7 @@ def _run_agent(task: AgentConfig) -> NoReturn:
         code = 0
     except BaseException as error:  # outermost handler: the error becomes the node's reason
         report_failure(error, status, agent.log if agent else None, task.secrets.values())
+        raise
     finally:
         exit_process(code)
 
