@@ -78,7 +78,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         nodes=nodes,
         weights=weights,
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
-        notes=tuple(iter_notes(project.job, context)),
+        notes=tuple(iter_notes(project, context)),
     )
 
 
