@@ -87,7 +87,7 @@ class SecretError(PrefectBtError):
     """Secrets that no source has, or whose values are unusable.
 
     `names` are all references, `looked_in` names the sources that lack the missing ones. `unusable`
-    has the reason for each value that no process can get.
+    has the reason and the remedy for each value that no process can get.
     """
 
     def __init__(
@@ -97,18 +97,16 @@ class SecretError(PrefectBtError):
         unusable: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.names, self.looked_in = (*missing, *unusable), tuple(sources)
-        sentences, steps = list[str](), list[str]()
+        sentences, step = list[str](), ""
         if missing:
             listed = ", ".join(repr(name) for name in missing)
             noun = "Secret" if len(missing) == 1 else "Secrets"
             env = f"PREFECT_BT_SECRET_{_as_variable(missing[0])}"
             places = ", ".join(self.looked_in) or "nothing"
             sentences.append(f"{noun} {listed} not found; looked in {places}.")
-            steps.append(f"Save a Prefect Secret block of that name, or set {env}.")
-        if unusable:
-            sentences += [f"The value of secret {name!r} {why}." for name, why in unusable.items()]
-            steps.append("Save it as UTF-8 text; bytes that are no text can be saved as base64.")
-        super().__init__(" ".join(sentences), next_step=" ".join(steps))
+            step = f"Save a Prefect Secret block of that name, or set {env}."
+        sentences += [f"The value of secret {name!r} {why}." for name, why in unusable.items()]
+        super().__init__(" ".join(sentences), next_step=step)
 
 
 def _as_variable(name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
+"""Most bytes of one argument or variable on Linux, with the zero byte at its end."""
 _UNUSABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 
@@ -23,3 +25,8 @@ def describe_unusable_text(text: str) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # as Python decodes arguments, variables and names of files
         return f"is not UTF-8: {at} is the byte 0x{code - 0xDC00:02X}"
     return f"is not UTF-8: {at} is U+{code:04X}, half of a surrogate pair"
+
+
+def is_too_long(text: str) -> bool:
+    """Return whether Linux refuses the text as an argument or as `NAME=value` of a variable."""
+    return len(text.encode(errors="replace")) >= MAX_ARGUMENT_BYTES

@@ -79,6 +79,19 @@ def test_what_a_json_document_hides_is_masked_by_itself(indent: int | None) -> N
     assert redact(repr(SERVICE_ACCOUNT["private_key"])) == f"'{MASK}'"
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ('{"password": "hidden\\ud800half"}', "hidden\ud800half"),
+        ("hidden\udce9byte", "hidden\udce9byte"),
+        ('{"a":' * 100_000, '{"a":' * 100_000),
+    ],
+    ids=["half of a pair in JSON", "no UTF-8", "deep JSON"],
+)
+def test_every_value_can_be_masked(value: str, shown: str) -> None:
+    assert Redactor([value])(f"<{shown}>") == f"<{MASK}>"
+
+
 @pytest.mark.parametrize("value", ["a.b*c", "(x|y)+", "[a-z]{3}", "\\d\\w", "^$^$", "{not json"])
 def test_signs_of_regular_expressions_are_signs(value: str) -> None:
     redact = Redactor([value])

@@ -40,9 +40,9 @@ def test_reprs_hold_no_values() -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("s3cr3t\udce9", "is not UTF-8: its character 7 is the byte 0xE9."),
-        ("s3cr3t\ud800", "is not UTF-8: its character 7 is U+D800, half of a surrogate pair."),
-        ("s3cr3t\0", "is not usable: its character 7 is a zero byte."),
+        ("s3cr3t\udce9", "is not UTF-8: its character 7 is the byte 0xE9;"),
+        ("s3cr3t\ud800", "is not UTF-8: its character 7 is U+D800, half of a surrogate pair;"),
+        ("s3cr3t\0", "is not usable: its character 7 is a zero byte;"),
     ],
 )
 @pytest.mark.parametrize("kind", ["environment", "block"])
@@ -57,3 +57,13 @@ def test_refuses_a_value_that_no_process_can_get(kind: str, value: str, why: str
     assert "Secret 'gone' not found" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
     assert diagnose_error(caught.value).failure_class is FailureClass.DEPLOY
+
+
+def test_refuses_a_value_that_is_too_long_for_its_variable() -> None:
+    source = InMemorySecrets({"key": "s3cr3t" * 30_000})
+    assert resolve_secrets(["key"], [source])
+    with pytest.raises(SecretError) as caught:
+        resolve_secrets(["key"], [source], variables={"API_KEY": "key", "OTHER": "absent"})
+    assert "The value of secret 'key' has 180000 characters" in str(caught.value)
+    assert "API_KEY" in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
