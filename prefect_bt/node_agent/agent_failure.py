@@ -31,12 +31,12 @@ _MACHINE_ERRORS: Final = frozenset(
 """Errors of a machine that is full, overloaded or broken: another attempt can succeed."""
 
 
-def has_message(error: Exception) -> bool:
+def has_message(error: BaseException) -> bool:
     """Return whether the text of the error says what happened, without its class."""
     return isinstance(error, (ViewError, ContainerStartError, PrefectBtError))
 
 
-def classify_staging_error(error: Exception) -> Cause | None:
+def classify_staging_error(error: BaseException) -> Cause | None:
     """Return the cause of an error before the commands; None: STAGING_FAILED or of the machine."""
     if isinstance(error, ContainerProtocolError):
         return Cause.CONTAINER_PROTOCOL
