@@ -5,7 +5,7 @@ PrefectBtError
 ├── DefinitionError          a config file, JSON document or object is not a valid definition
 ├── WorkspaceError           the workspace cannot be gathered, packed or unpacked
 ├── PlanError                a valid definition that cannot run here; all problems in one message
-├── SecretError              a secret reference without a value
+├── SecretError              a secret reference without a usable value
 ├── NotFoundError            a project, job or checkpoint that does not exist
 ├── AmbiguousError           a project name that several teams use
 ├── StateError               a request that the job's state does not allow
@@ -33,6 +33,7 @@ import copyreg
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 
@@ -83,17 +84,29 @@ class PlanError(PrefectBtError):
 
 
 class SecretError(PrefectBtError):
-    """Secrets that no source has. `names` are references; `looked_in` names the sources."""
+    """Secrets that no source has, or whose values are unusable.
 
-    def __init__(self, names: Sequence[str], sources: Sequence[str]) -> None:
-        self.names, self.looked_in = tuple(names), tuple(sources)
-        listed = ", ".join(repr(name) for name in self.names)
-        noun = "Secret" if len(self.names) == 1 else "Secrets"
-        env = f"PREFECT_BT_SECRET_{_as_variable(self.names[0])}" if self.names else ""
-        super().__init__(
-            f"{noun} {listed} not found; looked in {', '.join(self.looked_in) or 'nothing'}.",
-            next_step=f"Save a Prefect Secret block of that name, or set {env}.",
-        )
+    `names` are all references, `looked_in` names the sources that lack the missing ones. `unusable`
+    has the reason and the remedy for each value that no process can get.
+    """
+
+    def __init__(
+        self,
+        missing: Sequence[str],
+        sources: Sequence[str],
+        unusable: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.names, self.looked_in = (*missing, *unusable), tuple(sources)
+        sentences, step = list[str](), ""
+        if missing:
+            listed = ", ".join(repr(name) for name in missing)
+            noun = "Secret" if len(missing) == 1 else "Secrets"
+            env = f"PREFECT_BT_SECRET_{_as_variable(missing[0])}"
+            places = ", ".join(self.looked_in) or "nothing"
+            sentences.append(f"{noun} {listed} not found; looked in {places}.")
+            step = f"Save a Prefect Secret block of that name, or set {env}."
+        sentences += [f"The value of secret {name!r} {why}." for name, why in unusable.items()]
+        super().__init__(" ".join(sentences), next_step=step)
 
 
 def _as_variable(name: str) -> str:

@@ -101,7 +101,7 @@ def quote_name(name: str) -> str:
     >>> quote_name("v0-1/checkpoint-10")
     'v0-1%2Fcheckpoint-10'
     """
-    quoted = quote(name, safe="")
+    quoted = quote(name, safe="", errors="surrogatepass")  # an argument may be no UTF-8
     return quoted.replace(".", "%2E") if quoted in {"", ".", ".."} else quoted
 
 

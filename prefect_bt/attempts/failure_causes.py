@@ -175,6 +175,11 @@ _TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
             "one of its secrets was not found",
             "Save it under that name, then retry the job.",
         ),
+        Cause.AGENT_FAILED: (
+            "prefect-bt's own agent failed",
+            "This is an error of prefect-bt, not of the job: report it with the log of this rank, "
+            "which has the traceback. `prefect-bt retry` starts the job again.",
+        ),
     },
 }
 """By class: the description and the remedy of each cause, or the remedy alone. SIGKILL, SIGTERM and
@@ -232,7 +237,14 @@ _SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
 """Causes that the reason in a node's status does not explain further."""
 
 _EXPLAINED_BY_REASON: Final = frozenset(
-    {Cause.CONTAINER_PROTOCOL, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_DELETED}
+    {
+        Cause.AGENT_FAILED,
+        Cause.CONTAINER_PROTOCOL,
+        Cause.PREEMPTED,
+        Cause.EVICTED,
+        Cause.NODE_LOST,
+        Cause.POD_DELETED,
+    }
 )
 """Causes for which the reason of the status is shown, also after the commands started."""
 

@@ -21,6 +21,7 @@ from prefect_bt.checkpoints.committed.catalog import find_newest
 from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import resolve_secrets
+from prefect_bt.definitions import secret_names
 from prefect_bt.errors import (
     AmbiguousError,
     AttemptFailed,
@@ -152,7 +153,8 @@ def plan_workspace(record: JobRecord) -> WorkspacePlan:
 def resolve_job_secrets(site: JobContext) -> dict[str, str]:
     """Return the values of all secrets that the job names. SecretError."""
     names = list_job_secret_names(site.project.job, supports_images=site.substrate.supports_images)
-    return resolve_secrets(names, site.secret_sources, team=site.team)
+    variables = secret_names(site.project.job.runtime.environment_variables)
+    return resolve_secrets(names, site.secret_sources, team=site.team, variables=variables)
 
 
 def resolve_image_secrets(site: JobContext) -> dict[str, str]:

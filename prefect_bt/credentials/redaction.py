@@ -44,29 +44,38 @@ class Redactor:
     def partial_match_length(self, text: str) -> int:
         """Return how many characters at the end of `text` may be the beginning of a value.
 
-        A caller that masks the text before them, and keeps them for later, never prints a part of
-        a value.
+        They also include the values that overlap that beginning. A caller that masks the text
+        before them, and keeps them for later, never prints a part of a value.
         """
-        held = self._partial_suffix_length(text)
-        for start, end in self._matches(text, max(0, len(text) - held - self._longest)):
-            if start < len(text) - held < end:
-                held = len(text) - start
-        return held
+        cut = len(text) - self._partial_suffix_length(text)
+        window = self._longest
+        while True:
+            begin = max(0, cut - window)
+            start = next((s for s, e in self._matches(text, begin) if s < cut < e), cut)
+            # No value that begins before `begin` reaches beyond `begin + longest`.
+            if begin == 0 or start >= begin + self._longest:
+                return len(text) - start
+            window *= 2
 
     def _matches(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of the values in `text` from `begin` on, without overlaps.
+        """Yield begin and end of each part of `text` from `begin` on that values cover.
 
-        The leftmost comes first; of several at one place, the longest.
+        Values that overlap are one part. Values that only touch are two: so the result does not
+        depend on whether a log was cut between them.
         """
         longest = dict[int, int]()
         for sample in self._samples:
             for start, end in sample.find(text, begin):
                 longest[start] = max(end, longest.get(start, 0))
-        done = begin
+        first = done = -1
         for start in sorted(longest):
             if start >= done:
-                done = longest[start]
-                yield start, done
+                if done > first:
+                    yield first, done
+                first = start
+            done = max(done, longest[start])
+        if done > first:
+            yield first, done
 
     def _partial_suffix_length(self, text: str) -> int:
         first = max(0, len(text) - self._longest + 1)
@@ -140,7 +149,11 @@ def _encodings(value: str) -> set[str]:
         if len(piece.strip()) < MIN_MASKED_LENGTH:
             continue
         spelled.add(piece)
-        for quoted in (quote(piece, safe=""), quote(piece), quote_plus(piece)):
+        for quoted in (
+            quote(piece, safe="", errors=_ERRORS),
+            quote(piece, errors=_ERRORS),
+            quote_plus(piece, errors=_ERRORS),
+        ):
             spelled |= {quoted, _PERCENT_ESCAPE.sub(lambda found: found[0].lower(), quoted)}
         for escaped in (json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1]):
             spelled |= {escaped, escaped.replace("/", "\\/")}
@@ -150,13 +163,15 @@ def _encodings(value: str) -> set[str]:
     return {s for s in spelled if len(s) >= MIN_MASKED_LENGTH}
 
 
+_ERRORS: Final = "surrogatepass"
+"""A JSON document can escape half of a surrogate pair, which UTF-8 cannot spell."""
 _PERCENT_ESCAPE: Final = re.compile("%[0-9A-F]{2}")
 """An encoded byte as `quote` spells it; other encoders write its digits in lower case."""
 
 
 def _hex_encodings(value: str) -> set[str]:
     """Return the value as `xxd -p`, `bytes.hex()` and `od` print it, and as byte-string escapes."""
-    raw = value.encode()
+    raw = value.encode(errors=_ERRORS)
     plain = {raw.hex(), raw.hex(" "), raw.hex(":"), "".join(f"\\x{byte:02x}" for byte in raw)}
     return plain | {text.upper().replace("\\X", "\\x") for text in plain}
 
@@ -178,7 +193,7 @@ def _iter_secret_fields(value: str) -> Iterator[str]:
         return
     try:
         waiting: list[Any] = [json.loads(value)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     while waiting:
         item = waiting.pop()
@@ -194,7 +209,7 @@ def _iter_secret_fields(value: str) -> Iterator[str]:
 
 def _base64_cores(value: str) -> set[str]:
     """Return the characters of base64 text that depend on `value` alone, for each alignment."""
-    raw, cores = value.encode(), set[str]()
+    raw, cores = value.encode(errors=_ERRORS), set[str]()
     for shift in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             text = encode(b"\0" * shift + raw).decode()

@@ -11,10 +11,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from prefect_bt.errors import SecretError
 from prefect_bt.reserved_variables import SECRET_PREFIX
+from prefect_bt.text.usable_text import describe_unusable_text, is_too_long
 
 
 class SecretSource(Protocol):
@@ -67,26 +69,50 @@ class InMemorySecrets:
 
 
 def resolve_secrets(
-    names: Iterable[str], sources: Sequence[SecretSource], *, team: str = ""
+    names: Iterable[str],
+    sources: Sequence[SecretSource],
+    *,
+    team: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return every name's value; SecretError lists all missing names and every place searched.
+    """Return every name's value. SecretError names all missing and all unusable ones.
 
-    The team's secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
+    A value that is not UTF-8 or has a zero byte is unusable: neither a container nor a pod takes
+    it. So is one that is too long for its variable; `variables` maps those to names. The team's
+    secret `<team>-<name>` in any source wins over the common one (docs/teams.md).
     """
     found: dict[str, str | None] = {}
     for name in names:
         spellings = _candidate_names(name, team)
         values = (source.find(spelling) for spelling in spellings for source in sources)
         found[name] = next((value for value in values if value is not None), None)
-    if missing := [name for name, value in found.items() if value is None]:
+    missing = [name for name, value in found.items() if value is None]
+    values = {name: value for name, value in found.items() if value is not None}
+    unusable = _find_unusable(values, variables)
+    if missing or unusable:
         places = [
             source.lookup_name(spelling)
             for name in missing
             for spelling in _candidate_names(name, team)
             for source in sources
         ]
-        raise SecretError(missing, list(dict.fromkeys(places)))
-    return {name: value for name, value in found.items() if value is not None}
+        raise SecretError(missing, list(dict.fromkeys(places)), unusable)
+    return values
+
+
+def _find_unusable(values: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason and the remedy for each name whose value no process can get."""
+    unusable = dict[str, str]()
+    for variable, name in variables.items():
+        if is_too_long(f"{variable}={values.get(name, '')}"):
+            unusable[name] = (
+                f"has {len(values[name])} characters, more than Linux takes in a variable "
+                f"({variable}); save it in parts"
+            )
+    for name, value in values.items():
+        if why := describe_unusable_text(value):
+            unusable[name] = f"{why}; save it as UTF-8 text, or its bytes in base64"
+    return unusable
 
 
 def _candidate_names(name: str, team: str) -> list[str]:

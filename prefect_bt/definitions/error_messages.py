@@ -164,6 +164,7 @@ def _expected_member(details: ErrorDetails, enum: type[Enum]) -> str:
 
 _EXPECTED: Final[dict[str, str]] = {
     "string_type": "write a string",
+    "string_unicode": "it must be UTF-8",
     "int_type": "write an integer, without quotes or a decimal point",
     "int_parsing": "write an integer",
     "int_from_float": "write a whole number",

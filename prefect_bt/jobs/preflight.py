@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
-from prefect_bt.definitions import TrainingProject
+from prefect_bt.definitions import TrainingProject, secret_names
 from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
 from prefect_bt.jobs.starting.launcher import default_secret_sources
 from prefect_bt.ledger.ledger import Ledger
@@ -41,11 +41,13 @@ def find_missing(
     sentences: list[str] = []
     names = list_job_secret_names(project.job, supports_images=images)
     team = project.team_name or ""
+    variables = secret_names(project.job.runtime.environment_variables)
     try:
-        resolve_secrets(names, [EnvironmentSecrets()], team=team)
+        resolve_secrets(names, [EnvironmentSecrets()], team=team, variables=variables)
     except SecretError as error:
+        sources = sources or default_secret_sources()
         try:
-            resolve_secrets(error.names, sources or default_secret_sources(), team=team)
+            resolve_secrets(error.names, sources, team=team, variables=variables)
         except SecretError as still:
             sentences.append(str(still))
     try:

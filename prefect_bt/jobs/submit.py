@@ -37,6 +37,7 @@ from prefect_bt.object_keys import job_prefix, make_id
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning.planner import plan_gang
+from prefect_bt.planning.text_validation import ensure_usable_texts
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
@@ -175,9 +176,9 @@ def dry_run(
 ) -> tuple[GangPlan, WorkspaceContents | None]:
     """Return the plan that `submit` would run and the files that it would pack; start nothing."""
     options = options or SubmitOptions()
+    plan = plan_submission(open_ledger(options.store), project, options)
     with _pack_workspace(project, source_dir) as packed:
-        plan = plan_submission(open_ledger(options.store), project, options)
-    workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
+        workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
     nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
     return replace(plan, nodes=nodes), packed.contents
 
@@ -212,6 +213,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """Return the plan of a job that has no id yet; raise PlanError with every problem."""
     options.build_retry_budget(None)
+    ensure_usable_texts(project)
     project, settings = assign_team(ledger, project), Settings()
     chosen = settings.substrate_options(options.substrate, store=ledger.store.url)
     substrate = open_substrate(options.substrate, **chosen)

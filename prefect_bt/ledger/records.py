@@ -23,7 +23,10 @@ class FailureClass(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """The kernel killed a process because the memory ran out."""
     DEPLOY = "deploy"
-    """Bad configuration, missing secret or refused image. It is never retried."""
+    """Bad configuration, missing secret, refused image, or an error of prefect-bt itself.
+
+    It is never retried.
+    """
 
 
 class Cause(StrEnum):
@@ -77,6 +80,7 @@ class Cause(StrEnum):
     MAX_RUN_TIME = "max_run_time"  # the job's own limit: never retried automatically
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
+    AGENT_FAILED = "agent_failed"  # an error of prefect-bt itself in a node
     UNKNOWN = "unknown"
     """Also a cause that only a newer release knows."""
 

@@ -15,7 +15,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.host import processes
 from prefect_bt.host.mounts.namespace import enter_view
-from prefect_bt.host.mounts.namespace_plan import ViewError, VolumeFolderError, plan_view
+from prefect_bt.host.mounts.namespace_plan import ViewError, plan_view
 from prefect_bt.host.mounts.volumes import (
     NodePaths,
     ensure_volumes,
@@ -28,15 +28,12 @@ from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, StopReason
 from prefect_bt.node_agent import staging
 from prefect_bt.node_agent.activity_monitor import ActivityMonitor
+from prefect_bt.node_agent.agent_failure import classify_staging_error, has_message
 from prefect_bt.node_agent.command_environment import (
     HostEnvironment,
     build_command_environment,
 )
-from prefect_bt.node_agent.commands.container_runner import (
-    ContainerProtocolError,
-    ContainerRunner,
-    ContainerStartError,
-)
+from prefect_bt.node_agent.commands.container_runner import ContainerRunner, ContainerStartError
 from prefect_bt.node_agent.commands.loop import (
     CommandContext,
     CommandLoop,
@@ -112,22 +109,14 @@ class Agent:
             self._stage(paths)
             self._enter_container()
             self._wait_for_gang()
-        except Exception as error:  # outermost handler: every error becomes the node's reason
-            ours = isinstance(error, (ViewError, ContainerStartError, PrefectBtError))
-            why = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._record_staging_failure(why, self.task.cause or self._classify_error(error))
+        except Exception as error:  # every other error is ours
+            cause = self.task.cause if self.task.startup_error else classify_staging_error(error)
+            if cause is Cause.AGENT_FAILED:
+                raise
+            why = str(error) if has_message(error) else f"{type(error).__name__}: {error}"
+            self._record_staging_failure(why, cause)
             return None
         return None if self.stop_monitor.reason else paths
-
-    def _classify_error(self, error: Exception) -> Cause | None:
-        if isinstance(error, ContainerProtocolError):
-            return Cause.CONTAINER_PROTOCOL
-        if isinstance(error, ContainerStartError):
-            return Cause.IMAGE_UNUSABLE
-        if isinstance(error, VolumeFolderError):
-            return Cause.STAGING_FAILED
-        refused = isinstance(error, ViewError) and not self.task.startup_error
-        return Cause.VIEW_REFUSED if refused else None
 
     def _record_staging_failure(self, why: str, cause: Cause | None) -> None:
         if not self.stop_monitor.reason:

@@ -3,22 +3,25 @@
 Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when both
 have ended. While the agent lives, the guard only makes sure that a process watches the job
 (node_agent.owner_monitor). If the agent ends without a final status, the guard ends the commands,
-waits for the uploader's final flush (which the closing of its stdin has begun) and writes LOST.
+waits for the uploader's final flush (which the closing of its stdin has begun) and writes LOST. An
+error of guard or agent itself is the reason (agent_failure).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from prefect_bt import codec
+from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.filesystem.confined import read_regular
 from prefect_bt.host import processes, syscalls
-from prefect_bt.host.nodes.container_pipes import Pipes, kill_container, open_pipes
+from prefect_bt.host.nodes.container_pipes import kill_container, open_pipes
 from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
     NodeStopRequest,
@@ -30,7 +33,9 @@ from prefect_bt.host.nodes.files import (
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus
 from prefect_bt.node_agent.agent import Agent, AgentConfig, exit_process
+from prefect_bt.node_agent.agent_failure import report_failure
 from prefect_bt.node_agent.commands.stop_signal import TERMINATION_SIGNALS
+from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.owner_monitor import RecoveryMonitor
 from prefect_bt.planning.plan import NodePlan
 
@@ -42,11 +47,30 @@ def main(arguments: list[str]) -> NoReturn:
     folder = NodeFolder(Path(arguments[0]))
     for held in arguments[1:]:
         os.set_inheritable(int(held), False)
-    record = read_record(NodeRecord, folder.record)
-    plan = read_record(NodePlan, folder.plan)
-    if record is None or plan is None:
-        sys.stderr.write(f"{folder.path}: node.json or plan.json cannot be read\n")
-        exit_process(1)
+    try:
+        task = _prepare(folder)
+        # A polite signal waits until guard and agent can take it: unhandled, it would end them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+        agent = os.fork()
+    except BaseException as error:  # outermost handler: the error becomes the node's reason
+        _report_unprepared(folder, error)
+        raise SystemExit(1) from None
+    if agent == 0:
+        _run_agent(task)
+    os.close(0)
+    _forward_signals(agent)
+    rescue = RecoveryMonitor(task.record, task.plan.store)
+    rescue.start()
+    _wait_for_agent(agent)
+    _clean_up(task)
+    rescue.recover_before_exit()
+    exit_process(0)
+
+
+def _prepare(folder: NodeFolder) -> AgentConfig:
+    """Read the node's files, and acquire what guard and agent hold together."""
+    record = codec.loads(NodeRecord, read_regular(folder.record))
+    plan = codec.loads(NodePlan, read_regular(folder.plan))
     _become_subreaper()
     gpus, refusal = (
         _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ((), "")
@@ -55,20 +79,19 @@ def main(arguments: list[str]) -> NoReturn:
     pipes = None
     if record.contained:
         pipes = open_pipes(folder, only_container_reports=record.in_pod)
-    # A polite signal waits until guard and agent can take it: unhandled, it would end them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-    agent = os.fork()
-    if agent == 0:
-        cause = Cause.GPUS_MISSING if refusal else None
-        _run_agent(AgentConfig(folder, record, plan, {}, gpus, refusal, cause, pipes))
-    os.close(0)
-    _forward_signals(agent)
-    rescue = RecoveryMonitor(record, plan.store)
-    rescue.start()
-    _wait_for_agent(agent)
-    _clean_up(folder, record, plan.rank, pipes)
-    rescue.recover_before_exit()
-    exit_process(0)
+    cause = Cause.GPUS_MISSING if refusal else None
+    return AgentConfig(folder, record, plan, {}, gpus, refusal, cause, pipes)
+
+
+def _report_unprepared(folder: NodeFolder, error: BaseException) -> None:
+    """Write the final status of a node without an agent."""
+    secrets: dict[str, str] = {}
+    with suppress(ValueError):  # its launcher waits until they are read
+        secrets = read_secrets(0)
+    status = StatusFile(folder.status, NodeStatus(int(folder.path.name.removeprefix("rank-"))))
+    report_failure(error, status, LogFile(folder.log, Redactor(secrets.values())), secrets.values())
+    status.update(phase=NodePhase.LOST, ended_at=time.time())
+    status.save_with_retry()
 
 
 def _reserve_gpus(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
@@ -85,20 +108,20 @@ def _reserve_gpus(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str
 
 def _run_agent(task: AgentConfig) -> NoReturn:
     code = 1
+    agent: Agent | None = None
+    status = StatusFile(task.folder.status, NodeStatus(task.plan.rank))
     try:
         _become_subreaper()
-        status = StatusFile(task.folder.status, NodeStatus(task.plan.rank))
         try:
             task = task._replace(secrets=read_secrets(0))
         except ValueError:
             task = task._replace(startup_error="its launcher died before it was set up", cause=None)
         _close_stdin()
-        Agent(task, status).run()
+        agent = Agent(task, status)
+        agent.run()
         code = 0
-    except BaseException:  # outermost handler: the traceback goes to agent.log
-        import traceback
-
-        traceback.print_exc()
+    except BaseException as error:  # outermost handler: the error becomes the node's reason
+        report_failure(error, status, agent.log if agent else None, task.secrets.values())
         raise
     finally:
         exit_process(code)
@@ -134,14 +157,17 @@ def _wait_for_agent(agent: int) -> None:
             return
 
 
-def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | None) -> None:
+def _clean_up(task: AgentConfig) -> None:
     """End every process but the uploader after the agent's end, and write the final status."""
-    status = read_record(NodeStatus, folder.status) or NodeStatus(rank)
+    folder, record = task.folder, task.record
+    status = read_record(NodeStatus, folder.status) or NodeStatus(task.plan.rank)
     if not status.is_over:
         asked = read_record(NodeStopRequest, folder.stop_request)
         lost = AGENT_UNRESPONSIVE if asked is not None and asked.unanswered else AGENT_LOST
-        if pipes is not None:
-            kill_container(pipes)
+        if status.cause in {Cause.AGENT_FAILED, Cause.NODE_LOST}:  # its own last words
+            lost = status.reason
+        if task.pipes is not None:
+            kill_container(task.pipes)
         _kill_commands(folder, record)
         if status.phase is not NodePhase.FLUSHING:
             status = replace(status, phase=NodePhase.FLUSHING, reason=lost, ended_at=time.time())

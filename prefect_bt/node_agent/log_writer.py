@@ -3,8 +3,9 @@
     bytes of the pipe -> text -> lines (frames of a progress bar thinned) -> redacted -> stamped
 
 A write is in the file after at most 0.1 seconds, an unfinished line after about one second. One
-frame a second of a progress bar (`\\r`) is kept, and the last. A line longer than 64 Ki characters
-is split, never inside a secret. No lines of the commands are written to a nearly full disk.
+frame a second of a progress bar (`\\r`, or rows that the cursor returns to: cursor_rows) is kept,
+and the last. A line longer than 64 Ki characters is split, never inside a secret. No lines of the
+commands are written to a nearly full disk.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.credentials.redaction import MASK, Redactor
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_lines
+from prefect_bt.node_agent.cursor_rows import (
+    CursorRows,
+    last_frame,
+    mark_frames,
+    moves_cursor,
+    moves_up,
+    shorten_frames,
+)
 from prefect_bt.node_agent.disk_space import DiskSpace, MeasureDisk
 
 LINE_LIMIT: Final = 64 * 1024
+CHAIN_LIMIT: Final = 2**20
+"""Most characters that are held because values overlap without end; the rest of such a line is
+masked. The longest spelling of an environment variable has half as many."""
 FLUSH_BYTES: Final = 256 * 1024
 FLUSH_SECONDS: Final = 0.1
 PARTIAL_SECONDS: Final = 1.0
@@ -130,64 +142,97 @@ class OutputLog:
         self._log = log
         self._redact = Redactor(value for value in secrets if value)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rows = CursorRows()
+        self._rows_flushed = 0.0
         self._partial = ""
         self._partial_since = 0.0
+        self._split_at = LINE_LIMIT
+        """Length of the partial line at which it is split next."""
+        self._masked_line = False
+        """Whether the rest of the partial line is masked."""
 
     def feed(self, data: bytes) -> None:
         text = self._partial + self._decoder.decode(data)
+        has_rows = self._rows.can_return
+        if moves_cursor(text):
+            text = mark_frames(text)
+            has_rows = has_rows or moves_up(text)
+        if self._masked_line:
+            _, newline, text = text.partition("\n")
+            self._masked_line = not newline
+        rest = self._feed_rows(text) if has_rows else self._feed_lines(text)
+        self._partial = shorten_frames(rest) if "\r" in rest else rest
+        self._split_partial_line()
+
+    def _feed_lines(self, text: str) -> str:
+        """Write the whole lines; return the unfinished one."""
         whole, newline, rest = text.rpartition("\n")
         if newline:
             self._emit(whole)
+            self._split_at = LINE_LIMIT
+        if newline or not self._partial:
             self._partial_since = time.monotonic()
-        elif not self._partial:
+        return rest
+
+    def _feed_rows(self, text: str) -> str:
+        """Write the rows that are final; return the text of the row with the cursor."""
+        if not self._rows.can_return:
+            self._rows_flushed = time.monotonic()
+        lines, rest = self._rows.write(text)
+        if len(rest) < len(text):
             self._partial_since = time.monotonic()
-        self._partial = _last_frame(rest, keep_end=True) if "\r" in rest else rest
-        while len(self._partial) > LINE_LIMIT and (cut := self._safe_cut()):
-            self._emit(self._partial[:cut])
-            self._partial = self._partial[cut:]
+        if lines:
+            self._emit("\n".join(lines))
+        self._split_at = LINE_LIMIT
+        return rest
+
+    def _split_partial_line(self) -> None:
+        """Write the beginning of a long line, up to a place outside of secrets."""
+        while len(self._partial) > self._split_at:
+            held = self._redact.partial_match_length(self._partial[: self._split_at])
+            if cut := self._split_at - held:
+                self._emit(self._partial[:cut])
+                self._partial = self._partial[cut:]
+                self._split_at = LINE_LIMIT
+            elif self._split_at < CHAIN_LIMIT:
+                self._split_at *= 2
+            else:
+                self._log.write([MASK])
+                self._partial, self._masked_line = "", True
+                self._split_at = LINE_LIMIT
 
     def flush_partial_line(self) -> None:
-        """Write an unfinished line after a second, without an end that may begin a secret."""
-        if self._partial and time.monotonic() - self._partial_since >= PARTIAL_SECONDS:
+        """Write unfinished lines after a second, without an end that may begin a secret."""
+        now, shown = time.monotonic(), ""
+        if self._partial and now - self._partial_since >= PARTIAL_SECONDS:
             held = self._redact.partial_match_length(self._partial)
             shown = self._partial[: len(self._partial) - held]
-            if shown:
-                self._emit(shown)
-                self._partial = self._partial[len(shown) :]
-            self._partial_since = time.monotonic()
+            self._partial_since = now
+        elif not self._rows.can_return or now - self._rows_flushed < PARTIAL_SECONDS:
+            return
+        self._emit_rows(shown)
+        self._partial = self._partial[len(shown) :]
+        self._rows_flushed = now
 
     def finish_line(self) -> None:
         """Write the rest as a line, because a command has ended."""
-        self._partial += self._decoder.decode(b"", True)
+        self._emit_rows(self._partial + self._decoder.decode(b"", True))
         self._decoder.reset()
-        if self._partial:
-            self._emit(self._partial)
-            self._partial = ""
+        self._rows, self._partial = CursorRows(), ""
+        self._split_at, self._masked_line = LINE_LIMIT, False
+
+    def _emit_rows(self, unfinished: str) -> None:
+        lines = self._rows.flush(unfinished) if self._rows.can_return else [unfinished]
+        if any(lines):
+            self._emit("\n".join(lines))
 
     def _emit(self, text: str) -> None:
         lines = self._redact(text).split("\n")
         if "\r" in text:
-            lines = [_last_frame(line) for line in lines]
+            lines = [last_frame(line) for line in lines]
         if len(text) > LINE_LIMIT:
             lines = [piece for line in lines for piece in _split(line)]
         self._log.write(lines)
-
-    def _safe_cut(self) -> int:
-        """Return an index near the limit and outside of secrets; 0 if more text is needed."""
-        limit = LINE_LIMIT
-        while limit <= len(self._partial):
-            cut = limit - self._redact.partial_match_length(self._partial[:limit])
-            if cut > 0:
-                return cut
-            limit *= 2
-        return 0
-
-
-def _last_frame(line: str, *, keep_end: bool = False) -> str:
-    """Return the last frame of a line with carriage returns, as a terminal shows it."""
-    frames = line.rstrip("\r")
-    end = "\r" if keep_end and len(frames) < len(line) else ""
-    return frames.rpartition("\r")[2] + end
 
 
 def _split(line: str) -> list[str]:

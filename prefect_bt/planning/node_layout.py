@@ -39,7 +39,7 @@ def normalize_path(path: str) -> str:
 
 
 def to_directory_name(name: str) -> str:
-    """Return a job's name as the name of one visible folder.
+    """Return the name of a job or a project as the name of one visible folder.
 
     `/` becomes `-`, a leading dot or blank becomes `_`, and blanks at the end are removed. The end
     of a name that is too long is replaced by a digest of the whole.

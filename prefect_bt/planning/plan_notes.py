@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prefect_bt.definitions import AvailabilityModel, TrainingJob, parse_memory
+from prefect_bt.definitions import AvailabilityModel, TrainingJob, TrainingProject, parse_memory
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.node_layout import gpu_type, to_directory_name
 from prefect_bt.substrates.protocol import Capacity
 
 
-def iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+def iter_notes(project: TrainingProject, context: PlanContext) -> Iterator[str]:
     """Yield a sentence for each fact that the user may not expect."""
+    job = project.job
     if not context.supports_images:
         yield from _iter_mapping_notes(job, context)
     yield from _iter_crowding_notes(job, context.capacity)
@@ -22,8 +23,9 @@ def iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     yield from _iter_ineffective_fields(
         job, in_image=context.supports_images, on_cluster=context.substrate == "kubernetes"
     )
-    if (safe := to_directory_name(context.job_name)) != context.job_name:
-        yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."
+    for kind, name in (("JOB", context.job_name), ("PROJECT", project.name)):
+        if (safe := to_directory_name(name)) != name:
+            yield f"BT_TRAINING_{kind}_NAME is {safe!r}: scripts use it as the name of a folder."
 
 
 def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:

@@ -42,6 +42,7 @@ from prefect_bt.planning.plan import (
 from prefect_bt.planning.plan_notes import iter_notes
 from prefect_bt.planning.platform_variables import platform_variables
 from prefect_bt.planning.resource_amounts import allocate_resources
+from prefect_bt.planning.text_validation import ensure_usable_texts
 from prefect_bt.planning.validation import validate_job, validate_names
 from prefect_bt.planning.weights_validation import parse_weights_source
 from prefect_bt.registries.credentials import list_login_secrets
@@ -51,6 +52,7 @@ from prefect_bt.registries.reference import parse_reference
 
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
     """Return the plan of one attempt. Raise PlanError with every reason why there is none."""
+    ensure_usable_texts(project)
     names = {"project.name": project.name, "job.name": context.job_name}
     if project.team_name:
         names["project.team_name"] = project.team_name
@@ -76,7 +78,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         nodes=nodes,
         weights=weights,
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
-        notes=tuple(iter_notes(project.job, context)),
+        notes=tuple(iter_notes(project, context)),
     )
 
 

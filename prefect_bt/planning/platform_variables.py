@@ -31,7 +31,7 @@ def platform_variables(project: TrainingProject, context: PlanContext) -> dict[s
         "BT_TRAINING_JOB_ID": context.job_id,
         "BT_TRAINING_PROJECT_ID": context.project_id,
         "BT_TRAINING_JOB_NAME": to_directory_name(context.job_name),
-        "BT_TRAINING_PROJECT_NAME": project.name,
+        "BT_TRAINING_PROJECT_NAME": to_directory_name(project.name),
         "BT_NUM_GPUS": str(gpu_count(job)),
         "BT_SCRATCH_DIR": SCRATCH_DIR,
         "BT_RETRY_COUNT": str(context.attempt),

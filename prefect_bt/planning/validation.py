@@ -12,9 +12,8 @@ from prefect_bt.planning.node_layout import gpu_count, gpu_type
 from prefect_bt.planning.weights_validation import iter_source_problems
 from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX
 from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.text.usable_text import is_too_long
 
-MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
-"""Most bytes of one argument or variable on Linux, with the zero byte at its end."""
 SINGLE_MACHINE_SUBSTRATES: Final = frozenset({"local", "docker"})
 """Substrates whose nodes all share the machine that the flow runs on."""
 MIN_LOCAL_NODE_LIMIT: Final = 256
@@ -94,17 +93,13 @@ def _validate_commands(job: TrainingJob) -> Iterator[str]:
             "write for example start_commands=[\"/bin/sh -c './run.sh'\"]."
         )
     for index, command in enumerate(commands):
-        if not command.strip() or "\0" in command:
+        if not command.strip():
             yield f"runtime.start_commands[{index}] is {command!r}; write a shell command."
-        elif _is_too_long(command):
+        elif is_too_long(command):
             yield (
                 f"runtime.start_commands[{index}] has {len(command)} characters, more than Linux "
                 "takes in a command; put it into a script of the workspace."
             )
-
-
-def _is_too_long(text: str) -> bool:
-    return len(text.encode(errors="replace")) >= MAX_ARGUMENT_BYTES
 
 
 def _validate_environment(job: TrainingJob) -> Iterator[str]:
@@ -115,14 +110,12 @@ def _validate_environment(job: TrainingJob) -> Iterator[str]:
                 f"{RESERVED_PREFIX}, {' and '.join(RESERVED_NAMES)} are the platform's. "
                 "Choose another name."
             )
-        elif not name or "=" in name or "\0" in name:
+        elif not name or "=" in name:
             yield f"runtime.environment_variables has {name!r}, which is not a valid name."
         elif not isinstance(value, str):
             if not value.name.strip():
                 yield f"runtime.environment_variables[{name!r}] refers to a secret without a name."
-        elif "\0" in value:
-            yield f"runtime.environment_variables[{name!r}] contains a zero byte."
-        elif _is_too_long(f"{name}={value}"):
+        elif is_too_long(f"{name}={value}"):
             yield (
                 f"runtime.environment_variables[{name!r}] has {len(value)} characters, more than "
                 "Linux takes in a variable; put it into a file of the workspace."

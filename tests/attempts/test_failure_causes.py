@@ -133,7 +133,7 @@ def test_every_cause_has_a_class_and_a_cure(cause: Cause) -> None:
 def test_which_causes_are_of_the_job_itself_and_never_retried() -> None:
     assert {cause for cause, remedy in CAUSES.items() if remedy.failure_class is DEPLOY} == {
         *(Cause.ADMISSION_DENIED, Cause.FORBIDDEN, Cause.REGISTRY_REFUSED, Cause.SECRET_MISSING),
-        *(Cause.IMAGE_NOT_FOUND, Cause.IMAGE_UNUSABLE, Cause.CONFIGURATION),
+        *(Cause.IMAGE_NOT_FOUND, Cause.IMAGE_UNUSABLE, Cause.CONFIGURATION, Cause.AGENT_FAILED),
     }
 
 

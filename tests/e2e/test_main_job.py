@@ -55,7 +55,7 @@ def check_variables(job: dict[str, Any], lines: list[str]) -> None:
         "BT_TRAINING_JOB_ID": job["id"],
         "BT_TRAINING_PROJECT_ID": job["training_project"]["id"],
         "BT_TRAINING_JOB_NAME": job["name"],
-        "BT_TRAINING_PROJECT_NAME": "my / project",
+        "BT_TRAINING_PROJECT_NAME": "my - project",
         "BT_NUM_GPUS": "0",
         "BT_WORKING_DIR": "/b10/workspace",
         "BT_SCRATCH_DIR": "/mnt/bt-scratch",

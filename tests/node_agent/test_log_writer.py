@@ -235,6 +235,36 @@ def test_a_secret_longer_than_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "".join(log.lines()) == "a" * 250 + MASK + "b" * 250
 
 
+@pytest.mark.parametrize("flush", ["a chunk", "a long line", "an unfinished line"])
+def test_values_that_overlap_are_masked_wherever_they_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    chain = "admin:hunterTAIL99@QQWWEERRTTYY/path"
+    secrets = (chain[:18], chain[12:31], chain[26:])
+    if flush == "a long line":
+        monkeypatch.setattr(log_writer, "LINE_LIMIT", 8)
+    monkeypatch.setattr(log_writer, "PARTIAL_SECONDS", -1.0 if "unfinished" in flush else 1.0)
+    for cut in range(1, len(chain)):
+        log = Log(tmp_path, *secrets)
+        for piece in (f"before {chain[:cut]}", f"{chain[cut:]} after\n"):
+            log.out.feed(piece.encode())
+            log.out.flush_partial_line()
+        assert "".join(log.lines()) == f"before {MASK} after"
+
+
+def test_a_line_of_values_that_overlap_without_end_is_masked_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "LINE_LIMIT", 64)
+    monkeypatch.setattr(log_writer, "CHAIN_LIMIT", 512)
+    log = Log(tmp_path, "aaaa")
+    for _ in range(100):
+        log.out.feed(b"a" * 100)
+        assert len(log.out._partial) <= 1200
+    log.out.feed(b"a, and more\nnext line\n")
+    assert log.lines() == [MASK, "next line"]
+
+
 @pytest.mark.parametrize("size", [1, 3, 4096])
 def test_anything_may_come(tmp_path: Path, size: int) -> None:
     import random

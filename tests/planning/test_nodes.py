@@ -116,16 +116,20 @@ def test_secret_names_are_those_of_environment_and_weights() -> None:
         ("é" * 200, "é" * 119 + "-" + hashlib.sha256(("é" * 200).encode()).hexdigest()[:16]),
     ],
 )
-def test_a_jobs_name_is_exported_as_the_name_of_a_folder(
-    name: str, exported: str, tmp_path: Path
+@pytest.mark.parametrize("kind", ["JOB", "PROJECT"])
+def test_a_name_is_exported_as_the_name_of_a_folder(
+    kind: str, name: str, exported: str, tmp_path: Path
 ) -> None:
-    plan = plan_gang(project(), replace(CONTEXT, job_name=name))
-    assert plan.job_name == name
-    assert plan.nodes[0].environment["BT_TRAINING_JOB_NAME"] == exported
+    given = project()
+    if kind == "PROJECT":
+        given.name = name
+    plan = plan_gang(given, replace(CONTEXT, job_name=name if kind == "JOB" else "job-1"))
+    assert name in {plan.job_name, plan.project_name}
+    assert plan.nodes[0].environment[f"BT_TRAINING_{kind}_NAME"] == exported
     (tmp_path / exported).mkdir()
     assert [path.name for path in tmp_path.iterdir()] == [exported]
-    told = [note for note in plan.notes if note.startswith("BT_TRAINING_JOB_NAME")]
-    assert bool(told) == (name != exported)
+    notes = [note for note in plan.notes if note.startswith(f"BT_TRAINING_{kind}_NAME")]
+    assert bool(notes) == (name != exported)
 
 
 def test_fields_without_effect_are_noted_and_no_others() -> None:

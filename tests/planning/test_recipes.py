@@ -38,5 +38,5 @@ def test_recipes_plan_for_a_machine_that_has_what_they_ask_for(name: str) -> Non
     assert codec.loads(GangPlan, codec.dumps(plan)) == plan
     # A job that is called like its project, as real ones are: scripts make a folder of the name.
     named = plan_gang(given, replace(context, job_name=given.name)).nodes[0].environment
-    assert named["BT_TRAINING_PROJECT_NAME"] == given.name
+    assert named["BT_TRAINING_PROJECT_NAME"] == given.name.replace("/", "-")
     assert named["BT_TRAINING_JOB_NAME"] == given.name.replace("/", "-")

@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.node_objects import NodeRequest
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.node_agent.agent_failure import classify_staging_error, describe_failure
 from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.pod.pod_files import PodFiles
 from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
@@ -87,12 +87,13 @@ class _Staging:
     def finish(self, work: Future[None]) -> bool:
         """Return whether the node can start. If not, the status has the reason."""
         reason, cause = self._reason, None
-        if not reason:
-            try:
-                work.result()
-            except (PrefectBtError, OSError) as error:
-                reason, cause = f"staging failed: {self._redact(str(error))}", Cause.STAGING_FAILED
-                self._log.write_platform(reason)
+        if not reason and (error := work.exception()) is not None:
+            cause = classify_staging_error(error) or Cause.STAGING_FAILED
+            what = self._redact(str(error))
+            if cause is Cause.AGENT_FAILED:
+                what = describe_failure(error, self._redact)
+            reason = f"staging failed: {what}"
+            self._log.write_platform(reason)
         self._log.close()
         if not reason:
             return True

@@ -242,3 +242,12 @@ def test_a_failed_source_has_its_reason(pod: Pod) -> None:
     assert (status.exit_code, status.reason.partition(":")[0]) == (125, "staging failed")
     assert "/bt-nothing" in status.reason
     assert "/bt-nothing" in "\n".join(pod.log())
+
+
+def test_an_error_of_ours_while_weights_are_mirrored_is_the_reason(pod: Pod) -> None:
+    definition = project(weights=[{"source": f"file://{SOURCE}", "mount_location": "/models"}])
+    pod.weights = plan_gang(definition, CONTEXT).weights  # the pod's plan has no volume for it
+    assert pod.start_agent("weights").wait(600) == EXIT_NOT_STARTED
+    status = pod.status()
+    assert (status.phase, status.cause) == (NodePhase.DONE, "agent_failed")
+    assert "StopIteration" in status.reason
