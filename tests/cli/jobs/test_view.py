@@ -144,7 +144,7 @@ def test_warnings_of_a_completed_job_are_shown_by_every_command(cli: Cli, shop: 
     view = cli("view", "--job-id", job.id)
     fields = [line for line in view.out.splitlines() if line.startswith("Warning ")]
     assert [line.removeprefix("Warning").lstrip() for line in fields] == [stopped, ended]
-    (document,) = cli("view", "--job-id", job.id, "-o", "json").json["training_jobs"]
+    document = cli("view", "--job-id", job.id, "-o", "json").json
     assert document["warnings"] == document["attempts"][0]["warnings"] == [stopped, ended]
     followed = cli("logs", "--job-id", job.id, "--tail").err
     assert f"Training job {job.id} completed, with warnings." in followed
