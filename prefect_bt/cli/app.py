@@ -12,13 +12,22 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import chain, pairwise
 from typing import Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from prefect_bt.cli import command_table
-from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
+from prefect_bt.cli.ui.terminal import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    USAGE,
+    Terminal,
+    document_alone,
+    open_terminal,
+)
 from prefect_bt.errors import PrefectBtError, UsageError
 
 LogLevel = Literal[
@@ -147,7 +156,8 @@ def _make_launcher(app: App) -> Callable[..., object]:
             output=bound.arguments.get("output", "cli-table"),
         )
         extra = {"terminal": terminal} if "terminal" in ignored else {}
-        return command(*bound.args, **bound.kwargs, **extra)
+        with document_alone() if terminal.machine_readable else nullcontext():
+            return command(*bound.args, **bound.kwargs, **extra)
 
     return launch
 

@@ -9,22 +9,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from prefect_bt.cli import command_table
 
 _JOB_COMMANDS: Final = frozenset({"push", "recreate", "retry"})
+_STDOUT: Final = 1
+_STDERR: Final = 2
 _NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
 
 
 def main() -> int:
     """Return the exit code of the command."""
     try:
-        return _run(sys.argv[1:])
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
     except BrokenPipeError:
         # Drop the rest of the output, which has no reader (`| head`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return 1
+    # A config file may write at the end of the process, as by `atexit`.
+    sys.stdout = sys.stderr
+    with suppress(OSError):  # closed, as with `2>&-`
+        os.dup2(_STDERR, _STDOUT)
+    return code
 
 
 def _run(words: Sequence[str]) -> int:

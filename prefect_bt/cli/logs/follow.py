@@ -86,10 +86,9 @@ def tail_logs(
     reconcile = Reconciler(ledger, record.id, warn=terminal.warn)
     lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
-        target = stream or sys.stdout
         shown = live_panel(terminal, ledger, record) if panel else nullcontext(None)
         with shown as above:
-            write_lines(lines, format_line, above or target)
+            write_lines(lines, format_line, above or stream)
         warn_corrupt_logs(terminal, logs)
         return print_job_end(terminal, ledger, record.id)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from prefect_bt.cli.ui.terminal import to_json, write_stdout
+from prefect_bt.cli.ui.terminal import result_stream, to_json, write_stdout
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_format import PLATFORM_RANK, render_line
 from prefect_bt.text.control_characters import escape_line_controls
@@ -38,7 +38,7 @@ def write_lines(
     stream: TextStream | None = None,
 ) -> int:
     """Write each line, flush when no more are ready (None), and return the number of lines."""
-    target, written = stream or sys.stdout, 0
+    target, written = stream or result_stream(), 0
     for line in lines:
         if line is None:
             target.flush()

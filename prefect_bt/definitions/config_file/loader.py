@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 
 from prefect_bt.definitions.base import find_definition_class
+from prefect_bt.definitions.config_file.isolation import isolate_config
 from prefect_bt.definitions.config_file.sibling_imports import (
     UncachedLoader,
     can_be_sibling,
@@ -50,7 +51,7 @@ def load_training_project(path: str | Path) -> TrainingProject:
     `path` is a `.py` file with exactly one module-level name of a TrainingProject. Names with an
     underscore count; two names of one project count as two. The file may read `os.environ`, and
     files beside it through `__file__`. Its module has the name of the file and is not in
-    `sys.modules` afterwards.
+    `sys.modules` afterwards. What it prints goes to stderr, and its `sys.argv` is its path alone.
 
     Raises:
         ConfigImportError: `path` is not a `.py` file.
@@ -82,7 +83,7 @@ def load_target(path: Path, kind: type[T]) -> T:
 
 
 def _import_config(path: Path) -> ModuleType:
-    with _IMPORT_LOCK, import_siblings(path), install_stand_ins():
+    with _IMPORT_LOCK, isolate_config(path), import_siblings(path), install_stand_ins():
         loader = UncachedLoader(path.stem, str(path))
         spec = spec_from_file_location(path.stem, path, loader=loader)
         assert spec is not None  # never None when a loader is given
