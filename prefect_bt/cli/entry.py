@@ -1,6 +1,7 @@
 """Entry point of the `prefect-bt` script: print the overview, or run a command.
 
-The process of a job imports Prefect for seconds. A command that starts a job starts that process
+This module imports almost nothing, so that Ctrl-C is handled from the start. The process of a job
+imports Prefect for seconds. A command that starts a job starts that process
 first (prefect_bt.jobs.starting.launcher), and parses its options and the config file meanwhile.
 """
 
@@ -8,20 +9,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final
 
-from prefect_bt.cli import command_table
+from prefect_bt.cli.interrupt import INTERRUPTED, exit_on_interrupt
 
-_JOB_COMMANDS: Final = frozenset({"push", "recreate", "retry"})
-_STDOUT: Final = 1
-_STDERR: Final = 2
-_NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
+TYPE_CHECKING = False  # as in prefect_bt/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_JOB_COMMANDS = frozenset({"push", "recreate", "retry"})
+_STDOUT = 1
+_STDERR = 2
+_NO_JOB_OPTIONS = ("--dry-run", "--help", "-h", "--deployment")
 
 
 def main() -> int:
     """Return the exit code of the command."""
+    exit_on_interrupt()
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
@@ -29,14 +32,26 @@ def main() -> int:
         # Drop the rest of the output, which has no reader (`| head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return 1
-    # A config file may write at the end of the process, as by `atexit`.
-    sys.stdout = sys.stderr
-    with suppress(OSError):  # closed, as with `2>&-`
-        os.dup2(_STDERR, _STDOUT)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        exit_on_interrupt()
+    _leave_stdout()
     return code
 
 
+def _leave_stdout() -> None:
+    """Send to stderr what a config file writes at the end of the process, as by `atexit`."""
+    from contextlib import suppress
+
+    sys.stdout = sys.stderr
+    with suppress(OSError):  # closed, as with `2>&-`
+        os.dup2(_STDERR, _STDOUT)
+
+
 def _run(words: Sequence[str]) -> int:
+    from prefect_bt.cli import command_table
+
     if overview := command_table.find_overview(words):
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
         colored = sys.stdout.isatty() and not plain

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
-INTERRUPTED: Final = 130
 
 _WATCH_INTERVAL: Final = 2.0
 """Seconds between two reads of `--watch`."""
