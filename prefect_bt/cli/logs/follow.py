@@ -50,9 +50,15 @@ def follow_job(
     """Follow a submitted job to its end, with or without its log, and print how it ended."""
     if not with_log:
         return wait_for_job(terminal, ledger, record)
-    from prefect_bt.cli.logs.lines import format_colored, format_text, should_use_color
+    from prefect_bt.cli.logs.lines import (
+        format_colored,
+        format_text,
+        name_time_zone,
+        should_use_color,
+    )
     from prefect_bt.logs.line_filter import LineFilter
 
+    name_time_zone(terminal)
     logs = open_logs(ledger, record, terminal)
     if terminal.machine_readable:
         return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)

@@ -14,6 +14,7 @@ from prefect_bt.logs.line_format import PLATFORM_RANK, render_line
 from prefect_bt.text.control_characters import escape_line_controls
 
 if TYPE_CHECKING:
+    from prefect_bt.cli.ui.terminal import Terminal
     from prefect_bt.logs.line_filter import JobLine
 
 _LEVEL_COLORS: Final = {LogLevel.DEBUG: "2", LogLevel.WARNING: "33", LogLevel.ERROR: "31"}
@@ -30,6 +31,11 @@ class TextStream(Protocol):
 def should_use_color() -> bool:
     """Return whether lines have the color of their level: on a terminal without NO_COLOR."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def name_time_zone(terminal: Terminal) -> None:
+    """Print the time zone of the lines, which have none, as those of truss."""
+    terminal.info("Times are in UTC.", style="dim")
 
 
 def write_lines(

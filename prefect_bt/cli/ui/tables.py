@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from prefect_bt.cli.ui.terminal import Terminal, result_stream
 from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.text.quantities import format_utc
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,9 +40,9 @@ def format_value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def format_local_time(iso: str | None) -> str:
-    """Return `2026-11-24 14:05:00` in the local time zone for an ISO time."""
-    return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}" if iso else ""
+def format_time(iso: str | None) -> str:
+    """Return `2026-11-24 14:05:00 UTC` for an ISO time."""
+    return format_utc(datetime.fromisoformat(iso).timestamp()) if iso else ""
 
 
 @dataclass(frozen=True)
