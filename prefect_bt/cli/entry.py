@@ -25,6 +25,7 @@ _NO_JOB_OPTIONS = ("--dry-run", "--help", "-h", "--deployment")
 def main() -> int:
     """Return the exit code of the command."""
     exit_on_interrupt()
+    _open_closed_streams()
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
@@ -40,13 +41,18 @@ def main() -> int:
     return code
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of outputs that were closed by the caller, as with `2>&-`."""
+    for name, number in (("stdout", _STDOUT), ("stderr", _STDERR)):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number, inheritable=True)
+            setattr(sys, name, os.fdopen(number, "w"))
+
+
 def _leave_stdout() -> None:
     """Send to stderr what a config file writes at the end of the process, as by `atexit`."""
-    from contextlib import suppress
-
     sys.stdout = sys.stderr
-    with suppress(OSError):  # closed, as with `2>&-`
-        os.dup2(_STDERR, _STDOUT)
+    os.dup2(_STDERR, _STDOUT)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -1,10 +1,12 @@
 """A config file that prints: standard output of a command is its result alone."""
 
 import json
+import shlex
+import subprocess
 
 import pytest
 
-from .conftest import Cli
+from .conftest import COMMAND, Cli
 
 PRINTING = """
 import atexit, os, subprocess, sys, threading, time
@@ -28,6 +30,23 @@ job = d.TrainingJob(
 )
 project = d.TrainingProject(name="tiny", job=job)
 """
+
+
+@pytest.mark.parametrize(("closed", "is_printed"), [(">&-", False), ("2>&-", True)])
+def test_a_closed_output_is_no_fault(cli: Cli, config, closed: str, is_printed: bool):
+    path = config()
+    path.write_text(f"print('SAID')\n{path.read_text()}")
+    command = [*COMMAND, "push", "--dry-run", "-o", "json", str(path)]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{shlex.join(command)} {closed}"],
+        capture_output=True,
+        env=cli.env,
+        cwd=cli.folder,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == (b"" if is_printed else b"SAID\n")
+    assert bool(done.stdout) is is_printed
 
 
 @pytest.mark.parametrize("words", ["push --dry-run", "weights mirror --dry-run"])

@@ -42,10 +42,10 @@ sys.exit(main())
         ("prefect_bt.cli.app", "view"),
         ("cyclopts", "view"),
         ("prefect_bt.cli.logs.logs", "logs"),
-        ("prefect_bt.ledger.open_ledger", "logs"),
+        ("prefect_bt.ledger.open_ledger", "logs -o json"),
         ("pydantic", "logs"),
         ("exit", "--help"),
-        ("exit", "logs"),
+        ("exit", "logs -o json"),
     ],
 )
 def test_ctrl_c_is_quiet(cli: Cli, shop: Shop, ended, moment: str, words: str, replaced: bool):

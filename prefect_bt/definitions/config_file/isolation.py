@@ -52,12 +52,7 @@ def _stdout_to_stderr() -> Generator[None]:
     with suppress(OSError):  # closed, as with `>&-`
         saved = os.dup(1)
         os.dup2(2, 1)
-    sys.stdout = held = TextIOWrapper(  # held: the file may replace and wrap it
-        cast("Any", _StderrBytes(stderr)),
-        encoding="utf-8",
-        errors="backslashreplace",
-        write_through=True,
-    )
+    sys.stdout = held = _wrap(stderr) if stderr else None  # held: the file may replace and wrap it
     try:
         yield
     finally:
@@ -67,6 +62,11 @@ def _stdout_to_stderr() -> Generator[None]:
         if saved is not None:
             os.dup2(saved, 1)
             os.close(saved)
+
+
+def _wrap(stderr: TextIO) -> TextIO:
+    raw = cast("Any", _StderrBytes(stderr))
+    return TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 class _StderrBytes(RawIOBase):
@@ -85,7 +85,8 @@ class _StderrBytes(RawIOBase):
         return self._stderr.isatty()
 
     def write(self, data: Any, /) -> int:
-        self._stderr.write(bytes(data).decode(errors="backslashreplace"))
+        with suppress(OSError):  # closed, as with `2>&-`: no reason for a config file to fail
+            self._stderr.write(bytes(data).decode(errors="backslashreplace"))
         return len(data)
 
 
