@@ -6,9 +6,10 @@ runs the job. docs/architecture.md describes the packages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # without `typing`, whose import delays the handler of Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from prefect_bt.jobs.asynchronous import apush, arecreate, asubmit
     from prefect_bt.jobs.options import SubmitOptions
     from prefect_bt.jobs.submit import push, recreate, submit

@@ -39,7 +39,9 @@ _TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
         "time, or find out what hangs.",
         Cause.NOT_EXECUTABLE: "A command was found but cannot be executed: is it `chmod +x`, and "
         "has it a shebang?",
-        Cause.NOT_FOUND: "A command was not found: is it installed, and on PATH?",
+        Cause.NOT_FOUND: "A command, a script or the interpreter of a script was not found: is it "
+        "installed, on PATH, and in the workspace? A shebang names a program of the image, and "
+        "has no Windows line end (CRLF).",
         Cause.INTERRUPTED: "It was interrupted, as by Ctrl-C.",
         Cause.SEGMENTATION_FAULT: "Native code crashed: look for libraries built for other "
         "versions (PyTorch, CUDA, extensions), and set PYTHONFAULTHANDLER=1 to see where.",

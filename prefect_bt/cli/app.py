@@ -12,13 +12,22 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import chain, pairwise
 from typing import Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from prefect_bt.cli import command_table
-from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
+from prefect_bt.cli.interrupt import INTERRUPTED, raise_on_interrupt, was_interrupted
+from prefect_bt.cli.ui.terminal import (
+    FAILED,
+    OK,
+    USAGE,
+    Terminal,
+    document_alone,
+    open_terminal,
+)
 from prefect_bt.errors import PrefectBtError, UsageError
 
 LogLevel = Literal[
@@ -96,7 +105,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # every error of a command is reported here
-        return _report(terminal, error)
+        return INTERRUPTED if was_interrupted() else _report(terminal, error)
     return code if isinstance(code, int) else OK
 
 
@@ -146,8 +155,10 @@ def _make_launcher(app: App) -> Callable[..., object]:
             debug=log.lower() in {"d", "debug"},
             output=bound.arguments.get("output", "cli-table"),
         )
+        raise_on_interrupt()
         extra = {"terminal": terminal} if "terminal" in ignored else {}
-        return command(*bound.args, **bound.kwargs, **extra)
+        with document_alone() if terminal.machine_readable else nullcontext():
+            return command(*bound.args, **bound.kwargs, **extra)
 
     return launch
 

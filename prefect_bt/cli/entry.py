@@ -1,6 +1,7 @@
 """Entry point of the `prefect-bt` script: print the overview, or run a command.
 
-The process of a job imports Prefect for seconds. A command that starts a job starts that process
+This module imports almost nothing, so that Ctrl-C is handled from the start. The process of a job
+imports Prefect for seconds. A command that starts a job starts that process
 first (prefect_bt.jobs.starting.launcher), and parses its options and the config file meanwhile.
 """
 
@@ -8,26 +9,55 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
 
-from prefect_bt.cli import command_table
+from prefect_bt.cli.interrupt import INTERRUPTED, exit_on_interrupt
 
-_JOB_COMMANDS: Final = frozenset({"push", "recreate", "retry"})
-_NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
+TYPE_CHECKING = False  # as in prefect_bt/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_JOB_COMMANDS = frozenset({"push", "recreate", "retry"})
+_STDOUT = 1
+_STDERR = 2
+_NO_JOB_OPTIONS = ("--dry-run", "--help", "-h", "--deployment")
 
 
 def main() -> int:
     """Return the exit code of the command."""
+    exit_on_interrupt()
+    _open_closed_streams()
     try:
-        return _run(sys.argv[1:])
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
     except BrokenPipeError:
         # Drop the rest of the output, which has no reader (`| head`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        exit_on_interrupt()
+    _leave_stdout()
+    return code
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of outputs that were closed by the caller, as with `2>&-`."""
+    for name, number in (("stdout", _STDOUT), ("stderr", _STDERR)):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number, inheritable=True)
+            setattr(sys, name, os.fdopen(number, "w"))
+
+
+def _leave_stdout() -> None:
+    """Send to stderr what a config file writes at the end of the process, as by `atexit`."""
+    sys.stdout = sys.stderr
+    os.dup2(_STDERR, _STDOUT)
 
 
 def _run(words: Sequence[str]) -> int:
+    from prefect_bt.cli import command_table
+
     if overview := command_table.find_overview(words):
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
         colored = sys.stdout.isatty() and not plain

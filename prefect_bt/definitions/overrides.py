@@ -13,7 +13,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from prefect_bt.definitions.compute import AcceleratorSpec, AvailabilityModel, parse_accelerator
+from prefect_bt.definitions.compute import (
+    AcceleratorSpec,
+    AvailabilityModel,
+    Compute,
+    parse_accelerator,
+    parse_memory,
+)
 from prefect_bt.definitions.error_messages import definition_error
 from prefect_bt.definitions.interactive_session import (
     DEFAULT_TIMEOUT_MINUTES,
@@ -24,6 +30,8 @@ from prefect_bt.definitions.job import TrainingJob, TrainingProject
 from prefect_bt.errors import DefinitionError
 
 NO_ACCELERATOR: Final = "none"
+_LEAST_MEMORY: Final = 1024**2
+"""Bytes below which a unit was forgotten: `--memory 2`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,8 @@ class Overrides:
     """One field for each option of push.
 
     `interactive` is a trigger (`on_startup`, `on_failure`, `on_demand`); `accelerator` is
-    `TYPE[:N]`, or `none` (ours) for a CPU job; `spot=False` is the same as not given.
+    `TYPE[:N]`, or `none` (ours) for a CPU job; `cpu_count` and `memory` (ours) are those of
+    Compute; `spot=False` is the same as not given.
     """
 
     job_name: str | None = None
@@ -39,6 +48,8 @@ class Overrides:
     interactive: InteractiveSessionTrigger | str | None = None
     interactive_timeout_minutes: int | None = None
     accelerator: str | None = None
+    cpu_count: int | None = None
+    memory: str | None = None
     node_count: int | None = None
     entrypoint: str | None = None
     priority: int | None = None
@@ -49,6 +60,7 @@ def apply_overrides(
     project: TrainingProject, overrides: Overrides
 ) -> tuple[TrainingProject, list[str]]:
     """Return a changed copy of `project`, and the warnings to print. Raise DefinitionError."""
+    _validate_sizes(overrides)
     changed = project.model_copy(deep=True)
     warnings = list(_iter_warnings(changed.job, overrides))
     try:
@@ -64,17 +76,20 @@ def _iter_warnings(job: TrainingJob, overrides: Overrides) -> Iterator[str]:
     accelerator = job.compute.accelerator.model_dump() if job.compute.accelerator else None
     timeout, commands = overrides.interactive_timeout_minutes, job.runtime.start_commands or None
     minutes, usual = session.timeout_minutes, DEFAULT_TIMEOUT_MINUTES
+    compute, default = job.compute, Compute()
     trigger = None if overrides.interactive is None else str(overrides.interactive)
-    for flag, new, name, old, default in (
+    for flag, new, name, old, unset in (
         ("--job-name", overrides.job_name, "name", job.name, None),
         ("--entrypoint", overrides.entrypoint, "start_commands", commands, None),
         ("--priority", overrides.priority, "priority", job.priority, None),
         ("--interactive", trigger, "interactive trigger", session.trigger.value, "on_demand"),
         ("--interactive-timeout-minutes", timeout, "interactive timeout", minutes, usual),
         ("--accelerator", overrides.accelerator, "accelerator", accelerator, None),
-        ("--node-count", overrides.node_count, "node_count", job.compute.node_count, 1),
+        ("--cpu-count", overrides.cpu_count, "cpu_count", compute.cpu_count, default.cpu_count),
+        ("--memory", overrides.memory, "memory", compute.memory, default.memory),
+        ("--node-count", overrides.node_count, "node_count", compute.node_count, 1),
     ):
-        if new is not None and old != default:
+        if new is not None and old != unset:
             yield f"The config file's {name} {old!r} is ignored: {flag} {new!r} was given."
 
 
@@ -86,6 +101,8 @@ def _replace_values(project: TrainingProject, overrides: Overrides) -> None:
         (job, "name", overrides.job_name),
         (job, "priority", overrides.priority),
         (job.compute, "node_count", overrides.node_count),
+        (job.compute, "cpu_count", overrides.cpu_count),
+        (job.compute, "memory", overrides.memory),
         (session, "timeout_minutes", timeout),
     ):
         if value is not None:
@@ -100,6 +117,34 @@ def _replace_values(project: TrainingProject, overrides: Overrides) -> None:
         job.compute.accelerator = parse_accelerator_option(overrides.accelerator)
     if overrides.spot:
         job.compute.availability_model = AvailabilityModel.SPOT
+
+
+def _validate_sizes(overrides: Overrides) -> None:
+    """Raise DefinitionError for CPUs or memory that no node can have."""
+    cpus, memory = overrides.cpu_count, overrides.memory
+    if cpus is not None and cpus < 1:
+        raise DefinitionError(
+            f"--cpu-count {cpus} is not valid: a node needs at least 1 CPU.",
+            next_step="Write for example --cpu-count 2.",
+            field="cpu_count",
+            value=cpus,
+        )
+    if memory is None:
+        return
+    try:
+        size = parse_memory(memory)
+    except DefinitionError as error:
+        why, cause = error.message[0].lower() + error.message[1:].rstrip("."), error
+    else:
+        if size >= _LEAST_MEMORY:
+            return
+        why, cause = f"it is {size} bytes", None
+    raise DefinitionError(
+        f"--memory {memory!r} is not valid: {why}.",
+        next_step='Write a number and a unit, for example "512Mi", "64Gi" or "64GB".',
+        field="memory",
+        value=memory,
+    ) from cause
 
 
 def _parse_trigger(value: InteractiveSessionTrigger | str) -> InteractiveSessionTrigger:

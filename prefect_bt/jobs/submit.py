@@ -333,7 +333,8 @@ def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[Pac
         exclude_dirs=chosen.exclude_dirs if chosen else (),
     )
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
-        yield pack_workspace(layout, Path(folder) / "workspace.tar")
+        commands = project.job.runtime.start_commands
+        yield pack_workspace(layout, Path(folder) / "workspace.tar", commands=commands)
 
 
 @contextmanager

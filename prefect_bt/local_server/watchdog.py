@@ -22,6 +22,7 @@ from prefect_bt.jobs.starting.poller import QueuePoller
 from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings
+from prefect_bt.text.quantities import format_utc
 
 T = TypeVar("T")
 POLL_INTERVAL: Final = 5.0
@@ -111,7 +112,7 @@ def _handle_sigterm(*_: object) -> None:
 
 
 def _log(message: str) -> None:
-    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {message}\n")
+    sys.stdout.write(f"{format_utc(time.time())} {message}\n")
     sys.stdout.flush()
 
 

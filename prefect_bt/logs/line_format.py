@@ -9,7 +9,7 @@ so that the file can be copied and shown. Lines of the platform begin with `[pre
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -58,8 +58,8 @@ def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
 
 
 def render_line(line: LogLine) -> str:
-    """Render as `truss train logs` does: `[YYYY-mm-dd HH:MM:SS]: (replica) message`."""
-    at = _format_local_time(line.timestamp // 10**9)
+    """Render as `truss train logs` does: `[YYYY-mm-dd HH:MM:SS]: (replica) message`, in UTC."""
+    at = _format_time(line.timestamp // 10**9)
     return f"[{at}]: ({line.replica}) {line.message}"
 
 
@@ -70,5 +70,5 @@ def truncate(message: str, limit: int) -> str:
 
 
 @lru_cache(maxsize=16)
-def _format_local_time(second: int) -> str:
-    return f"{datetime.fromtimestamp(second):%Y-%m-%d %H:%M:%S}"
+def _format_time(second: int) -> str:
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%d %H:%M:%S}"

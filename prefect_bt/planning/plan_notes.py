@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from prefect_bt.definitions import AvailabilityModel, TrainingJob, TrainingProject, parse_memory
 from prefect_bt.node_paths import WORKSPACE_DIR
@@ -17,6 +18,7 @@ def iter_notes(project: TrainingProject, context: PlanContext) -> Iterator[str]:
     if not context.supports_images:
         yield from _iter_mapping_notes(job, context)
     yield from _iter_crowding_notes(job, context.capacity)
+    yield from _iter_line_end_notes(job.runtime.start_commands)
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
         yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it on those."
@@ -53,6 +55,16 @@ def _iter_crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
             f"All {compute.node_count} nodes share this machine's {capacity.cpus} CPUs and "
             f"{capacity.memory / 1024**3:.1f}Gi, which is less than they ask for together."
         )
+
+
+def _iter_line_end_notes(commands: Sequence[str]) -> Iterator[str]:
+    for number, command in enumerate(commands, start=1):
+        if re.search(r"\r(?:\n|\Z)", command):
+            yield (
+                f"Start command {number} has Windows line ends (\\r\\n): the shell takes the \\r "
+                "as a part of each line, so that `cd data` looks for a folder `data\\r`. End its "
+                "lines with \\n."
+            )
 
 
 def _iter_ineffective_fields(

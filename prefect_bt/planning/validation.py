@@ -52,7 +52,10 @@ def _validate_compute(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     if cpus < 1:
         yield f"compute.cpu_count is {cpus}; a node needs at least 1 CPU."
     if cpus > capacity.cpus:
-        yield f"compute.cpu_count asks for {cpus} CPUs a node; this machine has {capacity.cpus}."
+        yield (
+            f"compute.cpu_count asks for {cpus} CPUs a node; this machine has {capacity.cpus}. "
+            f"Ask for less: --cpu-count {capacity.cpus}."
+        )
     try:
         fits = parse_memory(compute.memory) <= capacity.memory
     except DefinitionError as error:
@@ -60,7 +63,10 @@ def _validate_compute(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     else:
         have = f"{capacity.memory / 1024**3:.1f}Gi"
         if not fits:
-            yield f"compute.memory asks for {compute.memory} a node; this machine has {have}."
+            yield (
+                f"compute.memory asks for {compute.memory} a node; this machine has {have}. "
+                f"Ask for less: --memory {int(capacity.memory / 1024**2)}Mi."
+            )
     yield from _validate_gpus(job, capacity)
 
 

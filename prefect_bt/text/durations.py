@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from prefect_bt.errors import DefinitionError
@@ -46,9 +46,17 @@ def _duration_error(field: str, value: object, kind: str, example: str) -> Defin
 
 
 def parse_since(text: str, *, now: float) -> int:
-    """Return epoch nanoseconds for an age such as `30m` or `1h30m`, or an ISO time. ValueError."""
+    """Return epoch nanoseconds for an age such as `30m` or `1h30m`, or an ISO time. ValueError.
+
+    A time without a zone is in UTC, as all times that prefect_bt prints.
+
+    >>> parse_since("2026-11-20 14:00:00", now=0) == parse_since("2026-11-20T15:00+01:00", now=0)
+    True
+    """
     with suppress(ValueError, OverflowError):
-        return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
+        at = datetime.fromisoformat(text.strip().removesuffix("UTC").rstrip())
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return max(0, int(at.timestamp() * 1e9))
     try:
         return max(0, int((now - parse_age(text, field="--since")) * 1e9))
     except (DefinitionError, OverflowError):

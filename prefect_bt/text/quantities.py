@@ -27,6 +27,15 @@ def format_elapsed(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def format_utc(at: float) -> str:
+    """Return seconds since the epoch as people read them: `2026-11-24 14:05:00 UTC`.
+
+    Messages are stored, and may be read in another time zone than they were written in. So all
+    times are in UTC, and say so.
+    """
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def format_iso(at: float) -> str:
     """Return seconds since the epoch as ISO 8601 in UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat()

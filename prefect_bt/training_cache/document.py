@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, Final, Literal
 
+from prefect_bt.text.quantities import format_iso
 from prefect_bt.training_cache.usage import CacheEntry, CacheSummary
 
 SortBy = Literal["filepath", "size", "modified", "type", "permissions"]
@@ -44,15 +44,15 @@ def _row(entry: CacheEntry) -> dict[str, Any]:
         "path": entry.path,
         "size_bytes": entry.size,
         "size_human_readable": format_size(entry.size),
-        "modified": _local_time(entry.modified),
+        "modified": _format_modified(entry.modified),
         "type": entry.file_type or "Unknown",
         "permissions": entry.permissions or "Unknown",
     }
 
 
-def _local_time(at: float | None) -> str:
+def _format_modified(at: float | None) -> str:
     try:
-        return "" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+        return "" if at is None else format_iso(int(at))
     except (ValueError, OverflowError, OSError):  # a year outside the calendar
         return ""
 

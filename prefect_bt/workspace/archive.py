@@ -27,6 +27,7 @@ from prefect_bt.workspace.file_list import (
     read_error,
 )
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, MAX_WORKSPACE_ENTRIES, format_bytes
+from prefect_bt.workspace.line_ends import warn_about_line_ends
 from prefect_bt.workspace.pack_summary import WorkspaceContents, describe_contents
 from prefect_bt.workspace.pointers import warn_about_pointers
 from prefect_bt.workspace.roots import WorkspaceLayout
@@ -59,9 +60,15 @@ def packed_folder(packed: PackedWorkspace | None) -> Path | None:
 
 
 def pack_workspace(
-    layout: WorkspaceLayout, target: Path, *, max_bytes: int = MAX_WORKSPACE_BYTES
+    layout: WorkspaceLayout,
+    target: Path,
+    *,
+    commands: Sequence[str] = (),
+    max_bytes: int = MAX_WORKSPACE_BYTES,
 ) -> PackedWorkspace:
     """Write the tar of `layout` to `target`, replacing a file there; its folder must exist.
+
+    `commands`: start commands, to warn about the scripts that they run.
 
     Raises WorkspaceError, and leaves nothing behind, when there is nothing to pack, when more than
     `max_bytes` would result (refused before anything is written), when weights are git-LFS
@@ -71,6 +78,7 @@ def pack_workspace(
     _check_not_empty(found, layout)
     _check_limits(found.entries, max_bytes)
     warnings = warn_about_pointers(found.entries)
+    warnings += warn_about_line_ends(found.entries, commands)
     try:
         with open_replacement(target) as staged:
             os.fchmod(staged.fileno(), 0o600)

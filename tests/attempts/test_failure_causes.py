@@ -165,12 +165,25 @@ def test_the_remedy_of_exit_code_1_mentions_torchrun() -> None:
     assert "torchrun" not in diagnose_node(replace(ENDED, exit_code=3)).remedy
 
 
+def test_the_remedy_of_127_names_scripts_and_their_interpreters() -> None:
+    remedy = diagnose_node(replace(ENDED, exit_code=127)).remedy
+    for word in ("command", "script", "interpreter", "PATH", "CRLF"):
+        assert word in remedy
+
+
 def test_a_real_shell_returns_the_codes_of_the_table(tmp_path: Path) -> None:
     """The table's numbers are those of /bin/sh here, not of a book."""
-    plain = tmp_path / "plain"
+    plain, windows, python = (tmp_path / name for name in ("plain", "windows", "python"))
     plain.write_text("echo\n")
+    windows.write_bytes(b"#!/bin/sh\r\necho hi\r\n")
+    windows.chmod(0o755)
+    python.write_text("#!/usr/bin/python9\n")
+    python.chmod(0o755)
     said = {
         "exec /nowhere/at-all": Cause.NOT_FOUND,
+        f"{windows}": Cause.NOT_FOUND,
+        f"{python}": Cause.NOT_FOUND,
+        "bash /nowhere/at-all.sh": Cause.NOT_FOUND,
         f"{plain}": Cause.NOT_EXECUTABLE,
         "timeout 0.05 sleep 3000": Cause.TIMED_OUT,
         f"{sys.executable} -c 'import os; os.abort()'": Cause.ABORTED,

@@ -116,7 +116,7 @@ def test_the_queue_as_a_table(within: Within, waiting: Queue):
     assert "in " not in rows[1].partition("is away")[2].replace(" min ", "")
 
 
-def test_a_start_that_is_far_away_is_a_local_time(within: Within, waiting: Queue):
+def test_a_start_that_is_far_away_is_a_time(within: Within, waiting: Queue):
     waiting.machine()
     lease = waiting.run(run_time=7200)
     waiting.wait()

@@ -24,7 +24,7 @@ def project(**job):
 SET = {
     "name": "old",
     "priority": 1,
-    "compute": Compute(accelerator="H100:8", node_count=4),
+    "compute": Compute(accelerator="H100:8", node_count=4, cpu_count=64, memory="900Gi"),
     "runtime": Runtime(start_commands=["old"]),
     "interactive_session": InteractiveSession(
         trigger=InteractiveSessionTrigger.ON_FAILURE, timeout_minutes=60
@@ -54,6 +54,8 @@ TABLE = [
     ),
     ({"accelerator": "none"}, lambda p: p.job.compute.accelerator, None, "--accelerator"),
     ({"node_count": 2}, lambda p: p.job.compute.node_count, 2, "--node-count"),
+    ({"cpu_count": 2}, lambda p: p.job.compute.cpu_count, 2, "--cpu-count"),
+    ({"memory": "4Gi"}, lambda p: p.job.compute.memory, "4Gi", "--memory"),
     ({"entrypoint": "new"}, lambda p: p.job.runtime.start_commands, ["new"], "--entrypoint"),
     ({"priority": 0}, lambda p: p.job.priority, 0, "--priority"),
     ({"spot": True}, lambda p: p.job.compute.availability_model, AvailabilityModel.SPOT, None),
@@ -109,6 +111,11 @@ def test_one_option_of_a_session_keeps_the_other():
         ({"accelerator": "h100"}, "accelerator", "H100"),
         ({"accelerator": "H100:0"}, "accelerator", "positive integer"),
         ({"interactive": "now"}, "interactive", "on_startup, on_failure, on_demand"),
+        ({"cpu_count": 0}, "cpu_count", "--cpu-count 0 is not valid: a node needs at least 1 CPU"),
+        ({"memory": "2"}, "memory", "--memory '2' is not valid: it is 2 bytes"),
+        ({"memory": "4g"}, "memory", "--memory '4g' is not valid: .*unknown or ambiguous"),
+        ({"memory": "much"}, "memory", "--memory 'much' is not valid: .*not an amount of memory"),
+        ({"memory": ""}, "memory", "--memory '' is not valid"),
         ({"node_count": "2"}, "node_count", "integer"),
         ({"job_name": 3}, "name", "string"),
     ],

@@ -25,6 +25,24 @@ def test_many_nodes_on_one_machine_have_a_note() -> None:
     assert "at most 4096" in problems(project(compute={"node_count": 10**9}), far)[0]
 
 
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("cd data\r\npython train.py\r\n", 2),
+        ("python train.py\r", 2),
+        ("python train.py\n", None),
+        ("printf 'a\rb'", None),
+    ],
+)
+def test_a_command_with_windows_line_ends_has_a_note(command: str, number: int | None) -> None:
+    given = project()
+    given.job.runtime.start_commands = ["true", command]
+    told = [note for note in plan_gang(given, CONTEXT).notes if "line ends" in note]
+    assert [note.partition(" has ")[0] for note in told] == (
+        [f"Start command {number}"] if number else []
+    )
+
+
 def test_gpus_are_counted_over_all_nodes() -> None:
     given = project(compute={"node_count": 2, "accelerator": "H100:4"})
     two = replace(CONTEXT, capacity=replace(LAPTOP, gpus=8, gpu_types=("A100",)))

@@ -10,7 +10,6 @@ The user picks a checkpoint by typing letters of its name, then opens its folder
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from itertools import zip_longest
 from posixpath import basename
 from typing import Final, Literal, NamedTuple
@@ -23,6 +22,7 @@ from prefect_bt.cli.ui.terminal import format_count
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.fuzzy_match import rank_matches
 from prefect_bt.text.number_ranges import format_ranks
+from prefect_bt.text.quantities import format_utc
 from prefect_bt.workspace.limits import format_bytes
 
 Key = Literal[
@@ -173,8 +173,7 @@ def _folder(checkpoint: CommittedCheckpoint) -> str:
 
 
 def _checkpoint_row(one: CommittedCheckpoint) -> tuple[str, ...]:
-    created = f"{datetime.fromtimestamp(one.created_at).astimezone():%Y-%m-%d %H:%M:%S}"
-    return one.checkpoint_id, format_bytes(one.size), created, _label(one)
+    return one.checkpoint_id, format_bytes(one.size), format_utc(one.created_at), _label(one)
 
 
 def _label(checkpoint: CommittedCheckpoint | None) -> str:

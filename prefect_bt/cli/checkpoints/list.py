@@ -14,7 +14,7 @@ from prefect_bt.checkpoints.sync_status import (
 )
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Order, TableOutput
-from prefect_bt.cli.ui.tables import Column, Document, format_local_time, print_csv, show_table
+from prefect_bt.cli.ui.tables import Column, Document, format_time, print_csv, show_table
 from prefect_bt.cli.ui.terminal import Terminal, can_draw
 from prefect_bt.file_server.signed_urls import file_documents, unsigned_urls
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -34,7 +34,7 @@ _COLUMNS: Final = [
     Column("Type", "checkpoint_type"),
     Column("Base Model", "base_model", hide=2),
     Column("Size", "size_bytes", format_bytes, size=True),
-    Column("Created At", "created_at", format_local_time, hide=3),
+    Column("Created At", "created_at", format_time, hide=3),
 ]
 _SYNC_COLUMN: Final = Column(
     "Sync", "", lambda row: row["sync_error"] or row["sync_status"], wrap=True

@@ -45,6 +45,8 @@ def push(
     job_name: str | None = None,
     team: str | None = None,
     accelerator: str | None = None,
+    cpu_count: int | None = None,
+    memory: str | None = None,
     node_count: int | None = None,
     entrypoint: str | None = None,
     priority: int | None = None,
@@ -71,6 +73,8 @@ def push(
         job_name: Name of the job.
         team: Team that owns the project; `default` is the default team.
         accelerator: GPUs of each node, as TYPE[:N], or `none` for a CPU job.
+        cpu_count: CPU cores of each node, as a minimum.
+        memory: Memory of each node, as a minimum, with a unit: `512Mi`, `64Gi`, `64GB`.
         node_count: Number of nodes.
         entrypoint: One start command that replaces those of the config.
         priority: Priority in the queue; higher starts first.
@@ -87,6 +91,8 @@ def push(
 
     `prefect-bt push config.py --accelerator none --entrypoint "python train.py --steps 10" --wait`
 
+    `prefect-bt push recipe.py --accelerator none --cpu-count 2 --memory 4Gi --node-count 1`
+
     `prefect-bt push config.py --dry-run -o json`
     """
     overrides = Overrides(
@@ -95,6 +101,8 @@ def push(
         interactive=interactive,
         interactive_timeout_minutes=interactive_timeout_minutes,
         accelerator=accelerator,
+        cpu_count=cpu_count,
+        memory=memory,
         node_count=node_count,
         entrypoint=entrypoint,
         priority=priority,

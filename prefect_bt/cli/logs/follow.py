@@ -50,9 +50,15 @@ def follow_job(
     """Follow a submitted job to its end, with or without its log, and print how it ended."""
     if not with_log:
         return wait_for_job(terminal, ledger, record)
-    from prefect_bt.cli.logs.lines import format_colored, format_text, should_use_color
+    from prefect_bt.cli.logs.lines import (
+        format_colored,
+        format_text,
+        name_time_zone,
+        should_use_color,
+    )
     from prefect_bt.logs.line_filter import LineFilter
 
+    name_time_zone(terminal)
     logs = open_logs(ledger, record, terminal)
     if terminal.machine_readable:
         return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)
@@ -86,10 +92,9 @@ def tail_logs(
     reconcile = Reconciler(ledger, record.id, warn=terminal.warn)
     lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
     with detach_on_interrupt(terminal, record.id):
-        target = stream or sys.stdout
         shown = live_panel(terminal, ledger, record) if panel else nullcontext(None)
         with shown as above:
-            write_lines(lines, format_line, above or target)
+            write_lines(lines, format_line, above or stream)
         warn_corrupt_logs(terminal, logs)
         return print_job_end(terminal, ledger, record.id)
 

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from prefect_bt.cli.ui.terminal import to_json, write_stdout
+from prefect_bt.cli.ui.terminal import result_stream, to_json, write_stdout
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_format import PLATFORM_RANK, render_line
 from prefect_bt.text.control_characters import escape_line_controls
 
 if TYPE_CHECKING:
+    from prefect_bt.cli.ui.terminal import Terminal
     from prefect_bt.logs.line_filter import JobLine
 
 _LEVEL_COLORS: Final = {LogLevel.DEBUG: "2", LogLevel.WARNING: "33", LogLevel.ERROR: "31"}
@@ -32,13 +33,18 @@ def should_use_color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
+def name_time_zone(terminal: Terminal) -> None:
+    """Print the time zone of the lines, which have none, as those of truss."""
+    terminal.info("Times are in UTC.", style="dim")
+
+
 def write_lines(
     lines: Iterable[JobLine | None],
     format_line: Callable[[JobLine], str],
     stream: TextStream | None = None,
 ) -> int:
     """Write each line, flush when no more are ready (None), and return the number of lines."""
-    target, written = stream or sys.stdout, 0
+    target, written = stream or result_stream(), 0
     for line in lines:
         if line is None:
             target.flush()

@@ -83,7 +83,8 @@ def logs(
     Args:
         rank: Only these ranks: `3` or `0,2-5`. Repeatable.
         attempt: Only these attempts: `0` is the first, `-1` the last. Repeatable.
-        since: Only lines since this age or time: `30m`, `2h`, `1d`, or ISO 8601.
+        since: Only lines since this age or time: `30m`, `2h`, `1d`, or ISO 8601; UTC without a
+            zone.
         end: Only lines until this age or time.
         limit: Only the newest N lines; with --tail, the newest N before following.
         min_level: Only lines of at least this level: debug, info, warning, error. The level is
@@ -117,6 +118,8 @@ def logs(
     ledger = open_ledger()
     record = select_job(ledger, which, terminal)
     get_reconciled_state(ledger, record.id, terminal)
+    if not terminal.machine_readable:
+        lines.name_time_zone(terminal)
     if first_failure:
         _print_first_failure(terminal, ledger, record, chosen, raw=raw)
         return OK

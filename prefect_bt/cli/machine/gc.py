@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output, Yes
-from prefect_bt.cli.ui.tables import Column, format_local_time, show_table
+from prefect_bt.cli.ui.tables import Column, format_time, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.gc.collector import scan_for_orphans
 from prefect_bt.gc.findings import Findings, Orphan, OrphanKind, remove_all
@@ -26,7 +26,7 @@ _COLUMNS: Final = [
     Column("Where", "where", wrap=True),
     Column("Job", "job"),
     Column("Size", "bytes", format_size, hide=2),
-    Column("Since", "since", format_local_time, hide=1),
+    Column("Since", "since", format_time, hide=1),
     Column("Why", "why", wrap=True),
     Column("Action", "", _format_action, wrap=True),
 ]

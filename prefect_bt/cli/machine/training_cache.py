@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
-from prefect_bt.cli.ui.tables import Column, print_csv, show_table
+from prefect_bt.cli.ui.tables import Column, format_time, print_csv, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_store.protocols import Store
@@ -97,7 +97,7 @@ def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSu
 _COLUMNS: Final = [
     Column("File Path", "path", wrap=True),
     Column("Size", "size_bytes", format_size, size=True),
-    Column("Modified", "modified", hide=3),
+    Column("Modified", "modified", format_time, hide=3),
     Column("Type", "type", hide=2),
     Column("Permissions", "permissions", hide=1),
 ]

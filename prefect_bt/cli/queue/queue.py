@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output, Watch
-from prefect_bt.cli.ui.tables import Column, Document, format_local_time, show_table
+from prefect_bt.cli.ui.tables import Column, Document, format_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import NotFoundError, StoreError
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
@@ -106,9 +106,9 @@ def _format_waiting(since: str) -> str:
 
 
 def _format_start(iso: str | None) -> str:
-    """Return `in 12 min`, or the local time of a start that is more than an hour away."""
+    """Return `in 12 min`, or the time of a start that is more than an hour away."""
     left = datetime.fromisoformat(iso).timestamp() - time.time() if iso else _SOON
-    return format_local_time(iso) if left >= _SOON else f"in {max(1, round(left / 60))} min"
+    return format_time(iso) if left >= _SOON else f"in {max(1, round(left / 60))} min"
 
 
 _TEAM: Final = Column("Team", "team", hide=6)

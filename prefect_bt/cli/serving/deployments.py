@@ -14,7 +14,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal, JobFilter, Output, Posit
 from prefect_bt.cli.ui.tables import (
     Column,
     Document,
-    format_local_time,
+    format_time,
     format_value,
     list_fields,
     show_fields,
@@ -47,7 +47,7 @@ _DEPLOYMENTS: Final = [
     Column("Serving Revision", "serving_revision", hide=2),
     Column("Models", "models", wrap=True),
     Column("Address", "address"),
-    Column("Created", "created_at", format_local_time, hide=1),
+    Column("Created", "created_at", format_time, hide=1),
 ]
 _FIELDS: Final = [
     *_DEPLOYMENTS,
@@ -66,11 +66,11 @@ _REVISIONS: Final = [
     Column("Base Model", "base_model", wrap=True, hide=3),
     Column("Job ID", "job_id"),
     Column("In Flight", "in_flight", hide=4),
-    Column("Created", "at", format_local_time, hide=1),
+    Column("Created", "at", format_time, hide=1),
     Column("Message", "message", wrap=True),
 ]  # fmt: skip
 _PROMOTIONS: Final = [
-    Column("Time", "at", format_local_time),
+    Column("Time", "at", format_time),
     Column("Revision", "revision", lambda number: str(number or "none")),
     Column("Reason", "why"),
     Column("By", "by", hide=1),

@@ -6,15 +6,15 @@ A column names a key of the document, so a table, its CSV and its JSON never dis
 from __future__ import annotations
 
 import csv
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.cli.ui.terminal import Terminal, result_stream
 from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.text.quantities import format_utc
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,9 +40,9 @@ def format_value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def format_local_time(iso: str | None) -> str:
-    """Return `2026-11-24 14:05:00` in the local time zone for an ISO time."""
-    return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}" if iso else ""
+def format_time(iso: str | None) -> str:
+    """Return `2026-11-24 14:05:00 UTC` for an ISO time."""
+    return format_utc(datetime.fromisoformat(iso).timestamp()) if iso else ""
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,12 @@ def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell
 
 def print_csv(columns: Sequence[Column], rows: Iterable[Document], *, newline: str = "\n") -> None:
     """Write CSV to standard output. A size has two columns: bytes, and readable text."""
-    writer = csv.writer(sys.stdout, lineterminator=newline)
+    stream = result_stream()
+    writer = csv.writer(stream, lineterminator=newline)
     names = [(f"{c.name} (bytes)", f"{c.name} (human readable)") if c.size else (c.name,)
              for c in columns]  # fmt: skip
     writer.writerow([name for both in names for name in both])
-    show = escape_controls if sys.stdout.isatty() else str
+    show = escape_controls if stream.isatty() else str
     for row in rows:
         values = [(c.value(row), c.cell(row)) if c.size else (c.value(row),) for c in columns]
         writer.writerow([show(format_value(value)) for both in values for value in both])

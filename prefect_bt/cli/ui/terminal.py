@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
-INTERRUPTED: Final = 130
 
 _WATCH_INTERVAL: Final = 2.0
 """Seconds between two reads of `--watch`."""
@@ -169,11 +169,39 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f")
 
 
+_document: ContextVar[TextIO | None] = ContextVar("_document", default=None)
+
+
+@contextmanager
+def document_alone() -> Generator[None]:
+    """Send to stderr what is written to `sys.stdout` in the block, but for the document.
+
+    A config file may leave a thread that prints, a library may print. The process of a command
+    has no other output afterwards.
+    """
+    stdout = sys.stdout
+    token = _document.set(stdout)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        stdout.flush()
+        if stdout is not sys.__stdout__:  # the process goes on, as in a notebook
+            sys.stdout = stdout
+            _document.reset(token)
+
+
+def result_stream() -> TextIO:
+    """Return standard output for the result of a command."""
+    return _document.get() or sys.stdout
+
+
 def write_stdout(text: str, *, flush: bool = False) -> None:
     """Write text to standard output, unchanged."""
-    sys.stdout.write(text)
+    stream = result_stream()
+    stream.write(text)
     if flush:
-        sys.stdout.flush()
+        stream.flush()
 
 
 def format_count(number: float, noun: str) -> str:

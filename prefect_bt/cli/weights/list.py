@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.tables import Column, Document, format_local_time, show_table
+from prefect_bt.cli.ui.tables import Column, Document, format_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import StoreError
 from prefect_bt.object_store import open_store
@@ -22,7 +22,7 @@ _COLUMNS: Final = [
     Column("Revision", "revision", lambda revision: revision[:12]),
     Column("Files", "files", lambda count: f"{count:,}", hide=2),
     Column("Size", "bytes", format_size),
-    Column("Last Used", "last_used", format_local_time, hide=1),
+    Column("Last Used", "last_used", format_time, hide=1),
     Column("Where", "where", _LOCATIONS.__getitem__),
     Column("In Use By", "in_use_by", hide=3),
 ]

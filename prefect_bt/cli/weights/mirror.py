@@ -9,10 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from prefect_bt.cli.interrupt import INTERRUPTED
 from prefect_bt.cli.ui.options import DryRun, InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import progress_callbacks
 from prefect_bt.cli.ui.tables import Document
-from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal, format_count
+from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import (
     NO_SOURCES,
     SourceOptions,

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 
 from prefect_bt.definitions.base import find_definition_class
+from prefect_bt.definitions.config_file.isolation import isolate_config
 from prefect_bt.definitions.config_file.sibling_imports import (
     UncachedLoader,
     can_be_sibling,
@@ -50,7 +51,7 @@ def load_training_project(path: str | Path) -> TrainingProject:
     `path` is a `.py` file with exactly one module-level name of a TrainingProject. Names with an
     underscore count; two names of one project count as two. The file may read `os.environ`, and
     files beside it through `__file__`. Its module has the name of the file and is not in
-    `sys.modules` afterwards.
+    `sys.modules` afterwards. What it prints goes to stderr, and its `sys.argv` is its path alone.
 
     Raises:
         ConfigImportError: `path` is not a `.py` file.
@@ -82,7 +83,7 @@ def load_target(path: Path, kind: type[T]) -> T:
 
 
 def _import_config(path: Path) -> ModuleType:
-    with _IMPORT_LOCK, import_siblings(path), install_stand_ins():
+    with _IMPORT_LOCK, isolate_config(path), import_siblings(path), install_stand_ins():
         loader = UncachedLoader(path.stem, str(path))
         spec = spec_from_file_location(path.stem, path, loader=loader)
         assert spec is not None  # never None when a loader is given
@@ -92,7 +93,9 @@ def _import_config(path: Path) -> ModuleType:
             sys.modules[path.stem] = module
         try:
             loader.exec_module(module)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit, and others that are no Exception
             raise _config_error(error, path) from error
     return module
 
@@ -163,11 +166,8 @@ def _explain(error: BaseException) -> tuple[str, str]:
     if isinstance(error, DefinitionError):
         return error.message, error.next_step
     if isinstance(error, SystemExit):
-        return (
-            f"the config file called sys.exit({error.code!r}).",
-            "A config file only contains definitions; remove the call.",
-        )
-    text = f"{type(error).__name__}: {error}".rstrip(": ") + "."
+        return _explain_exit(error.code)
+    text = f"{type(error).__name__}: {error}".rstrip(": .") + "."
     if isinstance(error, ModuleNotFoundError):
         if (error.name or "").partition(".")[0] in TRUSS_PACKAGES:
             return text, "prefect_bt stands in for truss in config files and has no such module."
@@ -178,6 +178,18 @@ def _explain(error: BaseException) -> tuple[str, str]:
     if isinstance(error, KeyError):
         return text, "If it is an environment variable, set it where you push from."
     return text, "Correct the config file."
+
+
+def _explain_exit(code: object) -> tuple[str, str]:
+    """Explain `sys.exit(code)`: the text of an exit is the message of the file's author."""
+    text = str(code).strip()
+    if code is None or isinstance(code, int) or not text:
+        argument = "" if code is None else repr(code)
+        return f"the config file called sys.exit({argument}).", (
+            "A config file must reach its end. It gets no command-line arguments: take choices "
+            "from os.environ, and remove the call."
+        )
+    return text if text[-1] in ".!?" else f"{text}.", "The config file ended with this message."
 
 
 def _locate(error: BaseException, config: Path) -> tuple[int | None, str]:

@@ -64,7 +64,7 @@ def create_training_job(  # noqa: PLR0913, PLR0917 (truss names them)
     """Submit `training_project` with the folder of `config`, as truss does from its command line.
 
     `remote_provider` is not used. The other options are those of Overrides: accelerator,
-    node_count, entrypoint, priority, spot, interactive_timeout_minutes.
+    cpu_count, memory, node_count, entrypoint, priority, spot, interactive_timeout_minutes.
     """
     changes = Overrides(
         job_name=job_name_from_cli or None,

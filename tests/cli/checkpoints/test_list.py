@@ -48,9 +48,9 @@ def test_the_table(cli: Cli, job):
         == f"""\
 Checkpoints for job: {job.id}
 Job ID   Checkpoint ID  Checkpoint Name  Type  Base Model  Size      Created At
-{job.id}  {ids[0]}       checkpoint-10    full              3.00 GiB  2023-11-14 22:13:21
-{job.id}  {ids[1]}       adapter          lora  org/base    17 bytes  2023-11-14 22:13:22
-{job.id}  {ids[2]}       runs                               5 bytes   2023-11-14 22:13:23
+{job.id}  {ids[0]}       checkpoint-10    full              3.00 GiB  2023-11-14 22:13:21 UTC
+{job.id}  {ids[1]}       adapter          lora  org/base    17 bytes  2023-11-14 22:13:22 UTC
+{job.id}  {ids[2]}       runs                               5 bytes   2023-11-14 22:13:23 UTC
 Location: {cli.folder}/store/training_projects/{job.project_id}/jobs/{job.id}
 Download: prefect-bt checkpoints download --job-id {job.id}
 """

@@ -63,6 +63,7 @@ def test_options_win_over_the_config(cli: Cli, config):
         *["-o", "json", "--job-name", "mine", "--node-count", "2", "--entrypoint", "sleep 1"],
         *["--team", "t", "--priority", "3", "--spot", "--accelerator", "none", "--remote", "x"],
         *["--interactive", "on_demand", "--interactive-timeout-minutes", "30", "--retries", "2"],
+        *["--cpu-count", "1", "--memory", "128Mi"],
     )
     assert done.code == 0, done.err
     plan = done.json
@@ -70,7 +71,7 @@ def test_options_win_over_the_config(cli: Cli, config):
     assert [node["rank"] for node in plan["nodes"]] == [0, 1]
     assert plan["nodes"][0]["commands"] == ["sleep 1"]
     got = plan["nodes"][0]["resources"]
-    assert (got["cpus"], got["memory"], got["limits"]) == (1, 2 * 1024**3, False)
+    assert (got["cpus"], got["memory"], got["limits"]) == (1, 128 * 1024**2, False)
     assert got["why"].startswith("the requested amount, and more")
     assert "start_commands" in done.err
 
@@ -82,6 +83,10 @@ def test_options_win_over_the_config(cli: Cli, config):
         (["--substrate", "moon"], "There is no substrate 'moon'."),
         (["--accelerator", "H1000"], "--accelerator 'H1000' is not valid"),
         (["--accelerator", "H100:1000"], "compute.accelerator asks for 1000"),
+        (["--cpu-count", "0"], "--cpu-count 0 is not valid"),
+        (["--cpu-count", "100000"], "Ask for less: --cpu-count "),
+        (["--memory", "2"], "--memory '2' is not valid"),
+        (["--memory", "900000Gi"], "Ask for less: --memory "),
         (["--node-count", "0"], "a job needs at least 1 node"),
         (["--entrypoint", " "], "write a shell command"),
         (["--interactive", "on_startup"], "has no interactive sessions"),

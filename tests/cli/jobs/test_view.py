@@ -47,13 +47,13 @@ def test_the_overview(cli: Cli, shop: Shop, ended, running):
     assert done.code == 0
     expected = f"""\
 Training Projects
-Project ID  Name     Created              Last Modified        Latest Job ID  Latest Job Status       Checkpoint Sync  Status Page
-{old.project_id}     tiny     2023-11-14 22:14:20  2023-11-14 22:19:20  {old.id}        TRAINING_JOB_COMPLETED
-{busy.project_id}     a [b] c  2023-11-14 22:20:20  2023-11-14 22:24:20  {busy.id}        TRAINING_JOB_RUNNING
+Project ID  Name     Created                  Last Modified            Latest Job ID  Latest Job Status       Checkpoint Sync  Status Page
+{old.project_id}     tiny     2023-11-14 22:14:20 UTC  2023-11-14 22:19:20 UTC  {old.id}        TRAINING_JOB_COMPLETED
+{busy.project_id}     a [b] c  2023-11-14 22:20:20 UTC  2023-11-14 22:24:20 UTC  {busy.id}        TRAINING_JOB_RUNNING
 
 Active Training Jobs
-Job ID   Job Name  Project  Status                Instance Type                     Capacity Type  Created By  Created              Job Page
-{busy.id}  run [1]   a [b] c  TRAINING_JOB_RUNNING  2 nodes: 8 x H100, 1 vCPU, 2 GiB  Spot           ann         2023-11-14 22:21:20
+Job ID   Job Name  Project  Status                Instance Type                     Capacity Type  Created By  Created                  Job Page
+{busy.id}  run [1]   a [b] c  TRAINING_JOB_RUNNING  2 nodes: 8 x H100, 1 vCPU, 2 GiB  Spot           ann         2023-11-14 22:21:20 UTC
 """
     assert done.out == expected
 
@@ -106,8 +106,8 @@ Instance Type       1 node: 1 vCPU, 2 GiB
 Priority            0
 Availability Model  dedicated
 Created By          ann
-Created             2023-11-14 22:15:20
-Last Modified       2023-11-14 22:20:20
+Created             2023-11-14 22:15:20 UTC
+Last Modified       2023-11-14 22:20:20 UTC
 Job Page
 Substrate           local
 Store               file://{cli.folder}/store
@@ -115,8 +115,8 @@ Error Message       Rank 1 failed first: [exit 3].
 Checkpoints         checkpoint-1, checkpoint-2
 
 Attempts
-Attempt  Status  Started              Ended                Exit Code  Failed Rank  Message
-0        failed  2023-11-14 22:19:20  2023-11-14 22:19:50  3          1            Rank 1 failed first.
+Attempt  Status  Started                  Ended                    Exit Code  Failed Rank  Message
+0        failed  2023-11-14 22:19:20 UTC  2023-11-14 22:19:50 UTC  3          1            Rank 1 failed first.
 """
     )
 

@@ -41,7 +41,7 @@ def messages(out: str) -> list[str]:
 
 def test_ranks_and_attempts_as_ranges(cli: Cli, job):
     found = cli("logs", "--rank", "0,2-5", "--attempt", "-1")
-    assert (found.code, found.err) == (0, "")
+    assert (found.code, found.err) == (0, "Times are in UTC.\n")
     assert messages(found.out) == [
         "(rank-0) loading",
         "(rank-2) loading",
@@ -52,7 +52,7 @@ def test_ranks_and_attempts_as_ranges(cli: Cli, job):
 
 def test_first_failure(cli: Cli, job):
     done = cli("logs", "--first-failure")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, "Times are in UTC.\n")
     head, *lines = done.out.splitlines()
     assert head == "Attempt 0: Rank 1 failed first: start command 1 exited with 3."
     assert messages("\n".join(lines)) == ["(rank-1) loading", "(rank-1) loss of 1"]

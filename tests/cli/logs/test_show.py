@@ -31,6 +31,7 @@ def over(shop: Shop, job):
     return job
 
 
+ZONE = "Times are in UTC.\n"
 ALL = """\
 [2023-11-15 12:00:00]: (rank-0) first try
 [2023-11-15 12:00:00]: (rank-1) first try, other node
@@ -44,7 +45,7 @@ ALL = """\
 def test_all_lines(cli: Cli, over):
     for arguments in ([], ["--job-id", over.id], ["--project", "tiny"]):
         done = cli("logs", "--no-platform", *arguments)
-        assert (done.code, done.out, done.err) == (0, ALL, "")
+        assert (done.code, done.out, done.err) == (0, ALL, ZONE)
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ def test_tail_of_a_job_that_is_over_ends_with_how_it_ended(cli: Cli, over):
     done = cli("logs", "--tail", "--no-platform")
     assert (done.code, done.out) == (0, ALL)
     assert done.err == (
-        f"Training job {over.id} failed.\nRank 0 failed first: it exited with 3.\n"
+        f"{ZONE}Training job {over.id} failed.\nRank 0 failed first: it exited with 3.\n"
         f"  Log: prefect-bt logs --job-id {over.id}\n"
     )
 
@@ -173,7 +174,7 @@ def test_tail_follows_until_the_end(cli: Cli, shop: Shop, job):
     shop.ledger.append_event(job.id, JobState.COMPLETED)
     out, err = process.communicate(timeout=200)
     assert out.splitlines()[-1] == "[2023-11-15 12:00:00]: (rank-0) third try"
-    assert err == f"Training job {job.id} completed successfully.\n"
+    assert err == f"{ZONE}Training job {job.id} completed successfully.\n"
     assert process.returncode == 0
 
 
@@ -188,7 +189,7 @@ def test_ctrl_c_leaves_the_job_alone(cli: Cli, shop: Shop, job):
     assert process.returncode == 130
     assert out == ""
     assert err == (
-        f"\nDetached. Training job {job.id} continues.\n"
+        f"{ZONE}\nDetached. Training job {job.id} continues.\n"
         f"  Follow it again:  prefect-bt logs --job-id {job.id} --tail\n"
         f"  Stop it:          prefect-bt stop --job-id {job.id}\n"
     )

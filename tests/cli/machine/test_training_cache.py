@@ -74,11 +74,11 @@ def paths(cli: Cli, *words: str) -> list[str]:
 
 def test_csv_to_the_byte(cli: Cli, filled: Path):
     assert exact(cli, "cache", "summarize", "tiny", "-o", "csv").decode() == (
-        HEADER + '"a,b.txt",1000,1000 B,2023-11-14 22:15:20,file,-rw-r--r--\r\n'
-        "model,1501001,1.50 MB,2023-11-14 22:12:20,directory,drwxr-xr-x\r\n"
-        "model/config.json,1001,1.00 KB,2023-11-14 22:14:20,file,-rw-------\r\n"
-        "model/deep,1500000,1.50 MB,2023-11-14 22:13:20,directory,drwxr-xr-x\r\n"
-        "model/deep/weights.bin,1500000,1.50 MB,2023-11-14 22:13:20,file,-rw-r--r--\r\n"
+        HEADER + '"a,b.txt",1000,1000 B,2023-11-14T22:15:20+00:00,file,-rw-r--r--\r\n'
+        "model,1501001,1.50 MB,2023-11-14T22:12:20+00:00,directory,drwxr-xr-x\r\n"
+        "model/config.json,1001,1.00 KB,2023-11-14T22:14:20+00:00,file,-rw-------\r\n"
+        "model/deep,1500000,1.50 MB,2023-11-14T22:13:20+00:00,directory,drwxr-xr-x\r\n"
+        "model/deep/weights.bin,1500000,1.50 MB,2023-11-14T22:13:20+00:00,file,-rw-r--r--\r\n"
     )
 
 
@@ -90,7 +90,7 @@ def test_json_to_the_byte(cli: Cli, cache: Path, project: str):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00", at)
     file = '      "path": "{}",\n      "size_bytes": 2048,\n'
     file += '      "size_human_readable": "2.05 KB",\n'
-    file += '      "modified": "2023-11-14 22:13:20",\n      "type": "{}",\n'
+    file += '      "modified": "2023-11-14T22:13:20+00:00",\n      "type": "{}",\n'
     file += '      "permissions": "{}"\n'
     first = file.format("d", "directory", "drwxr-xr-x")
     second = file.format("d/\\u00e9", "file", "-rw-r--r--")
@@ -111,7 +111,7 @@ def test_the_table(cli: Cli, filled: Path, project: str):
     assert lines[6].split("  ")[0] == "File Path"
     assert lines[6].split() == ["File", "Path", "Size", "Modified", "Type", "Permissions"]
     assert re.split(r"\s{2,}", lines[8]) == (
-        ["model", "1.50 MB", "2023-11-14 22:12:20", "directory", "drwxr-xr-x"]
+        ["model", "1.50 MB", "2023-11-14 22:12:20 UTC", "directory", "drwxr-xr-x"]
     )
     assert "Tip" not in done.out
 

@@ -224,11 +224,42 @@ def test_missing_modules(config):
     assert "stands in for truss" in error.next_step
 
 
-@pytest.mark.parametrize("call", ["sys.exit(3)", "sys.exit('no')", "raise SystemExit"])
-def test_system_exit(config, call):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("sys.exit()", "the config file called sys.exit()."),
+        ("sys.exit(0)", "the config file called sys.exit(0)."),
+        ("sys.exit(3)", "the config file called sys.exit(3)."),
+        ("sys.exit('')", "the config file called sys.exit('')."),
+        ("raise SystemExit", "the config file called sys.exit()."),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--help'])", "sys.exit(0)"),
+        ("import argparse; argparse.ArgumentParser().error('no')", "sys.exit(2)"),
+    ],
+)
+def test_an_exit_without_text_is_named(config, call, message):
     error = failing(config(f"import sys\n{call}\n"))
     assert error.line == 2
-    assert "sys.exit" in str(error)
+    assert message in error.message
+    assert "os.environ" in error.next_step
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("'set SWEEP=1'", "set SWEEP=1."),
+        ("'Set SWEEP!'", "Set SWEEP!"),
+        ("'first\\nsecond.'", "first\nsecond."),
+        ("ValueError('set it')", "set it."),
+    ],
+)
+def test_the_text_of_an_exit_is_the_message(config, code, message):
+    path = config(f"import sys\n\nsys.exit({code})\n")
+    assert failing(path).message == f"{path}:3: {message}"
+
+
+def test_an_error_that_is_no_exception(config):
+    error = failing(config("class Skip(BaseException): ...\nraise Skip('no GPU')\n"))
+    assert (error.line, error.message.partition(": ")[2]) == (2, "Skip: no GPU.")
 
 
 def test_keyboard_interrupt_passes(config):
