@@ -25,6 +25,7 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.logs.line_format import PLATFORM_PREFIX
 from prefect_bt.logs.rank_reader import read_last_lines
 from prefect_bt.object_keys import make_id, project_prefix
 from prefect_bt.object_store import open_store
@@ -240,7 +241,8 @@ def _describe_progress(status: NodeStatus) -> str:
 def _read_lines(handle: NodeHandle) -> list[str]:
     """Return the last lines of the commands; none if the log cannot be read."""
     with suppress(PrefectBtError, OSError):
-        return [line.message for line in read_last_lines(handle, max_characters=64 * 1024)]
+        messages = [line.message for line in read_last_lines(handle, max_characters=64 * 1024)]
+        return [message for message in messages if not message.startswith(PLATFORM_PREFIX)]
     return []
 
 
