@@ -72,11 +72,12 @@ class ClusterClient:
         server: str = "",
         sleep: Callable[[float], None] = time.sleep,
         retry_delays: Sequence[float] = RETRY_DELAYS,
+        refusal_delays: Sequence[float] = REFUSAL_DELAYS,
         connect_timeout: float = CONNECT_TIMEOUT,
         read_timeout: float = READ_TIMEOUT,
     ) -> None:
         """`server`: required address of the API server; "" accepts that of the kubeconfig."""
-        self._retry_delays = retry_delays
+        self._retry_delays, self._refusal_delays = retry_delays, refusal_delays
         self._connect_timeout, self._read_timeout = connect_timeout, read_timeout
         self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
@@ -138,7 +139,7 @@ class ClusterClient:
         A PATCH is a merge patch. `action` is for messages, as in "create Job x".
         """
         action = action or f"{method} {path}"
-        delays, refusal_delays = iter(self._retry_delays), iter(REFUSAL_DELAYS)
+        delays, refusal_delays = iter(self._retry_delays), iter(self._refusal_delays)
         refusals, had_trouble, is_final = 0, False, False
         while True:
             unsent = False
