@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, cast
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
+_QUANTITY: Final = re.compile(r"\+?(\d+\.?\d*|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
+_AMOUNTS: Final = frozenset({"limits", "requests", "overhead"})
+"""Keys of a manifest whose values are quantities by the names of resources."""
 ImageUser = Annotated[None, WithJsonSchema({"type": "null", "title": "That of the image"})]
 
 
@@ -150,3 +155,44 @@ class ClusterSettings(BaseModel):
         "Lists of objects with names are merged by name.",
         examples=[{"spec": {"template": {"spec": {"hostNetwork": True}}}}],
     )
+
+    @field_validator("cache_size")
+    @classmethod
+    def _validate_size(cls, size: str) -> str:
+        _validate_quantity(size)
+        return size
+
+    @field_validator("job_patch")
+    @classmethod
+    def _validate_amounts(cls, patch: dict[str, Any]) -> dict[str, Any]:
+        """Refuse here what the API server would refuse when the job and its project exist."""
+        for path, amount in _iter_amounts(patch):
+            _validate_quantity(amount, path)
+        return patch
+
+
+def _validate_quantity(value: Any, path: str = "") -> None:
+    if not _QUANTITY.fullmatch(str(value)):
+        what = f"{path} is {value!r}" if path else repr(value)
+        raise ValueError(f"{what}, and must be an amount as 4, 500m or 2Gi")
+
+
+def _iter_amounts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each amount of a resource, and of each size of a volume.
+
+    A null deletes what the manifest has.
+    """
+    if isinstance(value, list):
+        for number, one in enumerate(cast("list[Any]", value)):
+            named = isinstance(one, dict) and cast("dict[str, Any]", one).get("name")
+            yield from _iter_amounts(one, f"{path}[{named or number}]")
+    elif isinstance(value, dict):
+        for key, one in cast("dict[str, Any]", value).items():
+            where = f"{path}.{key}" if path else key
+            if key in _AMOUNTS and isinstance(one, dict):
+                amounts = cast("dict[str, Any]", one).items()
+                yield from ((f"{where}.{name}", size) for name, size in amounts if size is not None)
+            elif key == "sizeLimit" and one is not None:
+                yield where, one
+            else:
+                yield from _iter_amounts(one, where)

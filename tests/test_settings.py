@@ -136,6 +136,7 @@ def test_children_have_the_cluster_that_was_chosen(monkeypatch: pytest.MonkeyPat
         ("_NODE_SELECTOR", "pool=training", "kubernetes.node_selector"),
         ("_RUN_AS_USER", "me", "kubernetes.run_as_user"),
         ("_JOB_PATCH", '{"spec": ', "kubernetes.job_patch"),
+        ("_CACHE_SIZE", "200 gigs", "kubernetes.cache_size"),
     ],
 )
 def test_what_does_not_describe_a_cluster_is_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,10 @@ class ApiServer:
     def __init__(self, store: Store) -> None:
         self.store, self.verbs = store, Verbs(store)
         self.port = 0
+        self._loaded_at = 0.0
+        """When the rules of authorization are known."""
+        self.early_answer = 403
+        """What users get before that: 403, or 401 as from a login that needs a list of keys."""
         self._tokens: dict[str, str] = {}
         self._server: HttpServer | None = None
 
@@ -84,7 +89,9 @@ class ApiServer:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self, loading: float = 0.0) -> None:
+        """Listen. `loading`: seconds for which users are refused, as by a server that restarts."""
+        self._loaded_at = time.monotonic() + loading
         self._server = HttpServer(("127.0.0.1", self.port), Handler)
         self._server.api = self
         self.port = self._server.server_port
@@ -108,13 +115,16 @@ class ApiServer:
 
     def user(self, header: str) -> str:
         """Return whose `Authorization` this is."""
+        is_early = self._is_loading() and self.early_answer == 401
         for user, token in self._tokens.items():
-            if header == f"Bearer {token}":
+            if header == f"Bearer {token}" and (user == ADMIN or not is_early):
                 return user
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
     def authorize(self, call: Request) -> None:
         """Refuse what no role lets the user do; the admin may do everything."""
+        if self._is_loading() and call.user != ADMIN:
+            raise forbidden(call.resource, call.name, call.sentence())
         bindings = self.store.all(BINDINGS, call.namespace) if call.namespace else []
         for binding in [*bindings, *self.store.all(CLUSTER_BINDINGS)]:
             if any(_is_subject(each, call.user) for each in parts(binding, "subjects")):
@@ -127,7 +137,18 @@ class ApiServer:
         if call.user != ADMIN:
             raise forbidden(call.resource, call.name, call.sentence())
 
+    def _is_loading(self) -> bool:
+        return time.monotonic() < self._loaded_at
+
     # --- answers
+
+    def check_ready(self, user: str) -> None:
+        """Answer /readyz, whose own rule is also unknown at first."""
+        if self._is_loading():
+            why = f'forbidden: User "{user}" cannot get path "/readyz"'
+            if user != ADMIN:
+                raise ApiError(403, "Forbidden", why)
+            raise ApiError(500, "InternalError", "[-]poststarthook/rbac/bootstrap-roles failed")
 
     def answer(self, call: Request) -> tuple[int, Obj]:
         """Apply the request; return the code and the body."""

@@ -127,11 +127,14 @@ class Cluster:
 
     # --- faults of the API and of nodes
 
-    def restart_api(self, seconds: float = 0.5) -> None:
-        """Close all connections and the port, and listen again after `seconds`."""
+    def restart_api(self, seconds: float = 0.5, *, loading: float = 0.0) -> None:
+        """Close all connections and the port, and listen again after `seconds`.
+
+        `loading`: seconds for which the new server then refuses users.
+        """
         self.server.stop()
         time.sleep(seconds)
-        self.server.start()
+        self.server.start(loading)
 
     def lose_node(self, node: str, after: float = 0.5) -> None:
         """Stop the node's kubelet and containers; delete its pods after `after` seconds.

@@ -64,6 +64,10 @@ class Handler(BaseHTTPRequestHandler):
         call, code, body = None, 200, None
         try:
             user = api.user(self.headers.get("Authorization", ""))
+            if self.path == "/readyz":
+                api.check_ready(user)
+                self._send(200, {})
+                return
             call = self._call(user, data)
             api.authorize(call)
             if call.verb != "watch":

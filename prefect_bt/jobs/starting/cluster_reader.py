@@ -43,6 +43,7 @@ class ClusterReader:
             ClusterClient(
                 settings,
                 retry_delays=RETRY_DELAYS,
+                refusal_delays=RETRY_DELAYS,
                 connect_timeout=TIMEOUT,
                 read_timeout=TIMEOUT,
             ),

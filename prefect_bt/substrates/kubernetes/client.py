@@ -28,11 +28,14 @@ CONNECT_TIMEOUT: Final = 10.0
 READ_TIMEOUT: Final = 30.0
 RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Delays in seconds before each retry of a request."""
-REFUSAL_DELAY: Final = 2.0
-"""A 401 or 403 is retried only while the next delay is shorter than this, in seconds."""
+REFUSAL_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
+"""Delays in seconds before each retry of a request that a starting API server may have refused."""
+_QUICK_REFUSALS: Final = 2
+"""Refusals of a request before the API server is asked whether it is ready."""
 MAX_RETRY_AFTER: Final = 15.0
 """Longest `Retry-After` of a server that is respected, in seconds."""
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
+_NOT_READY: Final = frozenset({401, 403, 500, 503})
 _JSON: Final = "application/json"
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -69,11 +72,12 @@ class ClusterClient:
         server: str = "",
         sleep: Callable[[float], None] = time.sleep,
         retry_delays: Sequence[float] = RETRY_DELAYS,
+        refusal_delays: Sequence[float] = REFUSAL_DELAYS,
         connect_timeout: float = CONNECT_TIMEOUT,
         read_timeout: float = READ_TIMEOUT,
     ) -> None:
         """`server`: required address of the API server; "" accepts that of the kubeconfig."""
-        self._retry_delays = retry_delays
+        self._retry_delays, self._refusal_delays = retry_delays, refusal_delays
         self._connect_timeout, self._read_timeout = connect_timeout, read_timeout
         self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
@@ -130,12 +134,14 @@ class ClusterClient:
         query: Query | None = None,
         action: str = "",
     ) -> Json:
-        """Return the object in the answer. Retries when the server is busy. ClusterError.
+        """Return the object in the answer. Retries when the server is busy or starts. ClusterError.
 
         A PATCH is a merge patch. `action` is for messages, as in "create Job x".
         """
         action = action or f"{method} {path}"
-        for pause in (*self._retry_delays, None):
+        delays, refusal_delays = iter(self._retry_delays), iter(self._refusal_delays)
+        refusals, had_trouble, is_final = 0, False, False
+        while True:
             unsent = False
             try:
                 with self._open(method, path, body, query, self._read_timeout) as answer:
@@ -147,12 +153,29 @@ class ClusterClient:
             except _transport_errors() as trouble:
                 error, retry_after = self._unreachable_error(trouble), None
                 unsent = _is_unsent(trouble)
+            pause = None
+            if _is_refusal(error):  # also of a POST, because it changed nothing
+                refusals, pause = refusals + 1, None if is_final else next(refusal_delays, None)
+            elif unsent or _may_repeat(method, error.status):
+                had_trouble, pause = True, next(delays, None)
             if pause is None:
                 raise error
-            if not (unsent or _may_repeat(method, error.status) or _is_early(error, pause)):
-                raise error
             self._sleep(pause if retry_after is None else retry_after)
-        raise AssertionError  # the last iteration raises
+            # A server that was ready before the request had loaded its rules, so it means it.
+            # After trouble /readyz proves nothing: another server may answer the next request.
+            is_final = refusals >= _QUICK_REFUSALS and not had_trouble and not self._is_starting()
+
+    def _is_starting(self) -> bool:
+        """Return whether the API server says that it is not ready.
+
+        Until it has loaded the rules of RBAC it refuses everything, also the question.
+        """
+        try:
+            with self._open("GET", "/readyz", None, None, self._read_timeout) as answer:
+                answer.read()
+                return int(answer.status) in _NOT_READY
+        except _transport_errors():
+            return False  # the next request meets the same trouble
 
     def find(self, path: str, *, action: str = "") -> Json | None:
         """Return the object; None if it does not exist. ClusterError."""
@@ -334,12 +357,9 @@ def _may_repeat(method: str, status: int) -> bool:
     )
 
 
-def _is_early(error: ClusterError, pause: float) -> bool:
-    """Return whether to retry a 401 or 403.
-
-    A restarted API server may not have loaded RBAC yet.
-    """
-    return error.status in {401, 403} and error.cause == Cause.FORBIDDEN and pause < REFUSAL_DELAY
+def _is_refusal(error: ClusterError) -> bool:
+    """Return whether a server that starts may have given this answer to an authorized user."""
+    return error.status in {401, 403} and error.cause in {Cause.FORBIDDEN, Cause.LAUNCH_FAILED}
 
 
 def _retry_after(answer: Any) -> float | None:

@@ -26,6 +26,11 @@ _REFUSALS: Final = (
         "Wait for other jobs to end, ask for less, or have the ResourceQuota raised.",
     ),
     Refusal(
+        "status unknown for quota|insufficient quota to consume",
+        Cause.QUOTA_EXCEEDED,
+        "Wait until Kubernetes has counted what the ResourceQuota limits, or have it changed.",
+    ),
+    Refusal(
         "failed quota",
         Cause.QUOTA_EXCEEDED,
         "The quota requires limits of every pod: set enforce_limits in the Kubernetes Substrate "
@@ -56,6 +61,11 @@ _REFUSALS: Final = (
         'namespaces "[^"]*" not found',
         Cause.CONFIGURATION,
         "Create the namespace, or correct namespace in the Kubernetes Substrate block.",
+    ),
+    Refusal(
+        "not yet ready to handle request",
+        Cause.LAUNCH_FAILED,
+        "The API server starts: the next attempt tries again.",
     ),
     Refusal(
         'is forbidden: user "',

@@ -147,14 +147,14 @@ class ApiStub:
             lines.put(None)
 
 
-def settings_for(port: int) -> ClusterSettings:
+def settings_for(port: int, token: str = "t0ken") -> ClusterSettings:
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {"token": "t0ken"}}],
+        "users": [{"name": "u", "user": {"token": token}}],
     }
     return ClusterSettings(kubeconfig=json.dumps(kubeconfig), namespace="rec")
 

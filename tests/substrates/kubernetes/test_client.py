@@ -103,6 +103,7 @@ def test_a_refusal_in_our_words(
     api: ApiStub, client: ClusterClient, waits: Waits, name: str, cause: Cause, says: str
 ) -> None:
     said = recorded("errors")[name]
+    api.on("GET readyz", answer(200))
     api.on("POST pods", answer(said["code"], said["body"]))
     error = refused(client, "POST", body={}, action="create Job x")
     assert (error.status, error.cause) == (said["code"], cause)
@@ -110,7 +111,7 @@ def test_a_refusal_in_our_words(
     assert says in error.message
     assert not error.message.endswith("..")
     early = [0.5, 1.0] if cause is Cause.FORBIDDEN else []
-    assert (waits, len(api.requests)) == (early, 1 + len(early))
+    assert (waits, len(api.of("POST"))) == (early, 1 + len(early))
 
 
 def test_a_missing_object(api: ApiStub, client: ClusterClient) -> None:
@@ -120,6 +121,7 @@ def test_a_missing_object(api: ApiStub, client: ClusterClient) -> None:
     assert client.find(PODS) is None
     client.delete(PODS, query={"gracePeriodSeconds": 0})
     assert api.requests[-1].query == {"gracePeriodSeconds": "0"}
+    api.on("GET readyz", answer(200))
     for verb in ("GET", "DELETE"):
         api.on(f"{verb} pods", answer(403, recorded("errors")["forbidden_get"]["body"]))
     for ask in (client.find, client.delete):
