@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Any, Final
 
 from prefect_bt.kubernetes_settings import ClusterSettings
-from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
+from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.pod_hosts import read_pod_hosts
 from prefect_bt.substrates.protocol import CPUS, MEMORY, CheckResult, CheckStatus
 
@@ -40,7 +39,7 @@ def _check_rights(client: ClusterClient, settings: ClusterSettings) -> CheckResu
         f"{verb} {resource}"
         for group, resource, verbs in needed
         for verb in verbs
-        if not _is_allowed(client, group, resource, verb)
+        if not _is_allowed(client, group, resource, verb, client.namespace)
     ]
     if missing:
         step = "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig."
@@ -49,9 +48,12 @@ def _check_rights(client: ClusterClient, settings: ClusterSettings) -> CheckResu
     return CheckResult("Rights", CheckStatus.PASSED, "the user may create and remove jobs")
 
 
-def _is_allowed(client: ClusterClient, group: str, resource: str, verb: str) -> bool:
+def _is_allowed(
+    client: ClusterClient, group: str, resource: str, verb: str, namespace: str
+) -> bool:
+    """Return whether the user has a right in a namespace; "" for all namespaces."""
     attributes = {
-        "namespace": client.namespace,
+        "namespace": namespace,
         "group": group,
         "resource": resource,
         "verb": verb,
@@ -67,14 +69,11 @@ def _is_allowed(client: ClusterClient, group: str, resource: str, verb: str) -> 
 
 def _check_machines(client: ClusterClient, settings: ClusterSettings) -> Iterator[CheckResult]:
     """Yield machines and GPUs, of which only those count on which pods of jobs may run."""
-    try:
-        hosts = [host for host in read_pod_hosts(client, settings) if host.total]
-    except ClusterError as error:
-        if error.status != HTTPStatus.FORBIDDEN:
-            raise
+    if not all(_is_allowed(client, "", resource, "list", "") for resource in ("nodes", "pods")):
         detail = "the user may not list them (deployments/kubernetes/queue-rbac.yaml)"
         yield CheckResult("Machines", CheckStatus.SKIPPED, detail)
         return
+    hosts = [host for host in read_pod_hosts(client, settings) if host.total]
     if not hosts:
         step = "Add machines, or correct node_selector and tolerations of the block."
         detail = "none is ready for pods with these settings."

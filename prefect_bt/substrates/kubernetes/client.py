@@ -85,6 +85,7 @@ class ClusterClient:
         self._pool: Any = None
         self._namespace, self._context = settings.namespace, settings.context
         self._authority = ""
+        self._has_succeeded = False
 
     @property
     def server(self) -> str:
@@ -147,6 +148,7 @@ class ClusterClient:
                 with self._open(method, path, body, query, self._read_timeout) as answer:
                     data, status = answer.read(), int(answer.status)
                     if status < HTTPStatus.BAD_REQUEST:
+                        self._has_succeeded = True
                         return _parse_object(action, data)
                     error = _refusal_error(action, status, data)
                     retry_after = _retry_after(answer)
@@ -162,8 +164,9 @@ class ClusterClient:
                 raise error
             self._sleep(pause if retry_after is None else retry_after)
             # A server that was ready before the request had loaded its rules, so it means it.
-            # After trouble /readyz proves nothing: another server may answer the next request.
-            is_final = refusals >= _QUICK_REFUSALS and not had_trouble and not self._is_starting()
+            # After a success or trouble /readyz proves nothing: another server may answer next.
+            is_early = refusals < _QUICK_REFUSALS or had_trouble or self._has_succeeded
+            is_final = not is_early and not self._is_starting()
 
     def _is_starting(self) -> bool:
         """Return whether the API server says that it is not ready.
