@@ -1,4 +1,7 @@
-"""Determine the final status of a node whose agent reported none. Pure."""
+"""Determine the final status of a node whose agent reported none. Pure.
+
+`now` is the time of this process: `clock` is "" where it is the end of the node.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ _DELETED: Final = Problem(Cause.POD_DELETED, "")
 
 def stop_before_start(status: NodeStatus, reason: str, now: float) -> NodeStatus:
     """Return the status of a node that was stopped before its agent started."""
-    return replace(status, phase=NodePhase.DONE, reason=reason, ended_at=now, waiting="")
+    return replace(
+        status, phase=NodePhase.DONE, reason=reason, ended_at=now, clock="", waiting=""
+    )
 
 
 def fail_to_start(status: NodeStatus, problem: Problem, now: float) -> NodeStatus:
@@ -29,6 +34,7 @@ def fail_to_start(status: NodeStatus, problem: Problem, now: float) -> NodeStatu
         reason=message,
         cause=cause,
         ended_at=now,
+        clock="",
         waiting="",
     )
 
@@ -44,6 +50,7 @@ def lose(status: NodeStatus, problem: Problem | None, now: float) -> NodeStatus:
         cause=cause,
         oom=cause is Cause.OUT_OF_MEMORY,
         ended_at=status.ended_at or now,
+        clock=status.clock if status.ended_at else "",
         upload_error=interrupted if status.phase is NodePhase.FLUSHING else "",
         waiting="",
     )
