@@ -36,7 +36,10 @@ class PodView(NamedTuple):
     has_started: bool = False
     """True once a container of prefect-bt, which publishes a status, has run."""
     is_creating: bool = False
-    """True while its machine pulls images and creates containers."""
+    """True while its machine mounts volumes, pulls images and creates containers, without an error
+    in the status."""
+    has_sandbox: bool = False
+    """True once its volumes are mounted and its network is set up: then images are pulled."""
     agent_ended: bool = False
     """True once the agent's container has ended; others may still run."""
     has_ended: bool = False
@@ -65,14 +68,20 @@ def read_pod(pod: Json) -> PodView:
     has_started = any(
         states.get(which, {}).keys() & {"running", "terminated"} for which in _PLATFORM
     )
+    blocked = _find_block(status)
+    is_pending = blocked is None and status.get("phase") == "Pending" and not has_started
+    is_accepted = bool(containers or status.get("startTime"))
+    if is_pending:
+        blocked = _describe_step(_part(pod, "spec").get("nodeName", ""), is_accepted=is_accepted)
     return PodView(
         name,
         rank,
         has_started=has_started,
-        is_creating=_is_creating(pod, status, has_started=has_started),
+        is_creating=is_pending and is_accepted,
+        has_sandbox=_has_condition(status, "PodReadyToStartContainers"),
         agent_ended="terminated" in states.get(AGENT, {}),
         has_ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
-        blocked=_find_block(pod, status, has_started=has_started),
+        blocked=blocked,
         failure=disruption or failure,
         failed_container="" if disruption else failed,
     )
@@ -85,9 +94,7 @@ def _is_given_up(pod: Json, disruption: Problem | None) -> bool:
     """
     lost = disruption is not None and disruption.cause is Cause.NODE_LOST
     deleted = "deletionTimestamp" in pod["metadata"]
-    conditions = _conditions(_part(pod, "status"))
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-    return lost and deleted and not ready
+    return lost and deleted and not _has_condition(_part(pod, "status"), "Ready")
 
 
 def _containers(status: Json) -> Iterator[Json]:
@@ -127,8 +134,8 @@ _PULL_REASONS: Final = {
 }
 
 
-def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None:
-    """Return why the pod does not start. A mirror or a pull in progress is not a reason."""
+def _find_block(status: Json) -> Problem | None:
+    """Return the error in the status for which the pod does not start."""
     for one in _containers(status):
         waiting = _part(_part(one, "state"), "waiting")
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
@@ -138,17 +145,17 @@ def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Problem(Cause.UNSCHEDULABLE, format_line(condition.get("message", "")))
-    if _is_creating(pod, status, has_started=has_started):
-        machine = pod["spec"]["nodeName"]
-        return Problem(Cause.LAUNCH_FAILED, f"its containers are being created on {machine}")
-    if status.get("phase") == "Pending" and not has_started:
-        return Problem(Cause.LAUNCH_FAILED, "it is being scheduled")
     return None
 
 
-def _is_creating(pod: Json, status: Json, *, has_started: bool) -> bool:
-    pending = status.get("phase") == "Pending" and not has_started
-    return pending and bool(_part(pod, "spec").get("nodeName"))
+def _describe_step(machine: str, *, is_accepted: bool) -> Problem:
+    """Return what a pod without an error waits for."""
+    step = f"the kubelet of its machine {machine} has not accepted it"
+    if is_accepted:
+        step = f"its containers are being created on {machine}"
+    elif not machine:
+        step = "it is being scheduled"
+    return Problem(Cause.LAUNCH_FAILED, step)
 
 
 def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
@@ -252,6 +259,10 @@ def _part(value: Json, name: str) -> Json:
 
 def _conditions(status: Json) -> list[Json]:
     return status.get("conditions") or []
+
+
+def _has_condition(status: Json, kind: str) -> bool:
+    return any(one["type"] == kind and one["status"] == "True" for one in _conditions(status))
 
 
 def format_line(message: object) -> str:
