@@ -22,10 +22,14 @@ _MESSAGE_LIMIT: Final = 300
 
 
 class Problem(NamedTuple):
-    """A cause, and the message of Kubernetes without a full stop."""
+    """A cause, and the message of Kubernetes without a full stop.
+
+    `is_permanent`: waiting does not help.
+    """
 
     cause: Cause
     message: str
+    is_permanent: bool = False
 
 
 class PodView(NamedTuple):

@@ -117,7 +117,7 @@ def test_a_pod_with_a_machine_that_accepted_it_or_did_not(
     status: dict[str, Any], message: str
 ) -> None:
     view = read_pod(pod_object({"phase": "Pending", **status}))
-    assert view.blocked == ("launch_failed", message)
+    assert (view.blocked.cause, view.blocked.message) == ("launch_failed", message)
     assert view.is_creating is bool(status)
 
 
