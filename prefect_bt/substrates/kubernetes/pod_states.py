@@ -138,6 +138,10 @@ _PULL_REASONS: Final = {
 }
 
 
+_ROOT_REFUSED: Final = re.compile("runAsNonRoot and|non-root policy")
+"""Messages about a container that may not run as root, and would: it never can."""
+
+
 def _find_block(status: Json) -> Problem | None:
     """Return the error in the status for which the pod does not start."""
     for one in _containers(status):
@@ -170,12 +174,19 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
         return Problem(cause, format_line(message) or reason)
     cause = _WAITING_CAUSES.get(reason)
-    return None if cause is None else Problem(cause, format_line(message) or reason)
+    if cause is None:
+        return None
+    return Problem(cause, format_line(message) or reason, bool(_ROOT_REFUSED.search(message)))
 
 
 def _name_container(container: Json, problem: Problem) -> Problem:
     """Name another image than the job's in the message, so that users change the right one."""
     name = container["name"]
+    if name == COMMANDS and problem.is_permanent:
+        cure = (
+            "Set run_as_user to the id of a user other than root in the Kubernetes Substrate block"
+        )
+        return problem._replace(message=f"{problem.message}. {cure}")
     if name == COMMANDS:
         return problem
     if name not in _PLATFORM:  # added by an admission webhook
@@ -185,6 +196,7 @@ def _name_container(container: Json, problem: Problem) -> Problem:
         f"prefect-bt's own image {container['image']!r} cannot be used: {problem.message}. Build "
         "and push it (deployments/README.md), and name it in agent_image of the Kubernetes "
         "Substrate block",
+        problem.is_permanent,
     )
 
 

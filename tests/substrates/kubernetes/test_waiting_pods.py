@@ -230,3 +230,107 @@ def test_a_pull_that_is_tried_again_is_shown_once(api: ApiStub, open_site: OpenS
     site = open_site(CREATING)
     site.gang.watch.find = lambda rank: pods[int(site.now) // 6 % 2]
     assert len(follow(site, 50.0, step=6.0)) == 1
+
+
+def not_root(what: str) -> str:
+    return f'{what} (pod: "gang-0-0-x7k2p_rec(ec5b3f8f)", container: commands)'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        not_root("container has runAsNonRoot and image will run as root"),
+        not_root("container's runAsUser breaks non-root policy"),
+        not_root("container has runAsNonRoot and image has non-numeric user (app), cannot verify"),
+    ],
+)
+def test_a_container_that_may_not_be_root_fails_at_once_with_the_cure(
+    open_site: OpenSite, message: str
+) -> None:
+    containers = [waiting("CreateContainerConfigError", message)]
+    site = open_site({"phase": "Pending", "containerStatuses": containers})
+    status = site.gang.observe(0)
+    assert (status.phase, status.cause) == (NodePhase.DONE, Cause.CONFIGURATION)
+    assert status.reason.startswith(message)
+    assert "run_as_user" in status.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'secret "x" not found',
+        'configmap "x" not found',
+        "couldn't find key a in ConfigMap rec/x",
+        "failed to sync configmap cache: timed out waiting for the condition",
+    ],
+)
+def test_a_reference_that_may_be_created_meanwhile_has_the_patience(
+    open_site: OpenSite, message: str
+) -> None:
+    containers = [waiting("CreateContainerConfigError", message)]
+    site = open_site({"phase": "Pending", "containerStatuses": containers})
+    assert follow(site, 60.0, step=6.0) == [message]
+    assert site.gang.observe(0).cause is Cause.CONFIGURATION
+
+
+def creations(text: str, count: int) -> list[dict[str, Any]]:
+    """Return the events of a Job whose pods are refused; each names a pod of its own."""
+    return [
+        {
+            "type": "Warning",
+            "reason": "FailedCreate",
+            "message": "Error creating: " + text.format(f"gang-0-{end}"),
+            "involvedObject": {"kind": "Job", "name": "gang"},
+            "lastTimestamp": f"2026-01-01T00:00:{n:02d}Z",
+        }
+        for n, end in enumerate(["x7k2p", "b4d9z", "22222"][:count])
+    ]
+
+
+POD_SECURITY = (
+    'pods "{}" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true (pod '
+    'or container "commands" must set securityContext.runAsNonRoot=true)'
+)
+DENIED = 'admission webhook "policy.example.com" denied the request: pod {} has no owner'
+POLICY = "pods \"{}\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no owner"
+QUOTA = 'pods "{}" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=0, limited: cpu=1'
+WEBHOOK_DOWN = (
+    'Internal error occurred: failed calling webhook "policy.example.com": failed to call webhook: '
+    'Post "https://policy.rec.svc:443/check?timeout=10s": dial tcp: connection refused'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "cure"),
+    [
+        (POD_SECURITY, 2, "Set run_as_user to a user other than root"),
+        (DENIED, 2, "Change what the message names"),
+        (POLICY, 3, "Change what the message names"),
+        (POD_SECURITY, 1, ""),
+        (DENIED, 1, ""),
+        (QUOTA, 3, ""),
+        (WEBHOOK_DOWN, 3, ""),
+    ],
+)
+def test_pods_that_the_cluster_refuses_twice_for_what_they_are_fail_at_once(
+    api: ApiStub, open_site: OpenSite, text: str, count: int, cure: str
+) -> None:
+    """A quota becomes free, and a webhook may answer again."""
+    api.on("GET events", answer(200, {"items": creations(text, count)}))
+    api.on("GET gang", answer(200, {"spec": {}}))
+    site = open_site(None)
+    status = site.gang.observe(0)
+    assert status.is_over is bool(cure)
+    if cure:
+        assert status.cause is Cause.ADMISSION_DENIED
+        assert cure in status.reason
+    else:
+        assert len(follow(site, 60.0, step=6.0)) == 1
+
+
+def test_refused_pods_with_random_names_are_shown_once(api: ApiStub, open_site: OpenSite) -> None:
+    rising = [answer(200, {"items": creations(QUOTA, n)}) for n in (1, 2, 3)]
+    api.on("GET events", *rising)
+    api.on("GET gang", answer(200, {"spec": {}}))
+    site = open_site(None)
+    assert len(follow(site)) == 1
