@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, cast
 
 from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.agent_error import read_agent_error
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
@@ -16,9 +17,6 @@ from prefect_bt.substrates.kubernetes.names import (
 )
 
 _PLATFORM: Final = frozenset({AGENT, STAGING})
-_LOG_LINE: Final = re.compile(r"\d{19} ")
-"""Start of a line of the job's log in the output of the agent: its time in nanoseconds."""
-_MESSAGE_LIMIT: Final = 300
 
 
 class Problem(NamedTuple):
@@ -251,10 +249,10 @@ def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem |
 def _read_end(container: Json, ended: Json) -> Problem:
     name, reason = container["name"], str(ended.get("reason", ""))
     is_platform = name in _PLATFORM
-    message = format_line(ended.get("message"))
-    if is_platform:  # the end of the agent's log, which contains the lines of the job's log
-        last = str(ended.get("message") or "").strip().rpartition("\n")[2]
-        message = "" if _LOG_LINE.match(last) else format_line(last)[:_MESSAGE_LIMIT]
+    cause, message = Cause.KILLED, format_line(ended.get("message"))
+    if is_platform:
+        cause, line = read_agent_error(str(ended.get("message") or ""), ended["exitCode"])
+        message = format_line(line)
     if reason == "OOMKilled":
         cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")
@@ -262,10 +260,7 @@ def _read_end(container: Json, ended: Json) -> Problem:
         cause = Cause.CONFIGURATION if is_platform else Cause.IMAGE_UNUSABLE
         return _name_container(container, Problem(cause, message or reason))
     what = f"the container {name!r} ended with {ended['exitCode']}"
-    return Problem(
-        Cause.NODE_LOST if is_platform else Cause.KILLED,
-        f"{what}: {message}" if message else what,
-    )
+    return Problem(cause, f"{what}: {message}" if message else what)
 
 
 def _part(value: Json, name: str) -> Json:
