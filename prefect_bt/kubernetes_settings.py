@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, cast
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
 ImageUser = Annotated[None, WithJsonSchema({"type": "null", "title": "That of the image"})]
+
+_QUANTITY: Final = re.compile(
+    r"\+?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII
+)
+_AMOUNTS: Final = frozenset({"limits", "requests", "overhead"})
+"""Fields of a Job that hold quantities by the name of a resource."""
+_AMOUNT: Final = frozenset({"sizeLimit", "divisor"})
+"""Fields that hold a quantity."""
 
 
 class ClusterSettings(BaseModel):
@@ -150,3 +160,45 @@ class ClusterSettings(BaseModel):
         "Lists of objects with names are merged by name.",
         examples=[{"spec": {"template": {"spec": {"hostNetwork": True}}}}],
     )
+
+    @field_validator("cache_size")
+    @classmethod
+    def _check_cache_size(cls, size: str) -> str:
+        _check_quantity("cache_size", size)
+        return size
+
+    @field_validator("job_patch")
+    @classmethod
+    def _check_job_patch(cls, patch: dict[str, Any]) -> dict[str, Any]:
+        for field, value in _iter_quantities(patch, "job_patch"):
+            _check_quantity(field, value)
+        return patch
+
+
+def _iter_quantities(value: object, field: str) -> Iterator[tuple[str, object]]:
+    """Yield each quantity in a part of a manifest, with the path of its field."""
+    if isinstance(value, list):
+        for number, item in enumerate(cast("list[object]", value)):
+            yield from _iter_quantities(item, f"{field}[{number}]")
+    if not isinstance(value, dict):
+        return
+    for name, item in cast("dict[str, object]", value).items():
+        path = f"{field}.{name}"
+        if name in _AMOUNT:
+            yield path, item
+        elif name in _AMOUNTS and isinstance(item, dict):
+            amounts = cast("dict[str, object]", item)
+            yield from ((f"{path}.{resource}", amount) for resource, amount in amounts.items())
+        else:
+            yield from _iter_quantities(item, path)
+
+
+def _check_quantity(field: str, value: object) -> None:
+    """Raise ValueError unless the API server takes the value. None removes a field."""
+    text = str(value) if isinstance(value, (str, int, float)) else ""
+    if value is not None and not _QUANTITY.fullmatch(text):
+        message = (
+            f"{field} is {value!r}, which is no quantity of Kubernetes: write CPUs as 2 or 500m, "
+            "and bytes as 12Gi or 500M"
+        )
+        raise ValueError(message)
