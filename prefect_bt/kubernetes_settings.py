@@ -8,10 +8,15 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
-_QUANTITY: Final = re.compile(r"\+?(\d+\.?\d*|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
-_AMOUNTS: Final = frozenset({"limits", "requests", "overhead"})
-"""Keys of a manifest whose values are quantities by the names of resources."""
 ImageUser = Annotated[None, WithJsonSchema({"type": "null", "title": "That of the image"})]
+
+_QUANTITY: Final = re.compile(
+    r"\+?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII
+)
+_AMOUNTS: Final = frozenset({"limits", "requests", "overhead"})
+"""Fields of a Job that hold quantities by the name of a resource."""
+_AMOUNT: Final = frozenset({"sizeLimit", "divisor"})
+"""Fields that hold a quantity."""
 
 
 class ClusterSettings(BaseModel):
@@ -158,41 +163,42 @@ class ClusterSettings(BaseModel):
 
     @field_validator("cache_size")
     @classmethod
-    def _validate_size(cls, size: str) -> str:
-        _validate_quantity(size)
+    def _check_cache_size(cls, size: str) -> str:
+        _check_quantity("cache_size", size)
         return size
 
     @field_validator("job_patch")
     @classmethod
-    def _validate_amounts(cls, patch: dict[str, Any]) -> dict[str, Any]:
-        """Refuse here what the API server would refuse when the job and its project exist."""
-        for path, amount in _iter_amounts(patch):
-            _validate_quantity(amount, path)
+    def _check_job_patch(cls, patch: dict[str, Any]) -> dict[str, Any]:
+        for field, value in _iter_quantities(patch, "job_patch"):
+            _check_quantity(field, value)
         return patch
 
 
-def _validate_quantity(value: Any, path: str = "") -> None:
-    if not _QUANTITY.fullmatch(str(value)):
-        what = f"{path} is {value!r}" if path else repr(value)
-        raise ValueError(f"{what}, and must be an amount as 4, 500m or 2Gi")
-
-
-def _iter_amounts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each amount of a resource, and of each size of a volume.
-
-    A null deletes what the manifest has.
-    """
+def _iter_quantities(value: object, field: str) -> Iterator[tuple[str, object]]:
+    """Yield each quantity in a part of a manifest, with the path of its field."""
     if isinstance(value, list):
-        for number, one in enumerate(cast("list[Any]", value)):
-            named = isinstance(one, dict) and cast("dict[str, Any]", one).get("name")
-            yield from _iter_amounts(one, f"{path}[{named or number}]")
-    elif isinstance(value, dict):
-        for key, one in cast("dict[str, Any]", value).items():
-            where = f"{path}.{key}" if path else key
-            if key in _AMOUNTS and isinstance(one, dict):
-                amounts = cast("dict[str, Any]", one).items()
-                yield from ((f"{where}.{name}", size) for name, size in amounts if size is not None)
-            elif key == "sizeLimit" and one is not None:
-                yield where, one
-            else:
-                yield from _iter_amounts(one, where)
+        for number, item in enumerate(cast("list[object]", value)):
+            yield from _iter_quantities(item, f"{field}[{number}]")
+    if not isinstance(value, dict):
+        return
+    for name, item in cast("dict[str, object]", value).items():
+        path = f"{field}.{name}"
+        if name in _AMOUNT:
+            yield path, item
+        elif name in _AMOUNTS and isinstance(item, dict):
+            amounts = cast("dict[str, object]", item)
+            yield from ((f"{path}.{resource}", amount) for resource, amount in amounts.items())
+        else:
+            yield from _iter_quantities(item, path)
+
+
+def _check_quantity(field: str, value: object) -> None:
+    """Raise ValueError unless the API server takes the value. None removes a field."""
+    text = str(value) if isinstance(value, (str, int, float)) else ""
+    if value is not None and not _QUANTITY.fullmatch(text):
+        message = (
+            f"{field} is {value!r}, which is no quantity of Kubernetes: write CPUs as 2 or 500m, "
+            "and bytes as 12Gi or 500M"
+        )
+        raise ValueError(message)

@@ -122,8 +122,8 @@ _TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
         ),
         Cause.POD_DELETED: (
             "its pod was deleted",
-            "It was not deleted by prefect-bt. `kubectl get events` may show by which user or "
-            "controller.",
+            "It was not deleted by prefect-bt. Only the audit log of the cluster's API server says "
+            "by which user or controller.",
         ),
         Cause.UPLOAD_FAILED: (
             "its checkpoints could not all be uploaded",

@@ -30,6 +30,7 @@ from prefect_bt.substrates.kubernetes.pod_states import (
     Problem,
     read_pod,
 )
+from prefect_bt.substrates.kubernetes.waiting_message import WAITING_INTERVAL, WaitingMessage
 
 REMOVAL_TIMEOUT: Final = 60.0
 """Longest wait for the pods of a removed gang to disappear, in seconds."""
@@ -37,8 +38,6 @@ FORCED_REMOVAL: Final = 20.0
 """Seconds after which a pod is deleted with grace 0, without confirmation from its kubelet."""
 CAUSE_TIMEOUT: Final = 10.0
 """Longest wait for Kubernetes to report why a container ended, in seconds."""
-WAITING_INTERVAL: Final = 5.0
-"""Minimum seconds before the reason for waiting is published, and between updates of it."""
 _NO_POD: Final = Problem(Cause.LAUNCH_FAILED, "Kubernetes has not created its pod")
 _START_TIMEOUT: Final = 30.0
 """Age in seconds at which a Job that is suspended, or missing without pods, has failed to start."""
@@ -69,6 +68,8 @@ class KubernetesGang:
         """Ranks whose request is not in the store yet."""
         self._blocked: dict[int, tuple[float, Problem]] = {}
         """Rank -> time since when it is blocked, and the reason."""
+        self._messages: dict[int, WaitingMessage] = {}
+        """Rank -> what is shown of the reason."""
         self._final: dict[int, NodeStatus] = {}
         """Final statuses; `observe` returns them unchanged."""
         self._unexplained: dict[int, float] = {}
@@ -129,7 +130,18 @@ class KubernetesGang:
             logs = f"kubectl -n {self.record.namespace} logs {pod.name} -c {AGENT}"
             what = f"its agent has not reported: does the pod reach the store? See: {logs}"
             blocked = Problem(Cause.STORE_FAILED, what)
-        return self._wait(status, blocked)
+        problems = () if blocked is None else (blocked,)
+        if not pod.is_creating:
+            return self._wait(status, problems)
+        warnings = () if pod.has_sandbox else self._find_warnings(pod)
+        return self._wait(status, warnings or problems, is_limited=bool(warnings))
+
+    def _find_warnings(self, pod: PodView) -> tuple[Problem, ...]:
+        """Return the warnings about a pod. A pod that starts in WAITING_INTERVAL has none."""
+        since, _ = self._blocked.get(pod.rank, (self.clock(), None))
+        if pod.rank in self._messages or self.clock() - since >= WAITING_INTERVAL:
+            return self.watch.find_warnings(pod)
+        return ()
 
     def _observe_early_end(self, status: NodeStatus, failure: Problem) -> NodeStatus:
         """Return the status of a node whose commands container ended before a command ran."""
@@ -154,7 +166,7 @@ class KubernetesGang:
                 why = "the process that launched it died before it started the Job"
                 problem = Problem(Cause.LAUNCH_FAILED, why)
             return self._give_verdict(lose(status, problem, self.clock()))
-        return self._wait(status, missing.problem or _NO_POD)
+        return self._wait(status, (missing.problem or _NO_POD,))
 
     def _observe_vanished(self, status: NodeStatus) -> NodeStatus:
         """Return the status of a rank whose agent has reported, and whose pod was never seen."""
@@ -192,41 +204,56 @@ class KubernetesGang:
 
     # -- waiting for pods -------------------------------------------------------------------
 
-    def _wait(self, status: NodeStatus, blocked: Problem | None) -> NodeStatus:
-        """Return the status of a node that has not started. It fails after `patience` seconds."""
-        if blocked is None:
-            self._blocked.pop(status.rank, None)
+    def _wait(
+        self,
+        status: NodeStatus,
+        problems: tuple[Problem, ...],
+        *,
+        is_limited: bool = True,
+    ) -> NodeStatus:
+        """Return the status of a node that has not started. It fails after `patience` seconds.
+
+        The last of the problems is the reason. `is_limited`: False for work in progress, such as a
+        pull.
+        """
+        rank, now = status.rank, self.clock()
+        if not problems:
+            self._blocked.pop(rank, None)
+            self._messages.pop(rank, None)
             self._publish_waiting()
             return status
-        since, before = self._blocked.get(status.rank, (self.clock(), blocked))
+        blocked = problems[-1]
+        since, before = self._blocked.get(rank, (now, blocked))
         if before.cause in _ROOM_CAUSES and blocked.cause not in _ROOM_CAUSES:
-            since = self.clock()  # there is room now, perhaps on a machine that was added
+            since = now  # there is room now, perhaps on a machine that was added
+            self._messages.pop(rank, None)
         if blocked.cause is Cause.IMAGE_PULL_FAILED and before.cause in IMAGE_CAUSES:
             blocked = before  # older kubelets name the reason in the first message only
-        self._blocked[status.rank] = since, blocked
-        if self.clock() - since >= self._patience:
+        is_shown = rank in self._messages or now - since >= WAITING_INTERVAL
+        if is_shown and not is_limited:
+            since = now
+        self._blocked[rank] = since, blocked
+        if is_limited and (blocked.is_permanent or now - since >= self._patience):
             return self._give_up(status, blocked)
-        if self.clock() - since < WAITING_INTERVAL:
+        if not is_shown:
             return status
+        messages = [problem.message for problem in (*problems[:-1], blocked)]
+        text = self._messages.setdefault(rank, WaitingMessage()).choose(messages, now)
         self._publish_waiting()
-        return replace(status, waiting=blocked.message)
+        return replace(status, waiting=text)
 
     def _wait_in_queue(self, status: NodeStatus) -> NodeStatus:
         """Return the status of a node whose Job Kueue holds: the patience begins when it starts."""
         blocked = Problem(Cause.UNSCHEDULABLE, f"it waits in the queue {self._queue} of Kueue")
         self._blocked[status.rank] = self.clock(), blocked
+        message = self._messages.setdefault(status.rank, WaitingMessage())
+        text = message.choose([blocked.message], self.clock())
         self._publish_waiting()
-        return replace(status, waiting=blocked.message)
+        return replace(status, waiting=text)
 
     def _give_up(self, status: NodeStatus, blocked: Problem) -> NodeStatus:
         """Fail the node, and delete its pod so that it cannot start later."""
         pod = self.watch.find(status.rank)
-        if pod is not None and pod.exists and blocked.cause is Cause.LAUNCH_FAILED:
-            warning = self.watch.find_pod_warning(pod)
-            if warning is None and pod.is_creating:  # the pull of a large image
-                self._blocked[status.rank] = self.clock(), blocked
-                return replace(status, waiting=blocked.message)
-            blocked = warning or blocked
         # The verdict is first: an observer that saw the request alone would read it as a stop.
         verdict = self._give_verdict(fail_to_start(status, blocked, self.clock()))
         self._request(status.rank, NodeRequest("it did not start in time", force=True))
@@ -237,8 +264,8 @@ class KubernetesGang:
 
     def _publish_waiting(self) -> None:
         """Publish the reason why the lowest waiting rank has not started; `logs` shows it."""
-        first = min(self._blocked, default=None)
-        text = "" if first is None else f"rank {first}: {self._blocked[first][1].message}"
+        first = min(self._messages, default=None)
+        text = "" if first is None else f"rank {first}: {self._messages[first].text}"
         if text != self._waiting and self.clock() - self._waiting_at >= WAITING_INTERVAL:
             self._waiting_at = self.clock()
             with suppress(StoreError):

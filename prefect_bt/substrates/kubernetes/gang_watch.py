@@ -14,17 +14,14 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.client import ClusterError
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.json_merge import Json
-from prefect_bt.substrates.kubernetes.pod_states import (
-    PodView,
-    Problem,
-    format_line,
-    read_pod,
+from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, read_pod
+from prefect_bt.substrates.kubernetes.warning_events import (
+    read_failed_creation,
+    read_pod_warnings,
 )
-from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
 WATCH_SECONDS: Final = 240
 """Seconds for which the server keeps a watch open."""
@@ -33,7 +30,7 @@ SILENCE_SECONDS: Final = 90.0
 RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 """Delays in seconds before the watch restarts; the last one repeats."""
 REASON_INTERVAL: Final = 5.0
-"""Seconds between two requests for the reason why there are no pods."""
+"""Seconds between two requests for the reason why there are no pods, or why they do not start."""
 
 
 class MissingPods(NamedTuple):
@@ -61,6 +58,9 @@ class GangWatch:
         """True after the first list of the pods."""
         self._reason_read_at = -REASON_INTERVAL
         self._missing = MissingPods()
+        self._warnings_read_at = -REASON_INTERVAL
+        self._warnings: dict[str, tuple[Problem, ...]] = {}
+        """Name of a pod -> what its machine warns of."""
 
     def start(self) -> None:
         """Watch the pods in the background, also after an unforeseen error. Idempotent."""
@@ -89,26 +89,20 @@ class GangWatch:
     def _read_missing_reason(self) -> MissingPods:
         job: Json | None = self._objects.find_job()
         suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
-        return MissingPods(self._read_failed_creation(), job is None, suspended)
+        problem = read_failed_creation(self._objects.list_events())
+        return MissingPods(problem, job is None, suspended)
 
-    def _read_failed_creation(self) -> Problem | None:
-        """Return the Job's newest event about pods that could not be created."""
-        events = self._objects.list_events("Job", self._objects.name)
-        failed = [one for one in events if one.get("reason") == "FailedCreate"]
-        if not failed:
-            return None
-        newest = max(failed, key=_event_time)
-        message = format_line(newest.get("message")).removeprefix("Error creating: ")
-        return Problem(classify_refusal(message).cause, message)
+    def find_warnings(self, pod: PodView) -> tuple[Problem, ...]:
+        """Return what the machine of a pod warns of, at most REASON_INTERVAL old; newest last.
 
-    def find_pod_warning(self, pod: PodView) -> Problem | None:
-        """Return the newest event of a pod that does not start, if its machine warns in it."""
-        with suppress(SubstrateError):
-            events = self._objects.list_events("Pod", pod.name)
-            newest = max(events, key=_event_time) if events else {}
-            if newest.get("type") == "Warning" and newest.get("reason") != "FailedScheduling":
-                return Problem(Cause.LAUNCH_FAILED, format_line(newest.get("message")))
-        return None
+        One request reads the warnings about all pods.
+        """
+        with self._lock:
+            if time.monotonic() - self._warnings_read_at >= REASON_INTERVAL:
+                self._warnings_read_at = time.monotonic()
+                with suppress(SubstrateError):
+                    self._warnings = read_pod_warnings(self._objects.list_pod_warnings())
+            return self._warnings.get(pod.name, ())
 
     def list_pods(self) -> str:
         """List the pods. Return the resource version at which a watch begins. ClusterError."""
@@ -153,7 +147,3 @@ class GangWatch:
         known, deleted = self.find(view.rank), event["type"] == "DELETED"
         if not (deleted and known is not None and known.name != view.name):
             self._pods = {**self._pods, view.rank: view._replace(exists=not deleted)}
-
-
-def _event_time(event: Json) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")

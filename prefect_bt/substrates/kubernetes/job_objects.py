@@ -58,11 +58,18 @@ class JobObjects:
         query = {**self._selector, "resourceVersion": version, "timeoutSeconds": seconds}
         return self._client.watch(f"{self._core}/pods", query, timeout=silence)
 
-    def list_events(self, kind: str, name: str) -> list[Json]:
-        """Return the events of an object."""
-        selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+    def list_events(self) -> list[Json]:
+        """Return the events of the Job."""
+        selector = f"involvedObject.kind=Job,involvedObject.name={self.name}"
+        return self._list_events(selector, f"list the events of Job {self.name}")
+
+    def list_pod_warnings(self) -> list[Json]:
+        """Return the warnings about the namespace's pods: a request for all pods of the Job."""
+        selector = "type=Warning,involvedObject.kind=Pod"
+        return self._list_events(selector, "list the events of pods")
+
+    def _list_events(self, selector: str, action: str) -> list[Json]:
         query = {"fieldSelector": selector}
-        action = f"list the events of {kind} {name}"
         found: Any = self._client.request("GET", f"{self._core}/events", query=query, action=action)
         return cast("list[Json]", found["items"])
 

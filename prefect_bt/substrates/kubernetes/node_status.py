@@ -1,4 +1,7 @@
-"""Determine the final status of a node whose agent reported none. Pure."""
+"""Determine the final status of a node whose agent reported none. Pure.
+
+`now` is the time of this process: `clock` is "" where it is the end of the node.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +17,38 @@ _DELETED: Final = Problem(Cause.POD_DELETED, "")
 
 def stop_before_start(status: NodeStatus, reason: str, now: float) -> NodeStatus:
     """Return the status of a node that was stopped before its agent started."""
-    return replace(status, phase=NodePhase.DONE, reason=reason, ended_at=now, waiting="")
+    return replace(status, phase=NodePhase.DONE, reason=reason, ended_at=now, clock="", waiting="")
 
 
 def fail_to_start(status: NodeStatus, problem: Problem, now: float) -> NodeStatus:
     """Return the status of a node that does not start."""
-    cause, message = problem
+    cause = problem.cause
     if cause is Cause.KILLED:  # its first process exits by itself only if the image cannot run it
         cause = Cause.IMAGE_UNUSABLE
     return replace(
         status,
         phase=NodePhase.DONE,
         exit_code=EXIT_NOT_STARTED,
-        reason=message,
+        reason=problem.message,
         cause=cause,
         ended_at=now,
+        clock="",
         waiting="",
     )
 
 
 def lose(status: NodeStatus, problem: Problem | None, now: float) -> NodeStatus:
     """Return the status of a node whose pod is gone without a final status of the agent."""
-    cause, message = problem or _DELETED
+    problem = problem or _DELETED
     interrupted = "its pod was gone before its final flush ended"
     return replace(
         status,
         phase=NodePhase.LOST,
-        reason=message or StopReason.POD_DELETED,
-        cause=cause,
-        oom=cause is Cause.OUT_OF_MEMORY,
+        reason=problem.message or StopReason.POD_DELETED,
+        cause=problem.cause,
+        oom=problem.cause is Cause.OUT_OF_MEMORY,
         ended_at=status.ended_at or now,
+        clock=status.clock if status.ended_at else "",
         upload_error=interrupted if status.phase is NodePhase.FLUSHING else "",
         waiting="",
     )
@@ -71,10 +76,10 @@ def explain_end(status: NodeStatus, failure: Problem | None, stop_reason: str) -
         Cause.PREEMPTED,
         Cause.NODE_LOST,
     }
-    cause, message = failure if failure is not None and disrupted else _DELETED
+    problem = failure if failure is not None and disrupted else _DELETED
     return replace(
         status,
-        cause=cause,
-        reason=message or StopReason.POD_DELETED,
+        cause=problem.cause,
+        reason=problem.message or StopReason.POD_DELETED,
         exit_code=status.exit_code or 128 + signal.SIGTERM,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, cast
 
 from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.agent_error import read_agent_error
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
@@ -16,16 +17,17 @@ from prefect_bt.substrates.kubernetes.names import (
 )
 
 _PLATFORM: Final = frozenset({AGENT, STAGING})
-_LOG_LINE: Final = re.compile(r"\d{19} ")
-"""Start of a line of the job's log in the output of the agent: its time in nanoseconds."""
-_MESSAGE_LIMIT: Final = 300
 
 
 class Problem(NamedTuple):
-    """A cause, and the message of Kubernetes without a full stop."""
+    """A cause, and the message of Kubernetes without a full stop.
+
+    `is_permanent`: waiting does not help.
+    """
 
     cause: Cause
     message: str
+    is_permanent: bool = False
 
 
 class PodView(NamedTuple):
@@ -36,7 +38,10 @@ class PodView(NamedTuple):
     has_started: bool = False
     """True once a container of prefect-bt, which publishes a status, has run."""
     is_creating: bool = False
-    """True while its machine pulls images and creates containers."""
+    """True while its machine mounts volumes, pulls images and creates containers, without an error
+    in the status."""
+    has_sandbox: bool = False
+    """True once its volumes are mounted and its network is set up: then images are pulled."""
     agent_ended: bool = False
     """True once the agent's container has ended; others may still run."""
     has_ended: bool = False
@@ -65,14 +70,20 @@ def read_pod(pod: Json) -> PodView:
     has_started = any(
         states.get(which, {}).keys() & {"running", "terminated"} for which in _PLATFORM
     )
+    blocked = _find_block(status)
+    is_pending = blocked is None and status.get("phase") == "Pending" and not has_started
+    is_accepted = bool(containers or status.get("startTime"))
+    if is_pending:
+        blocked = _describe_step(_part(pod, "spec").get("nodeName", ""), is_accepted=is_accepted)
     return PodView(
         name,
         rank,
         has_started=has_started,
-        is_creating=_is_creating(pod, status, has_started=has_started),
+        is_creating=is_pending and is_accepted,
+        has_sandbox=_has_condition(status, "PodReadyToStartContainers"),
         agent_ended="terminated" in states.get(AGENT, {}),
         has_ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
-        blocked=_find_block(pod, status, has_started=has_started),
+        blocked=blocked,
         failure=disruption or failure,
         failed_container="" if disruption else failed,
     )
@@ -85,9 +96,7 @@ def _is_given_up(pod: Json, disruption: Problem | None) -> bool:
     """
     lost = disruption is not None and disruption.cause is Cause.NODE_LOST
     deleted = "deletionTimestamp" in pod["metadata"]
-    conditions = _conditions(_part(pod, "status"))
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-    return lost and deleted and not ready
+    return lost and deleted and not _has_condition(_part(pod, "status"), "Ready")
 
 
 def _containers(status: Json) -> Iterator[Json]:
@@ -127,8 +136,12 @@ _PULL_REASONS: Final = {
 }
 
 
-def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None:
-    """Return why the pod does not start. A mirror or a pull in progress is not a reason."""
+_ROOT_REFUSED: Final = re.compile("runAsNonRoot and|non-root policy")
+"""Messages about a container that may not run as root, and would: it never can."""
+
+
+def _find_block(status: Json) -> Problem | None:
+    """Return the error in the status for which the pod does not start."""
     for one in _containers(status):
         waiting = _part(_part(one, "state"), "waiting")
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
@@ -138,17 +151,17 @@ def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Problem(Cause.UNSCHEDULABLE, format_line(condition.get("message", "")))
-    if _is_creating(pod, status, has_started=has_started):
-        machine = pod["spec"]["nodeName"]
-        return Problem(Cause.LAUNCH_FAILED, f"its containers are being created on {machine}")
-    if status.get("phase") == "Pending" and not has_started:
-        return Problem(Cause.LAUNCH_FAILED, "it is being scheduled")
     return None
 
 
-def _is_creating(pod: Json, status: Json, *, has_started: bool) -> bool:
-    pending = status.get("phase") == "Pending" and not has_started
-    return pending and bool(_part(pod, "spec").get("nodeName"))
+def _describe_step(machine: str, *, is_accepted: bool) -> Problem:
+    """Return what a pod without an error waits for."""
+    step = f"the kubelet of its machine {machine} has not accepted it"
+    if is_accepted:
+        step = f"its containers are being created on {machine}"
+    elif not machine:
+        step = "it is being scheduled"
+    return Problem(Cause.LAUNCH_FAILED, step)
 
 
 def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
@@ -159,12 +172,19 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
         return Problem(cause, format_line(message) or reason)
     cause = _WAITING_CAUSES.get(reason)
-    return None if cause is None else Problem(cause, format_line(message) or reason)
+    if cause is None:
+        return None
+    return Problem(cause, format_line(message) or reason, bool(_ROOT_REFUSED.search(message)))
 
 
 def _name_container(container: Json, problem: Problem) -> Problem:
     """Name another image than the job's in the message, so that users change the right one."""
     name = container["name"]
+    if name == COMMANDS and problem.is_permanent:
+        cure = (
+            "Set run_as_user to the id of a user other than root in the Kubernetes Substrate block"
+        )
+        return problem._replace(message=f"{problem.message}. {cure}")
     if name == COMMANDS:
         return problem
     if name not in _PLATFORM:  # added by an admission webhook
@@ -174,6 +194,7 @@ def _name_container(container: Json, problem: Problem) -> Problem:
         f"prefect-bt's own image {container['image']!r} cannot be used: {problem.message}. Build "
         "and push it (deployments/README.md), and name it in agent_image of the Kubernetes "
         "Substrate block",
+        problem.is_permanent,
     )
 
 
@@ -228,10 +249,10 @@ def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem |
 def _read_end(container: Json, ended: Json) -> Problem:
     name, reason = container["name"], str(ended.get("reason", ""))
     is_platform = name in _PLATFORM
-    message = format_line(ended.get("message"))
-    if is_platform:  # the end of the agent's log, which contains the lines of the job's log
-        last = str(ended.get("message") or "").strip().rpartition("\n")[2]
-        message = "" if _LOG_LINE.match(last) else format_line(last)[:_MESSAGE_LIMIT]
+    cause, message = Cause.KILLED, format_line(ended.get("message"))
+    if is_platform:
+        cause, line = read_agent_error(str(ended.get("message") or ""), ended["exitCode"])
+        message = format_line(line)
     if reason == "OOMKilled":
         cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")
@@ -239,10 +260,7 @@ def _read_end(container: Json, ended: Json) -> Problem:
         cause = Cause.CONFIGURATION if is_platform else Cause.IMAGE_UNUSABLE
         return _name_container(container, Problem(cause, message or reason))
     what = f"the container {name!r} ended with {ended['exitCode']}"
-    return Problem(
-        Cause.NODE_LOST if is_platform else Cause.KILLED,
-        f"{what}: {message}" if message else what,
-    )
+    return Problem(cause, f"{what}: {message}" if message else what)
 
 
 def _part(value: Json, name: str) -> Json:
@@ -252,6 +270,10 @@ def _part(value: Json, name: str) -> Json:
 
 def _conditions(status: Json) -> list[Json]:
     return status.get("conditions") or []
+
+
+def _has_condition(status: Json, kind: str) -> bool:
+    return any(one["type"] == kind and one["status"] == "True" for one in _conditions(status))
 
 
 def format_line(message: object) -> str:

@@ -45,25 +45,6 @@ def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(open_site: Open
     assert site.gang.observe(0).phase is NodePhase.STAGING
 
 
-@pytest.mark.parametrize("warning", ["", "FailedScheduling", "FailedMount"])
-def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
-    api: ApiStub, open_site: OpenSite, warning: str
-) -> None:
-    """A volume that cannot be mounted shows in a warning alone."""
-    site = open_site({"phase": "Pending"})
-    said = {"type": "Warning", "reason": warning, "message": 'secret "x" not found', "count": 3}
-    events = [{**said, "lastTimestamp": "2026-01-01T00:00:02Z"}] if warning else []
-    api.on("GET events", answer(200, {"items": events}))
-    site.gang.observe(0)
-    site.now += 61.0
-    status = site.gang.observe(0)
-    if warning == "FailedMount":
-        assert (status.cause, status.reason) == (Cause.LAUNCH_FAILED, 'secret "x" not found')
-    else:
-        assert status.phase is NodePhase.LAUNCHED
-        assert "being created on node-1" in status.waiting
-
-
 def test_a_job_that_kueue_holds_outlives_the_patience(
     api: ApiStub, client: ClusterClient, open_site: OpenSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

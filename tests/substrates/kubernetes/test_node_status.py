@@ -52,6 +52,17 @@ def test_a_node_that_is_lost(problem: Problem | None, cause: Cause, reason: str,
     assert (status.oom, status.upload_error, status.ended_at) == (oom, "", NOW)
 
 
+@pytest.mark.parametrize("ended_at", [None, NOW - 5])
+def test_an_end_that_this_process_timed_has_no_clock_of_the_machine(
+    ended_at: float | None,
+) -> None:
+    status = NodeStatus(2, NodePhase.FLUSHING, ended_at=ended_at, clock="boot-of-the-machine")
+    assert stop_before_start(status, "stopped", NOW).clock == ""
+    assert fail_to_start(status, OOM, NOW).clock == ""
+    lost = lose(status, OOM, NOW)
+    assert (lost.ended_at, lost.clock) == ((NOW - 5, status.clock) if ended_at else (NOW, ""))
+
+
 def test_a_flush_that_was_cut_off_is_an_upload_that_is_missing() -> None:
     flushing = NodeStatus(2, NodePhase.FLUSHING, exit_code=0, ended_at=NOW - 5)
     status = lose(flushing, EVICTED, NOW)

@@ -102,6 +102,25 @@ def test_a_new_pod_is_being_scheduled() -> None:
     assert view.blocked.message == "it is being scheduled"
 
 
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({}, "the kubelet of its machine node-1 has not accepted it"),
+        ({"startTime": "2026-11-25T22:31:44Z"}, "its containers are being created on node-1"),
+        (
+            {"containerStatuses": [state("commands", waiting={"reason": "ContainerCreating"})]},
+            "its containers are being created on node-1",
+        ),
+    ],
+)
+def test_a_pod_with_a_machine_that_accepted_it_or_did_not(
+    status: dict[str, Any], message: str
+) -> None:
+    view = read_pod(pod_object({"phase": "Pending", **status}))
+    assert (view.blocked.cause, view.blocked.message) == ("launch_failed", message)
+    assert view.is_creating is bool(status)
+
+
 PULL = 'failed to pull and unpack image "ghcr.io/team/train:1": '
 
 
