@@ -18,6 +18,7 @@ from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.train_request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.reconcile import recover_jobs
+from prefect_bt.jobs.stale_nodes import UnfinishedRemovals
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.start_queued import start_waiting_jobs
 from prefect_bt.ledger.creation import check_creates_once
@@ -29,12 +30,14 @@ from prefect_bt.settings import use_settings
 def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[Any]:
     """Recover every job of this machine that no process runs any more.
 
+    Also remove the nodes of ended jobs of a cluster that did not answer at their end.
+
     Args:
         substrate: Substrate whose state folder is searched and whose settings the jobs get; by
             default PREFECT_BT_SUBSTRATE.
 
     Returns:
-        What was done with each abandoned job, by job id; empty if there is none.
+        What was done with each of these jobs, by job id; empty if there is none.
     """
     try:
         settings = JobRequest(substrate=substrate).settings()
@@ -44,6 +47,7 @@ def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[An
             for sentence in LostJobs(ledger, settings.state_dir).put_back():
                 get_run_logger().warning("%s.", sentence)
             done |= dict.fromkeys(start_waiting_jobs(ledger), "started")
+            done |= dict(UnfinishedRemovals(ledger, settings).finish())
     except PrefectBtError as error:
         return failed_state(error)
     for job_id, what in done.items():

@@ -9,6 +9,8 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     index/ended/<job id>/<creation time>-<project id>.json
                                               the document of an ended job
                                               (ledger/ended_documents.py)
+    index/removals/<job id>/<nonce>           an ended job whose nodes are not removed yet
+                                              (ledger/removals.py)
     index/team-projects/<quoted name>/team-<quoted team>
                                               -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}
@@ -73,6 +75,7 @@ from urllib.parse import quote
 JOB_ID_LENGTH: Final = 7
 INDEX_JOBS: Final = "index/jobs"
 INDEX_ENDED: Final = "index/ended"
+INDEX_REMOVALS: Final = "index/removals"
 QUEUE_WAITING: Final = "queue/waiting"
 QUEUE_LEASES: Final = "queue/leases"
 QUEUE_MACHINES: Final = "queue/machines"
@@ -107,6 +110,10 @@ def quote_name(name: str) -> str:
 
 def job_index_key(job_id: str) -> str:
     return f"{INDEX_JOBS}/{job_id}"
+
+
+def removals_prefix(job_id: str) -> str:
+    return f"{INDEX_REMOVALS}/{job_id}"
 
 
 def waiting_job_prefix(job_id: str) -> str:

@@ -45,6 +45,7 @@ from prefect_bt.jobs.starting.start_queued import start_next_jobs
 from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.states import JobState
+from prefect_bt.substrates import CLUSTERS
 
 
 @dataclass
@@ -212,7 +213,8 @@ def _finish(site: JobContext, default: JobState, message: str) -> JobState:
         release_holds(site)
     try:
         remove_nodes(site)
-    except SubstrateError as error:  # the job is over nevertheless, and gc finds what is left
-        get_run_logger().warning("%s `prefect-bt gc` removes what is left.", error)
+    except SubstrateError as error:  # the job is over nevertheless
+        command = "worker" if site.record.substrate in CLUSTERS else "gc"
+        get_run_logger().warning("%s `prefect-bt %s` removes what is left.", error, command)
     publish_job_card(site)
     return site.ledger.get_state(site.job_id)

@@ -40,6 +40,7 @@ from prefect_bt.ledger.records import (
     Outcome,
     StopReason,
 )
+from prefect_bt.ledger.removals import add_removal, delete_removals, list_removals
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.log_archive import LogArchiver
 from prefect_bt.node_paths import WORKSPACE_DIR
@@ -53,6 +54,7 @@ from prefect_bt.planning.planner import (
     plan_image,
 )
 from prefect_bt.serving.deployment_records import DeploymentLedger
+from prefect_bt.substrates import CLUSTERS
 from prefect_bt.substrates.protocol import NodeHandle
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.training_cache.snapshot import write_snapshot
@@ -279,11 +281,24 @@ def archive_logs(site: JobContext, attempt: int) -> tuple[ArchivedLog, ...]:
     return sealer.archive(site.substrate.list_nodes(site.job_id))
 
 
+def announce_removal(site: JobContext) -> None:
+    """Record that the nodes are to be removed, before the job's end is published. StoreError.
+
+    If this process cannot remove them, another one does (jobs.stale_nodes).
+    """
+    if site.record.substrate in CLUSTERS:
+        add_removal(site.ledger.store, site.job_id)
+
+
 def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) -> None:
     """Remove what the job's nodes, or these of them, left on the substrate.
 
     Several ranks at a time, the attempts of one in order: its last keeps what is not saved.
     """
+    announced: list[str] = []
+    if handles is None and site.record.substrate in CLUSTERS:
+        with suppress(StoreError):
+            announced = list_removals(site.ledger.store, site.job_id)
     by_rank: dict[int, list[NodeHandle]] = {}
     for handle in site.substrate.list_nodes(site.job_id) if handles is None else handles:
         by_rank.setdefault(handle.rank, []).append(handle)
@@ -294,6 +309,8 @@ def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) 
 
     with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
         list(pool.map(remove, by_rank.values()))
+    with suppress(StoreError):  # else whoever finds the entry finds no nodes
+        delete_removals(site.ledger.store, announced)
 
 
 def decide_job_retry(site: JobContext) -> RetryDecision:

@@ -19,6 +19,7 @@ from typing import Final
 
 from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import (
+    announce_removal,
     finalize_unfinished_attempts,
     missing_states,
     remove_nodes,
@@ -252,6 +253,7 @@ def finalize_abandoned_job(
         if state is JobState.STOPPED and not ledger.get_state(job_id).terminal:
             ledger.controls.request_stop(job_id, by=reason)
         finalize_unfinished_attempts(site, reason=reason)
+        announce_removal(site)
         for end in missing_states(site, terminal_state(site, state)):
             message = _final_message(site, end, reason)
             ledger.append_event(job_id, end, message=message, epoch=site.epoch)

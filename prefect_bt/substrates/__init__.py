@@ -18,6 +18,10 @@ SUBSTRATES: Final[Mapping[str, str]] = {
     "kubernetes": "prefect_bt.substrates.kubernetes.substrate",
 }
 
+CLUSTERS: Final = frozenset({"kubernetes"})
+"""Substrates whose nodes any machine can remove. Nodes of the others have files on their machine,
+by which that machine finds them."""
+
 
 def open_substrate(name: str, **options: Any) -> Substrate:
     """The substrate of that name; `options` are those of its `create_substrate`.

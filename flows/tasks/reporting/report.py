@@ -19,6 +19,7 @@ from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 
 from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.lifecycle import announce_removal
 from prefect_bt.attempts.retry_policy import parse_checkpoint_name
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.errors import StoreError
@@ -40,6 +41,8 @@ def transition_job(
     site: JobContext, state: JobState, *, message: str = "", attempt: int | None = None
 ) -> None:
     """Write the next state of the job, and emit the event `prefect-bt.job.<state>`."""
+    if state.terminal:
+        announce_removal(site)
     happened = site.ledger.append_event(
         site.job_id, state, message=message, attempt=attempt, epoch=site.epoch
     )

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.jobs.stale_nodes import UnfinishedRemovals
 from prefect_bt.jobs.starting.cancelled_runs import CancelledRuns
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.queued_runs import WaitReasons
@@ -35,6 +36,8 @@ CANCELLED_INTERVAL: Final = 10.0
 """Seconds between two looks for runs that were cancelled in Prefect."""
 _REASONS_EVERY: Final = 3
 """Looks for cancelled runs, after which the reasons that Prefect shows are updated."""
+REMOVAL_INTERVAL: Final = 20.0
+"""Seconds between two looks for nodes of ended jobs that are not removed."""
 LOST_INTERVAL: Final = 20.0
 """Seconds between two looks for jobs that no process has, and for records that are damaged."""
 MAX_CPU_SHARE: Final = 0.01
@@ -52,7 +55,7 @@ class QueuePoller:
         self._queue = open_machine_queue(self._ledger)
         self._due_at = self._report_due_at = self._head_due_at = 0.0
         self._news = SimpleQueue[str]()
-        for follow in (self._follow_lost_jobs, _follow_prefect):
+        for follow in (self._follow_lost_jobs, self._follow_removals, _follow_prefect):
             threading.Thread(target=follow, daemon=True, name=follow.__name__).start()
 
     @property
@@ -91,6 +94,17 @@ class QueuePoller:
                 for sentence in lost.put_back():
                     self._news.put(sentence)
             time.sleep(LOST_INTERVAL)
+
+    def _follow_removals(self) -> None:
+        """Remove nodes of ended jobs, for ever; report each result once."""
+        removals, known = UnfinishedRemovals(open_ledger(), Settings()), set[str]()
+        while True:
+            with suppress(PrefectBtError, OSError, *DAMAGED):
+                for job_id, what in removals.finish():
+                    if (sentence := f"job {job_id}: {what}") not in known:
+                        self._news.put(sentence)
+                    known.add(sentence)
+            time.sleep(REMOVAL_INTERVAL)
 
 
 def _follow_prefect() -> None:
