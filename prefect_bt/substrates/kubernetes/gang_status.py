@@ -24,13 +24,13 @@ from prefect_bt.substrates.kubernetes.node_status import (
     lose,
     stop_before_start,
 )
-from prefect_bt.substrates.kubernetes.pod_states import (
+from prefect_bt.substrates.kubernetes.pods.pod_states import (
     IMAGE_CAUSES,
     PodView,
     Problem,
     read_pod,
 )
-from prefect_bt.substrates.kubernetes.waiting_message import WAITING_INTERVAL, WaitingMessage
+from prefect_bt.substrates.kubernetes.pods.waiting_message import WAITING_INTERVAL, WaitingMessage
 
 REMOVAL_TIMEOUT: Final = 60.0
 """Longest wait for the pods of a removed gang to disappear, in seconds."""

@@ -17,8 +17,8 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.substrates.kubernetes.client import ClusterError
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.json_merge import Json
-from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, read_pod
-from prefect_bt.substrates.kubernetes.warning_events import (
+from prefect_bt.substrates.kubernetes.pods.pod_states import PodView, Problem, read_pod
+from prefect_bt.substrates.kubernetes.pods.warning_events import (
     read_failed_creation,
     read_pod_warnings,
 )

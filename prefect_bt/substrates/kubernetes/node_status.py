@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, NodeStatus, StopReason
-from prefect_bt.substrates.kubernetes.pod_states import Problem
+from prefect_bt.substrates.kubernetes.pods.pod_states import Problem
 
 _DELETED: Final = Problem(Cause.POD_DELETED, "")
 

@@ -9,7 +9,7 @@ import pytest
 from prefect_bt.attempts.failure_causes import diagnose_node
 from prefect_bt.ledger.records import Cause, FailureClass, NodeStatus
 from prefect_bt.substrates.kubernetes.node_status import lose
-from prefect_bt.substrates.kubernetes.pod_states import PodView, read_pod
+from prefect_bt.substrates.kubernetes.pods.pod_states import PodView, read_pod
 
 from .recordings import pod_object
 

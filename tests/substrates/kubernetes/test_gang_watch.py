@@ -13,7 +13,7 @@ from prefect_bt.substrates.kubernetes import gang_watch
 from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
-from prefect_bt.substrates.kubernetes.pod_states import PodView
+from prefect_bt.substrates.kubernetes.pods.pod_states import PodView
 from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until
 

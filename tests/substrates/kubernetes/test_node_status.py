@@ -11,7 +11,7 @@ from prefect_bt.substrates.kubernetes.node_status import (
     lose,
     stop_before_start,
 )
-from prefect_bt.substrates.kubernetes.pod_states import Problem
+from prefect_bt.substrates.kubernetes.pods.pod_states import Problem
 
 NOW = 1_800_000_000.0
 WAITING = NodeStatus(2, waiting="for a machine")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.substrates.kubernetes.pod_states import read_pod
+from prefect_bt.substrates.kubernetes.pods.pod_states import read_pod
 from tests.cluster.recordings import recorded
 
 from .recordings import pod_object, recorded_pod

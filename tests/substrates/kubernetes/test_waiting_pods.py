@@ -8,8 +8,8 @@ import pytest
 
 from prefect_bt.attempts.failure_causes import diagnose_node
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase
-from prefect_bt.substrates.kubernetes.pod_states import read_pod
-from prefect_bt.substrates.kubernetes.waiting_message import WAITING_INTERVAL
+from prefect_bt.substrates.kubernetes.pods.pod_states import read_pod
+from prefect_bt.substrates.kubernetes.pods.waiting_message import WAITING_INTERVAL
 from tests.cluster.recordings import recorded
 
 from .api_stub import ApiStub, answer

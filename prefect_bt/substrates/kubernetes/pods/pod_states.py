@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, cast
 
 from prefect_bt.ledger.records import Cause
-from prefect_bt.substrates.kubernetes.agent_error import read_agent_error
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
@@ -15,6 +14,7 @@ from prefect_bt.substrates.kubernetes.names import (
     INDEX_ANNOTATION,
     STAGING,
 )
+from prefect_bt.substrates.kubernetes.pods.agent_error import read_agent_error
 
 _PLATFORM: Final = frozenset({AGENT, STAGING})
 

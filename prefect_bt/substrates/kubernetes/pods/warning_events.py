@@ -8,9 +8,9 @@ from typing import Final
 
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.json_merge import Json
-from prefect_bt.substrates.kubernetes.pod_states import Problem, format_line
+from prefect_bt.substrates.kubernetes.pods.pod_states import Problem, format_line
+from prefect_bt.substrates.kubernetes.pods.waiting_message import normalize_message
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
-from prefect_bt.substrates.kubernetes.waiting_message import normalize_message
 
 _HARMLESS: Final = frozenset(
     {
