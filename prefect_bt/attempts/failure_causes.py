@@ -109,7 +109,10 @@ _TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
             "there was no free capacity for it",
             "Wait for other jobs to end, or ask for less.",
         ),
-        Cause.LAUNCH_FAILED: ("it could not be launched", "The message of the attempt says why."),
+        Cause.LAUNCH_FAILED: (
+            "it could not be launched",
+            "Correct what it names, if it happens again.",
+        ),
         Cause.UNSCHEDULABLE: (
             "no machine of the cluster can run it",
             "Ask for less, free or add machines, or correct the node selectors and the "

@@ -27,7 +27,7 @@ def normalize_message(message: str) -> str:
     """Return the kind of the message: its text without what changes.
 
     >>> normalize_message('pods "gang-0-x7k2p" is forbidden: used: requests.cpu=2')
-    'pods "gang-#" is forbidden: used: requests.cpu=#'
+    'pods "gang-0-#" is forbidden: used: requests.cpu=#'
     """
     for pattern, replacement in _CHANGING:
         message = re.sub(pattern, replacement, message)
