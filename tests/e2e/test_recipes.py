@@ -193,7 +193,9 @@ def test_ranks_that_sleep_for_ever(machine: Machine) -> None:
     if [ "$BT_NODE_RANK" -lt $((BT_GROUP_SIZE - 1)) ]; then sleep infinity; fi
     mkdir -p $BT_CHECKPOINT_DIR/last; echo 1 > $BT_CHECKPOINT_DIR/last/a
     """
-    code, job = machine.finish(machine.folder(script, nodes=2))
+    patience = {"PREFECT_BT_STRAGGLER_PATIENCE": "8"}
+    code, job = machine.finish(machine.folder(script, nodes=2), extra=patience)
     assert (code, job["current_status"]) == (0, "TRAINING_JOB_COMPLETED"), job["error_message"]
+    assert [warning[:18] for warning in job["warnings"]] == ["Rank 0 was stopped"]
     assert machine.checkpoints(job["id"]) == ["last"]
     machine.nothing_left(job["id"])
