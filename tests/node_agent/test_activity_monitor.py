@@ -1,90 +1,96 @@
-"""What counts as activity of a rank: real commands, with a poll interval of a tenth of a second."""
+"""What counts as activity of a rank: real commands of a real runner, in a process of its own."""
 
-import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+LOOKS = """
+import os, sys, time
+from pathlib import Path
 from prefect_bt.host import processes
 from prefect_bt.host.nodes.files import StatusFile
 from prefect_bt.ledger.records import NodePhase, NodeStatus
 from prefect_bt.node_agent import activity_monitor
-from prefect_bt.node_agent.activity_monitor import ActivityMonitor
 from prefect_bt.node_agent.commands.runner import ShellRunner
 
-CONNECT = "exec 3<>/dev/tcp/127.0.0.1/{port}; echo ready; sleep 60"
-
-StartCommand = Callable[[str], ShellRunner]
-
-
-@pytest.fixture
-def start_command() -> Iterator[StartCommand]:
-    started: list[ShellRunner] = []
-
-    def start(command: str) -> ShellRunner:
-        def list_commands() -> list[processes.ProcessStat]:
-            return processes.list_descendants(os.getpid())
-
-        runner = ShellRunner(os.environ, list_processes=list_commands, uploader_pid=lambda: None)
-        started.append(runner)
-        runner.start(command)
-        wait_for_output(runner)
-        return runner
-
-    yield start
-    for runner in started:
-        runner.kill()
-
-
-def wait_for_output(runner: ShellRunner) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+activity_monitor.POLL_INTERVAL = 0.1
+runner = ShellRunner(
+    os.environ,
+    list_processes=lambda: processes.list_descendants(os.getpid()),
+    uploader_pid=lambda: None,
+)
+runner.start(sys.argv[2])
+try:
+    while True:
         try:
-            if os.read(runner.output, 4096):
-                return
+            assert os.read(runner.output, 4096)
+            break
         except BlockingIOError:
             time.sleep(0.01)
-    raise AssertionError("the command printed nothing")
-
-
-def is_active(runner: ShellRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Return whether the second look reports activity; the first one counts the start's CPU."""
-    monkeypatch.setattr(activity_monitor, "POLL_INTERVAL", 0.1)
-    status = StatusFile(tmp_path / "status.json", NodeStatus(0, NodePhase.RUNNING))
-    monitor = ActivityMonitor(status, last_line=lambda: None, checkpoints=None)
-    seen: list[float | None] = []
+    status = StatusFile(Path(sys.argv[1]), NodeStatus(0, NodePhase.RUNNING))
+    monitor = activity_monitor.ActivityMonitor(status, last_line=lambda: None, checkpoints=None)
+    time.sleep(0.3)
+    monitor.poll(runner)  # counts the CPU of the start
     for _ in range(2):
+        before = status.status.active_at
         time.sleep(0.3)
         monitor.poll(runner)
-        seen.append(status.status.active_at)
-    return seen[1] != seen[0]
+        print("inactive" if status.status.active_at == before else "active", flush=True)
+        sys.stdin.readline()
+finally:
+    runner.kill()
+"""
+CONNECT = "exec 3<>/dev/tcp/127.0.0.1/{port}; echo ready; sleep 60"
 
 
-def test_a_sleeping_command_is_inactive(
-    start_command: StartCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not is_active(start_command("echo ready; sleep 60"), tmp_path, monkeypatch)
+@contextmanager
+def watched(command: str, folder: Path) -> Iterator[Iterator[str]]:
+    """Yield what two looks at the command say; the second look waits until the first is read."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOKS, str(folder / "status.json"), command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    def read_looks() -> Iterator[str]:
+        for _ in range(2):
+            yield stdout.readline().strip()
+            stdin.write("\n")
+            stdin.flush()
+
+    try:
+        yield read_looks()
+    finally:
+        process.communicate(timeout=60)
+
+
+def test_a_sleeping_command_is_inactive(tmp_path: Path) -> None:
+    with watched("echo ready; sleep 60", tmp_path) as looks:
+        assert list(looks) == ["inactive", "inactive"]
 
 
 @pytest.mark.parametrize("child", ["", "& wait"], ids=["itself", "in a child"])
-def test_a_command_with_an_open_connection_is_active(
-    start_command: StartCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str
+def test_a_command_with_an_open_connection_is_active_until_it_is_closed(
+    tmp_path: Path, child: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        command = CONNECT.format(port=server.getsockname()[1])
-        runner = start_command(f"bash -c '{command}' {child}")
-        accepted, _ = server.accept()
-        # The other end is this process, which is not one of the commands.
-        assert is_active(runner, tmp_path, monkeypatch)
-        accepted.close()
-        assert not is_active(runner, tmp_path, monkeypatch)
+        connect = CONNECT.format(port=server.getsockname()[1])
+        with watched(f"bash -c '{connect}' {child}", tmp_path) as looks:
+            accepted, _ = server.accept()
+            assert next(looks) == "active"
+            accepted.close()
+            assert next(looks) == "inactive"
 
 
-def test_a_busy_child_of_an_idle_command_is_active(
-    start_command: StartCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = start_command("echo ready; sh -c 'while :; do :; done' & wait")
-    assert is_active(runner, tmp_path, monkeypatch)
+def test_a_busy_child_of_an_idle_command_is_active(tmp_path: Path) -> None:
+    with watched("echo ready; sh -c 'while :; do :; done' & wait", tmp_path) as looks:
+        assert list(looks) == ["active", "active"]

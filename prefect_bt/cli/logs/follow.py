@@ -58,7 +58,7 @@ def follow_job(
     )
     from prefect_bt.logs.line_filter import LineFilter
 
-    name_time_zone(terminal)
+    name_time_zone()
     logs = open_logs(ledger, record, terminal)
     if terminal.machine_readable:
         return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)

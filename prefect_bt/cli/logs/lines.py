@@ -14,7 +14,6 @@ from prefect_bt.logs.line_format import PLATFORM_RANK, render_line
 from prefect_bt.text.control_characters import escape_line_controls
 
 if TYPE_CHECKING:
-    from prefect_bt.cli.ui.terminal import Terminal
     from prefect_bt.logs.line_filter import JobLine
 
 _LEVEL_COLORS: Final = {LogLevel.DEBUG: "2", LogLevel.WARNING: "33", LogLevel.ERROR: "31"}
@@ -33,9 +32,9 @@ def should_use_color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def name_time_zone(terminal: Terminal) -> None:
-    """Print the time zone of the lines, which have none, as those of truss."""
-    terminal.info("Times are in UTC.", style="dim")
+def name_time_zone() -> None:
+    """Print the time zone of the lines to stderr: lines have none, as those of truss."""
+    sys.stderr.write("Times are in UTC.\n")  # a Terminal imports rich
 
 
 def write_lines(

@@ -119,7 +119,7 @@ def logs(
     record = select_job(ledger, which, terminal)
     get_reconciled_state(ledger, record.id, terminal)
     if not terminal.machine_readable:
-        lines.name_time_zone(terminal)
+        lines.name_time_zone()
     if first_failure:
         _print_first_failure(terminal, ledger, record, chosen, raw=raw)
         return OK
