@@ -59,9 +59,13 @@ def determine_failure_cause(error: BaseException) -> Cause:
 
 
 def describe_failure(error: BaseException, redact: Redactor) -> str:
-    """Return the last line of the error's traceback, without secrets."""
-    last = redact("".join(traceback.format_exception_only(error)).strip()).splitlines()[-1]
-    return last if len(last) <= MAX_REASON else f"{last[:MAX_REASON]}…"
+    """Return the line of the traceback that names the error, without secrets.
+
+    A message may have further lines, and a syntax error has indented ones before.
+    """
+    lines = redact("".join(traceback.format_exception_only(error))).splitlines()
+    name = next(line for line in lines if line.strip() and not line.startswith(" "))
+    return name if len(name) <= MAX_REASON else f"{name[:MAX_REASON]}…"
 
 
 def report_failure(

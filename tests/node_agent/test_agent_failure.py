@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.attempts.failure_causes import diagnose_node
+from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
-from prefect_bt.node_agent.agent_failure import determine_failure_cause
+from prefect_bt.node_agent.agent_failure import describe_failure, determine_failure_cause
 from tests.node_agent.rig import JOB, Rig, all_lines, make_plan, wait_over
 
 
@@ -88,3 +89,15 @@ def test_output_before_the_error_is_in_the_log(rig: Rig) -> None:
 )
 def test_an_error_of_the_machine_is_no_error_of_ours(error: BaseException, cause: Cause) -> None:
     assert determine_failure_cause(error) is cause
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("builder error\n\nDebug source:\nGeneric {\n}"), "ValueError: builder error"),
+        (SyntaxError("invalid syntax", ("a.py", 3, 1, "x = = 1")), "SyntaxError: invalid syntax"),
+        (KeyError("hunter2hunter2"), "KeyError: '********'"),
+    ],
+)
+def test_an_error_is_described_by_the_line_that_names_it(error: Exception, line: str) -> None:
+    assert describe_failure(error, Redactor(["hunter2hunter2"])) == line
