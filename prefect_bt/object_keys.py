@@ -41,8 +41,6 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             events/<seq>.json                 changes of state, create-only, in order
             runs/<Prefect flow run id>.json   Prefect flow runs of the job
             calls/<parent's flow run id>/<request>-<n>   calls of parent runs for this job
-            stop.json                         request to stop the job
-            preempt.json                      request to give up the place of a spot job
             max_run_time.json                 seconds that a retry set instead of the job's limit
             priority.json                     priority that replaces that of the definition
             weights/<key>.json                the revision of a weights source that the job uses:
@@ -58,8 +56,9 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    archived logs
             attempts/<n>/uploads/rank-<r>.json   status of the rank's uploader, replaced
-            nodes/<n>/                        status, log and requests of its pods; deleted with the
+            nodes/<n>/                        status and live log of its nodes; deleted with the
                                               attempt (ledger/node_objects.py)
+            nodes/requests/                   requests to the job and its nodes (ledger/requests.py)
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json
                                               a checkpoint is committed when its manifest exists
             objects/<attempt>/rank-<r>/…      bytes that manifests name

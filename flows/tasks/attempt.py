@@ -275,10 +275,10 @@ def should_continue(site: JobContext) -> bool:
 
 def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[NodeStatus]], None]:
     shown: dict[int, str] = {}
-    has_logged_end = False
+    has_logged_end = is_running = False
 
     def observe(statuses: Sequence[NodeStatus]) -> None:
-        nonlocal has_logged_end
+        nonlocal has_logged_end, is_running
         for status in statuses:
             if status.waiting and shown.get(status.rank) != status.waiting:
                 shown[status.rank] = status.waiting
@@ -292,9 +292,11 @@ def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[
         started = any(status.started_at is not None for status in statuses)
         # Watching goes on without a store; the job's end is written with more patience.
         with suppress(StoreError):
-            if started and site.ledger.get_state(site.job_id) is not JobState.RUNNING:
-                transition_job(site, JobState.RUNNING, attempt=attempt)
-                publish_job_card(site)
+            if started and not is_running:
+                if site.ledger.get_state(site.job_id) is not JobState.RUNNING:
+                    transition_job(site, JobState.RUNNING, attempt=attempt)
+                    publish_job_card(site)
+                is_running = True
 
     return observe
 

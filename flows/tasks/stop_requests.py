@@ -29,8 +29,12 @@ from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.jobs.starting.launcher import prestart_launcher
 from prefect_bt.jobs.starting.start_queued import has_waiting_jobs, is_queued_here
+from prefect_bt.object_store.protocols import SupportsLinks
 
 RECORD_POLL_INTERVAL: Final = 0.5
+"""Seconds between two reads of the requests in a folder of this machine."""
+REMOTE_POLL_INTERVAL: Final = 2.0
+"""Seconds between two reads of the requests in a bucket."""
 QUEUE_POLL_INTERVAL: Final = 5.0
 EPOCH_CHECK_INTERVAL: Final = 5.0
 """Interval between checks whether a person gave the job to another machine, in seconds."""
@@ -53,6 +57,11 @@ def watch_for_stop(site: JobContext) -> Generator[StopWatcher]:
         watcher.close()
 
 
+def _poll_interval(site: JobContext) -> float:
+    is_folder = isinstance(site.ledger.store, SupportsLinks)
+    return RECORD_POLL_INTERVAL if is_folder else REMOTE_POLL_INTERVAL
+
+
 class StopWatcher:
     """Cheap to call often: it queries seldom. Once true, the result stays true."""
 
@@ -73,7 +82,7 @@ class StopWatcher:
         if not self._stopped and is_stop_requested():
             self._request_stop("the cancelled coroutine")
         if not self._stopped and now >= self._record_due:
-            self._record_due = now + RECORD_POLL_INTERVAL
+            self._record_due = now + _poll_interval(self._site)
             # A store that does not answer says nothing; the next look is soon.
             with suppress(StoreError):
                 if now >= self._epoch_due:
@@ -119,7 +128,7 @@ class QueueWatcher:
         now, ledger = time.monotonic(), self._site.ledger
         with suppress(StoreError):
             if self._is_spot and not self._preempted and now >= self._due:
-                self._due = now + RECORD_POLL_INTERVAL
+                self._due = now + _poll_interval(self._site)
                 self._preempted = ledger.controls.find_preemption(self._site.job_id) is not None
             if not self._prestarted and now >= self._next_due:
                 self._next_due = now + QUEUE_POLL_INTERVAL

@@ -31,6 +31,7 @@ from prefect_bt.errors import (
     StoreError,
 )
 from prefect_bt.host.job_lock import host_id
+from prefect_bt.ledger.node_objects import delete_node_objects
 from prefect_bt.ledger.records import (
     ArchivedLog,
     AttemptRecord,
@@ -291,14 +292,15 @@ def announce_removal(site: JobContext) -> None:
 
 
 def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) -> None:
-    """Remove what the job's nodes, or these of them, left on the substrate.
+    """Remove what the job's nodes, or these of them, left on the substrate and published.
 
     Several ranks at a time, the attempts of one in order: its last keeps what is not saved.
     """
-    announced: list[str] = []
+    announced, store = list[str](), site.ledger.store
+    attempts = None if handles is None else {handle.attempt for handle in handles}
     if handles is None and site.record.substrate in CLUSTERS:
         with suppress(StoreError):
-            announced = list_removals(site.ledger.store, site.job_id)
+            announced = list_removals(store, site.job_id)
     by_rank: dict[int, list[NodeHandle]] = {}
     for handle in site.substrate.list_nodes(site.job_id) if handles is None else handles:
         by_rank.setdefault(handle.rank, []).append(handle)
@@ -310,7 +312,9 @@ def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) 
     with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
         list(pool.map(remove, by_rank.values()))
     with suppress(StoreError):  # else whoever finds the entry finds no nodes
-        delete_removals(site.ledger.store, announced)
+        delete_removals(store, announced)
+        if site.record.substrate not in CLUSTERS:  # the handles of pods do it
+            delete_node_objects(store, site.record.project_id, site.job_id, attempts)
 
 
 def decide_job_retry(site: JobContext) -> RetryDecision:

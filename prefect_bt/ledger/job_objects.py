@@ -1,8 +1,6 @@
 """Objects of a job beside its record, events and attempts.
 
-<job>/stop.json                             request to stop; create-only, deleted by a retry
-<job>/preempt.json                          request to give up its place; create-only, deleted
-                                            when the job is back in the queue
+<job>/nodes/requests/                       requests to stop (ledger.requests)
 <job>/max_run_time.json                     seconds; replaced
 <job>/priority.json                         place in the queue; replaced
 <job>/weights/<key of the source>.json      revision that all attempts use; create-only
@@ -24,6 +22,7 @@ from prefect_bt.errors import ObjectNotFound, StoreError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.records import FlowRunRecord, JobRecord
+from prefect_bt.ledger.requests import PREEMPT, STOP, StopRequest
 from prefect_bt.object_keys import run_index_key
 from prefect_bt.object_store.protocols import Store
 
@@ -45,14 +44,6 @@ def find_object(store: Store, key: str, kind: type[T]) -> T | None:
     if found is None:
         raise TypeError(f"{key} is null")
     return found
-
-
-@dataclass(frozen=True)
-class JobStopRequest:
-    """`by` names the requester: a user, Prefect's cancellation, a signal."""
-
-    at: float
-    by: str
 
 
 @dataclass(frozen=True)
@@ -79,11 +70,11 @@ class JobControls(_JobObjects):
 
     def request_stop(self, job_id: str, *, by: str) -> bool:
         """Request that the job stops; return False if that was requested before."""
-        request = JobStopRequest(self._clock(), by)
+        request = StopRequest(by=by, at=self._clock())
         return create_object(self._store, self._stop_key(job_id), request)
 
-    def find_stop_request(self, job_id: str) -> JobStopRequest | None:
-        return find_object(self._store, self._stop_key(job_id), JobStopRequest)
+    def find_stop_request(self, job_id: str) -> StopRequest | None:
+        return find_object(self._store, self._stop_key(job_id), StopRequest)
 
     def delete_stop_request(self, job_id: str) -> None:
         """Remove the request, because a new attempt of the stopped job was requested."""
@@ -91,11 +82,11 @@ class JobControls(_JobObjects):
 
     def request_preemption(self, job_id: str, *, by: str) -> bool:
         """Request that a spot job gives up its place; return False if that was requested before."""
-        request = JobStopRequest(self._clock(), by)
+        request = StopRequest(by=by, at=self._clock())
         return create_object(self._store, self._preempt_key(job_id), request)
 
-    def find_preemption(self, job_id: str) -> JobStopRequest | None:
-        return find_object(self._store, self._preempt_key(job_id), JobStopRequest)
+    def find_preemption(self, job_id: str) -> StopRequest | None:
+        return find_object(self._store, self._preempt_key(job_id), StopRequest)
 
     def delete_preemption(self, job_id: str) -> None:
         """Remove the request, because the job has given up its place."""
@@ -123,10 +114,10 @@ class JobControls(_JobObjects):
         return f"{self._job_prefix(job_id)}/priority.json"
 
     def _stop_key(self, job_id: str) -> str:
-        return f"{self._job_prefix(job_id)}/stop.json"
+        return f"{self._job_prefix(job_id)}/nodes/requests/{STOP}"
 
     def _preempt_key(self, job_id: str) -> str:
-        return f"{self._job_prefix(job_id)}/preempt.json"
+        return f"{self._job_prefix(job_id)}/nodes/requests/{PREEMPT}"
 
     def _max_run_time_key(self, job_id: str) -> str:
         return f"{self._job_prefix(job_id)}/max_run_time.json"

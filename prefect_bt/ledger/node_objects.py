@@ -1,17 +1,18 @@
-"""Objects in the store by which a node in a cluster and the watchers of its gang communicate.
+"""Objects in the store by which other machines read the nodes of an attempt.
 
+<job>/nodes/requests/            requests to nodes (ledger.requests)
 <job>/nodes/<attempt>/
-    gang.json                    GangRecord; written before the gang is launched, create-only
+    gang.json                    GangRecord of pods; written before their launch, create-only
     waiting.txt                  why the gang has not started; written by a watcher for `logs`
     rank-<r>/status-<n>.json     NodeStatus; the newest has the highest number
     rank-<r>/ready               marker: the node can start its commands, and waits for the others
     rank-<r>/status-verdict.json final status written by a watcher; it takes precedence over the
                                  agent's
-    rank-<r>/request.json        NodeRequest, replaced by a process that stops the node
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
+    alive                        empty; replaced by the machine that runs the nodes
 
 One listing shows a watcher the changes of all ranks. A segment of a log is replaced until it has
-its full size, so that a log has few objects and a line is visible within a second.
+its full size, so that a log has few objects and a line is visible soon.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
@@ -28,13 +29,15 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.records import NodeStatus
-from prefect_bt.object_keys import nodes_prefix
-from prefect_bt.object_store.protocols import Store
+from prefect_bt.ledger.requests import NodeRequests
+from prefect_bt.object_keys import job_nodes_prefix, nodes_prefix
+from prefect_bt.object_store.protocols import ObjectInfo, Store
 
 T = TypeVar("T")
 _STATUS: Final = re.compile(r"/status-(\d+)\.json\Z")
-REFRESH_INTERVAL: Final = 0.5
+REFRESH_INTERVAL: Final = 1.0
 """Seconds between two listings of a watcher."""
+ALIVE: Final = "alive"
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,6 @@ class GangRecord:
     """Address of the API server. It distinguishes clusters whose contexts have the same name."""
     size: int
     created_at: float
-
-
-@dataclass(frozen=True)
-class NodeRequest:
-    """Request to a node, as host.nodes.files.NodeStopRequest.
-
-    `kill`: unique id of a request to kill the commands; empty for none.
-    """
-
-    reason: str = ""
-    force: bool = False
-    grace: float | None = None
-    kill: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,13 +81,14 @@ class RankObjects:
         """Write the marker that the node can start its commands. StoreError."""
         self.store.put(f"{self.prefix}/ready", b"")
 
-    def read_request(self) -> NodeRequest:
-        """Return the current request. StoreError."""
-        return _read(self.store, f"{self.prefix}/request.json", NodeRequest) or NodeRequest()
-
-    def write_request(self, request: NodeRequest) -> None:
-        """Replace the request. StoreError."""
-        self.store.put(f"{self.prefix}/request.json", codec.dumps(request).encode())
+    def list_segments(self) -> list[Segment]:
+        """Return the published parts of the log. StoreError."""
+        begin = f"{self.prefix}/log-"
+        return [
+            _read_segment(info)
+            for info in self.store.list(self.prefix)
+            if info.key.startswith(begin)
+        ]
 
     def count_statuses(self) -> int:
         """Return the number of the next status: an earlier container may have written some."""
@@ -106,7 +97,9 @@ class RankObjects:
         return max(numbers, default=-1) + 1
 
 
-class _Segment(NamedTuple):
+class Segment(NamedTuple):
+    """A published part of a log, in bytes."""
+
     offset: int
     size: int
     key: str
@@ -118,8 +111,7 @@ class _RankView:
 
     status_key: str = ""
     status: NodeStatus | None = None
-    has_request: bool = False
-    segments: list[_Segment] = field(default_factory=list[_Segment])
+    segments: list[Segment] = field(default_factory=list[Segment])
 
 
 class GangObjects:
@@ -129,9 +121,13 @@ class GangObjects:
         self, store: Store, prefix: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.store, self.prefix, self._clock = store, prefix, clock
+        folder, _, attempt = prefix.rpartition("/")
+        self.requests = NodeRequests(store, f"{folder}/requests", int(attempt))
         self._lock = threading.Lock()
         self._listed_at = -REFRESH_INTERVAL
         self._ranks: dict[int, _RankView] = {}
+        self._pending = frozenset[int]()
+        self._alive_at = 0.0
 
     @classmethod
     def of_attempt(cls, store: Store, project_id: str, job_id: str, attempt: int) -> GangObjects:
@@ -174,7 +170,22 @@ class GangObjects:
 
     def has_request(self, rank: int) -> bool:
         """Return whether the rank had a request at the last listing."""
-        return self._view(rank).has_request
+        return rank in self._pending
+
+    def list_ranks(self) -> list[int]:
+        """Return the ranks of which something is published. StoreError."""
+        self._refresh()
+        with self._lock:
+            return sorted(self._ranks)
+
+    def mark_alive(self) -> None:
+        """Record that the machine of the nodes runs and reaches the store. StoreError."""
+        self.store.put(f"{self.prefix}/{ALIVE}", b"")
+
+    def find_alive_mark(self) -> float:
+        """Return when `mark_alive` was called last, by the store's clock; 0: never. StoreError."""
+        self._refresh()
+        return self._alive_at
 
     def read_latest_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status from a new listing. StoreError."""
@@ -195,7 +206,7 @@ class GangObjects:
                 return self.store.get_range(key, start=offset - begin, length=length)
         return b""
 
-    def _list_segments(self, rank: int) -> list[_Segment]:
+    def _list_segments(self, rank: int) -> list[Segment]:
         """Return the published parts of a rank's log. StoreError."""
         self._refresh()
         return self._view(rank).segments
@@ -210,6 +221,7 @@ class GangObjects:
         The record is deleted last, so that an interrupted deletion can be found.
         """
         keys = [info.key for info in self.store.list(self.prefix)]
+        self.requests.delete_ranks()
         for key in sorted(keys, key=lambda key: key.endswith("/gang.json")):
             self.store.delete(key)
         with self._lock:
@@ -227,19 +239,21 @@ class GangObjects:
             self._ranks = seen
 
     def _list(self) -> dict[int, _RankView]:
+        """List the nodes and the requests of all attempts, which is one request to the store."""
         seen: dict[int, _RankView] = {}
-        for info in self.store.list(self.prefix):
-            place, _, name = info.key.removeprefix(f"{self.prefix}/").partition("/")
-            if not name:
+        infos = list(self.store.list(self.prefix.rpartition("/")[0]))
+        self._pending = self.requests.parse(infos).ranks
+        for info in infos:
+            folder, _, name = info.key.rpartition("/")
+            if folder == self.prefix and name == ALIVE:
+                self._alive_at = info.modified
+            if not folder.startswith(f"{self.prefix}/rank-"):
                 continue
-            view = seen.setdefault(int(place.removeprefix("rank-")), _RankView())
+            view = seen.setdefault(int(folder.rpartition("-")[2]), _RankView())
             if name.startswith("status-"):
                 view.status_key = max(view.status_key, info.key)
-            elif name == "request.json":
-                view.has_request = True
             elif name.startswith("log-"):
-                begin = int(name.removeprefix("log-"))
-                view.segments.append(_Segment(begin, info.size, info.key))
+                view.segments.append(_read_segment(info))
         return seen
 
     def _read_new_status(self, before: _RankView, view: _RankView) -> None:
@@ -250,6 +264,21 @@ class GangObjects:
             view.status = found or before.status
             if found is None:
                 view.status_key = before.status_key
+
+
+def delete_node_objects(
+    store: Store, project_id: str, job_id: str, attempts: Collection[int] | None = None
+) -> None:
+    """Delete what was published of the nodes of some or all attempts. StoreError. Idempotent."""
+    prefix = job_nodes_prefix(project_id, job_id)
+    folders = {info.key.removeprefix(f"{prefix}/").partition("/")[0] for info in store.list(prefix)}
+    for attempt in sorted(int(name) for name in folders if name.isdigit()):
+        if attempts is None or attempt in attempts:
+            GangObjects.of_attempt(store, project_id, job_id, attempt).delete()
+
+
+def _read_segment(info: ObjectInfo) -> Segment:
+    return Segment(int(info.key.rpartition("-")[2]), info.size, info.key)
 
 
 def _read(store: Store, key: str, kind: type[T]) -> T | None:

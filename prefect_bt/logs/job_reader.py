@@ -13,18 +13,16 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Final
 
-from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import ArchivedLog, JobRecord, Outcome
+from prefect_bt.ledger.records import ArchivedLog, AttemptRecord, JobRecord, Outcome
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory
 from prefect_bt.logs.rank_reader import LogCursor, RankLog, StoredLog, list_stored_logs
-from prefect_bt.substrates.protocol import Substrate
 
 CHUNK_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 1 << 16
@@ -40,8 +38,8 @@ _by_time: Final = attrgetter("at")
 class JobLogs:
     """The logs of one job and how far they were read.
 
-    `live` is None if the substrate is unreachable. The lines of `platform` are merged in, unless
-    ranks are selected.
+    `list_live` returns the logs of running nodes, given the attempts (logs.live_logs). The lines of `platform` are
+    merged in, unless ranks are selected.
     """
 
     def __init__(
@@ -49,14 +47,17 @@ class JobLogs:
         ledger: Ledger,
         record: JobRecord,
         *,
-        live: Substrate | None = None,
+        list_live: Callable[[Sequence[AttemptRecord]], Sequence[RankLog]] = lambda _: (),
         platform: JobHistory | None = None,
     ) -> None:
-        self.ledger, self.record, self._live = ledger, record, live
+        self.ledger, self.record, self._list_live = ledger, record, list_live
         self._platform = platform
         self._shown: set[JobLine] = set()
         self._waiting = ""
         self._cursors: dict[tuple[int, int], LogCursor] = {}
+        self._begun: list[AttemptRecord] = []
+        self._stored: dict[int, dict[int, StoredLog]] = {}
+        """Attempt -> archived log of each rank."""
         self._closed: set[int] = set()
         """Attempts whose logs are read to their ends."""
         self.corruption: list[str] = []
@@ -72,20 +73,34 @@ class JobLogs:
         *,
         include_partial: bool = False,
         max_seconds: float = math.inf,
+        reread: bool = True,
     ) -> Iterator[JobLine]:
         """Yield the lines since the last call, oldest attempt first.
 
         `include_partial` also yields last lines without a newline. Live logs are read for at most
-        `max_seconds`.
+        `max_seconds`. `reread`: False if the job has no new event since the last call.
         """
         until = time.monotonic() + max_seconds
         # Logs are archived before the outcome is written and before the node is removed, so they
         # are listed in this order: outcomes, live logs, archived logs.
-        ended, live = self._read_outcomes(), self._list_live_logs()
-        platform = self._new_platform_lines(query)
+        ended = self._read_outcomes() if reread else {}
+        if reread:
+            self._begun = self.ledger.list_attempts(self.record.id)
+        live = self._list_live(self._begun)
+        numbers = [one.attempt for one in self._begun if query.includes_attempt(one.attempt)]
+        if reread:
+            self._stored = {
+                number: self._list_stored(number)
+                for number in numbers
+                if number not in self._closed
+            }
+        opened = [
+            (number, [] if number in self._closed else self._open_cursors(number, live, query))
+            for number in numbers
+        ]
+        platform = self._new_platform_lines(query) if reread else {}
         yield from platform.get(None, [])
-        for number in self._list_attempts(query):
-            cursors = [] if number in self._closed else self._open_cursors(number, live, query)
+        for number, cursors in opened:
             share = MAX_READ_AHEAD_BYTES // max(1, len(cursors))
             chunk = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, share))
             sources = [
@@ -97,7 +112,8 @@ class JobLogs:
             yield from heapq.merge(*sources, platform.get(number, []), key=_by_time)
             if number in ended and (include_partial or all(one.finished for one in cursors)):
                 self._close(number, ended, query)
-        yield from self._new_waiting_line(query)
+        if reread:
+            yield from self._new_waiting_line(query)
 
     def read_newest(self, query: LineFilter, limit: int) -> list[JobLine]:
         """Return the newest `limit` lines that exist now, the oldest of them first.
@@ -105,12 +121,15 @@ class JobLogs:
         Logs are read from their ends, no further than needed. `read_new` continues after them.
         """
         found = list(self._new_waiting_line(query))
-        ended, live = self._read_outcomes(), self._list_live_logs()
+        ended, self._begun = self._read_outcomes(), self.ledger.list_attempts(self.record.id)
+        live = self._list_live(self._begun)
         platform = self._new_platform_lines(query)
-        for number in reversed(self._list_attempts(query)):
+        numbers = [one.attempt for one in self._begun if query.includes_attempt(one.attempt)]
+        for number in reversed(numbers):
             if len(found) >= limit:
                 self._closed.add(number)
                 continue
+            self._stored[number] = self._list_stored(number)
             cursors = self._open_cursors(number, live, query)
             sources = [cursor.read_newest(query) for cursor in reversed(cursors)]
             ours = reversed(platform.get(number, []))
@@ -124,30 +143,21 @@ class JobLogs:
     def _read_outcomes(self) -> dict[int, Outcome]:
         return {one.attempt: one for one in self.ledger.list_outcomes(self.record.id)}
 
-    def _list_attempts(self, query: LineFilter) -> list[int]:
-        begun = self.ledger.list_attempts(self.record.id)
-        return [one.attempt for one in begun if query.includes_attempt(one.attempt)]
-
-    def _list_live_logs(self) -> Mapping[tuple[int, int], RankLog]:
-        if self._live is None:
-            return {}
-        try:
-            logs = self._live.list_nodes(self.record.id)
-        except SubstrateError:
-            return {}  # archived logs are readable; the next pass may reach the substrate again
-        return {(log.attempt, log.rank): log for log in logs}
+    def _list_stored(self, attempt: int) -> dict[int, StoredLog]:
+        record = self.record
+        return list_stored_logs(self.ledger.store, record.project_id, record.id, attempt)
 
     def _open_cursors(
-        self, attempt: int, live: Mapping[tuple[int, int], RankLog], query: LineFilter
+        self, attempt: int, live: Sequence[RankLog], query: LineFilter
     ) -> list[LogCursor]:
-        record = self.record
-        stored = list_stored_logs(self.ledger.store, record.project_id, record.id, attempt)
-        keys = {*live, *self._cursors, *((attempt, rank) for rank in stored)}
-        ranks = [rank for number, rank in sorted(keys) if number == attempt]
+        stored = self._stored.get(attempt, {})
+        nodes = {log.rank: log for log in live if log.attempt == attempt}
+        known = {rank for number, rank in self._cursors if number == attempt}
+        ranks = sorted({*nodes, *known, *stored})
         opened: list[LogCursor] = []
         for rank in filter(query.includes_rank, ranks):
             cursor = self._cursors.setdefault((attempt, rank), LogCursor(attempt, rank))
-            cursor.log = stored.get(rank) or live.get((attempt, rank))
+            cursor.log = stored.get(rank) or nodes.get(rank)
             opened.append(cursor)
         return opened
 

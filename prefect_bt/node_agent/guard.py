@@ -1,10 +1,11 @@
 """The first process of a node: it waits for the agent, and cleans up if the agent is killed.
 
 Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when both
-have ended. While the agent lives, the guard only makes sure that a process watches the job
-(node_agent.owner_monitor). If the agent ends without a final status, the guard ends the commands,
-waits for the uploader's final flush (which the closing of its stdin has begun) and writes LOST. An
-error of guard or agent itself is the reason (agent_failure).
+have ended. While the agent lives, the guard makes sure that a process watches the job
+(node_agent.owner_monitor), and publishes the nodes of this machine (node_agent.host_publisher). If
+the agent ends without a final status, the guard ends the commands, waits for the uploader's final
+flush (which the closing of its stdin has begun) and writes LOST. An error of guard or agent itself
+is the reason (agent_failure).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from prefect_bt.host import processes, syscalls
 from prefect_bt.host.nodes.container_pipes import kill_container, open_pipes
 from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
-    NodeStopRequest,
     StatusFile,
     lost_status,
     read_record,
@@ -32,9 +32,11 @@ from prefect_bt.host.nodes.files import (
 )
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.node_agent.agent import Agent, AgentConfig, exit_process
 from prefect_bt.node_agent.agent_failure import report_failure
 from prefect_bt.node_agent.commands.stop_signal import TERMINATION_SIGNALS
+from prefect_bt.node_agent.host_publisher import HostPublisher
 from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.owner_monitor import RecoveryMonitor
 from prefect_bt.planning.plan import NodePlan
@@ -61,9 +63,12 @@ def main(arguments: list[str]) -> NoReturn:
     _forward_signals(agent)
     rescue = RecoveryMonitor(task.record, task.plan.store)
     rescue.start()
+    publisher = HostPublisher(folder, task.record, task.plan)
+    publisher.start()
     _wait_for_agent(agent)
     _clean_up(task)
     rescue.recover_before_exit()
+    publisher.close()
     exit_process(0)
 
 
@@ -162,7 +167,7 @@ def _clean_up(task: AgentConfig) -> None:
     folder, record = task.folder, task.record
     status = read_record(NodeStatus, folder.status) or NodeStatus(task.plan.rank)
     if not status.is_over:
-        asked = read_record(NodeStopRequest, folder.stop_request)
+        asked = read_record(StopRequest, folder.stop_request)
         lost = AGENT_UNRESPONSIVE if asked is not None and asked.unanswered else AGENT_LOST
         if status.cause in {Cause.AGENT_FAILED, Cause.NODE_LOST}:  # its own last words
             lost = status.reason

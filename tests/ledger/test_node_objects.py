@@ -11,11 +11,10 @@ from prefect_bt.ledger.node_objects import (
     REFRESH_INTERVAL,
     GangObjects,
     GangRecord,
-    NodeRequest,
-    RankObjects,
 )
 from prefect_bt.ledger.records import NodePhase, NodeStatus
-from prefect_bt.node_agent.pod.publisher import MIN_SEGMENT_BYTES, NodePublisher
+from prefect_bt.ledger.requests import StopRequest
+from prefect_bt.node_agent.publisher import MIN_SEGMENT_BYTES, GangPublisher
 from prefect_bt.object_store import open_store
 
 RECORD = GangRecord("prefect-bt-abc1234-0", "team", "ctx", "https://api", 2, 17.0)
@@ -159,14 +158,17 @@ def test_a_gang_is_recorded_once(gang: GangObjects) -> None:
 
 
 def test_a_request_is_replaced(gang: GangObjects) -> None:
-    rank = gang.rank(1)
-    assert rank.read_request() == NodeRequest()
-    for request in (NodeRequest("stopped", grace=2.5), NodeRequest("stopped", force=True)):
-        rank.write_request(request)
-        assert rank.read_request() == request
-    assert gang.rank(0).read_request() == NodeRequest()
-    rank.store.put(f"{rank.prefix}/request.json", b"{")
-    assert rank.read_request() == NodeRequest(), "a damaged one asks for nothing"
+    requests = gang.requests
+    assert requests.read(1) == StopRequest()
+    for request in (StopRequest("stopped", grace=2.5), StopRequest("stopped", force=True)):
+        requests.write(1, request)
+        assert requests.read(1) == request
+    assert requests.read(0) == StopRequest()
+    assert gang.read_status(1) is None
+    assert (gang.has_request(1), gang.has_request(0)) == (True, False)
+    assert GangObjects(gang.store, "jobs/abc1234/nodes/0002").requests.read(1) == StopRequest()
+    requests.store.put("jobs/abc1234/nodes/requests/0001-rank-1.json", b"{")
+    assert requests.read(1) == StopRequest(), "a damaged one asks for nothing"
 
 
 def test_a_gang_knows_how_many_of_it_are_ready_and_what_it_waits_for(gang: GangObjects) -> None:
@@ -184,7 +186,7 @@ def test_deletion_takes_all_and_the_record_last(gang: GangObjects, store: Breaka
     gang.create_record(RECORD)
     gang.rank(0).write_status(DONE, 0)
     gang.rank(0).write_log(b"a\n", offset=0)
-    gang.rank(1).write_request(NodeRequest("stopped"))
+    gang.requests.write(1, StopRequest("stopped"))
     assert gang.read_status(0) == DONE
     gang.delete()
     assert keys(store) == []
@@ -199,20 +201,26 @@ def test_deletion_takes_all_and_the_record_last(gang: GangObjects, store: Breaka
 class Node:
     """A node whose log the test writes, and its publisher."""
 
-    def __init__(self, objects: RankObjects) -> None:
+    rank = 0
+
+    def __init__(self, objects: GangObjects) -> None:
         self.log, self.status = b"", NodeStatus(0, NodePhase.RUNNING)
-        self.asked: list[NodeRequest] = []
-        self.publisher = NodePublisher(
-            objects,
-            observe=lambda: self.status,
-            read_log=lambda *, offset, limit: self.log[offset : offset + limit],
-            on_request=lambda _, now: self.asked.append(now),
-        )
+        self.asked: list[StopRequest] = []
+        self.publisher = GangPublisher(objects, lambda: [self], prints=True)
+
+    def observe(self) -> NodeStatus:
+        return self.status
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        return self.log[offset : offset + limit]
+
+    def apply_request(self, before: StopRequest, now: StopRequest) -> None:
+        self.asked.append(now)
 
     def publish(self, more: bytes = b"") -> bool:
         self.log += more
-        self.publisher._next_log = self.publisher._next_request = 0.0
-        return self.publisher.publish()
+        self.publisher._requests_due = 0.0
+        return self.publisher.step(soon=True)
 
 
 def read_all(gang: GangObjects, *, offset: int = 0, limit: int = 1 << 20) -> bytes:
@@ -233,7 +241,7 @@ def segments(store: Breakable) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def node(gang: GangObjects) -> Node:
-    return Node(gang.rank(0))
+    return Node(gang)
 
 
 def test_a_log_grows_line_by_line(
@@ -278,19 +286,19 @@ def test_what_the_store_did_not_take_comes_later(
     assert not node.publish(b"two\n")
     store.broken = False
     node.status = DONE
-    node.publisher.publish_end()
+    node.publisher.finish()
     clock.pass_interval()
     assert read_all(gang) == node.log
     assert gang.read_status(0) == DONE
 
 
 def test_requests_reach_the_node_once(gang: GangObjects, node: Node) -> None:
-    asked = NodeRequest("stopped")
-    gang.rank(0).write_request(asked)
+    asked = StopRequest("stopped")
+    gang.requests.write(0, asked)
     node.publish()
     node.publish()
     assert node.asked == [asked]
-    gang.rank(0).write_request(replace(asked, force=True))
+    gang.requests.write(0, replace(asked, force=True))
     node.publish()
     assert node.asked == [asked, replace(asked, force=True)]
 
@@ -302,7 +310,7 @@ def test_a_second_container_goes_on_after_the_statuses_of_the_first(
     for phase in (NodePhase.STAGING, NodePhase.RUNNING):
         node.status = NodeStatus(0, phase)
         node.publish()
-    second = Node(gang.rank(0))
+    second = Node(gang)
     second.status = DONE
     second.publish()
     clock.pass_interval()

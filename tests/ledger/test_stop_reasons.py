@@ -5,8 +5,8 @@ import json
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.host.nodes.files import NodeStopRequest
 from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.requests import StopRequest
 
 STORED = {
     StopReason.STOPPED: "stopped",
@@ -39,5 +39,5 @@ def test_a_description_is_no_stop_reason(text: str) -> None:
 
 
 def test_a_stop_request_carries_the_text() -> None:
-    text = codec.dumps(NodeStopRequest(StopReason.STOPPED))
+    text = codec.dumps(StopRequest(StopReason.STOPPED))
     assert json.loads(text)["reason"] == "stopped"

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 
@@ -25,23 +25,16 @@ END_MESSAGES = {
 }
 
 
-def open_logs(
-    ledger: Ledger, record: JobRecord, terminal: Terminal, *, platform: bool = True
-) -> JobLogs:
-    """Open the logs of the job; if its substrate is unreachable, only those in the store."""
+def open_logs(ledger: Ledger, record: JobRecord, *, platform: bool = True) -> JobLogs:
+    """Open the logs of the job, on whichever machine its nodes run."""
     from prefect_bt.logs.job_reader import JobLogs
+    from prefect_bt.logs.live_logs import LiveLogs
     from prefect_bt.logs.platform_lines import JobHistory
     from prefect_bt.settings import Settings
-    from prefect_bt.substrates import open_substrate
 
-    try:
-        options = Settings().substrate_options(record.substrate, store=ledger.store.url)
-        live = open_substrate(record.substrate, **options)
-    except PrefectBtError as error:
-        terminal.warn(f"Only logs in the store are shown: {error}")
-        live = None
+    live = LiveLogs(ledger.store, record, Settings().state_dir)
     history = JobHistory(ledger, record) if platform else None
-    return JobLogs(ledger, record, live=live, platform=history)
+    return JobLogs(ledger, record, list_live=live.list_nodes, platform=history)
 
 
 def follow_job(
@@ -59,7 +52,7 @@ def follow_job(
     from prefect_bt.logs.line_filter import LineFilter
 
     name_time_zone()
-    logs = open_logs(ledger, record, terminal)
+    logs = open_logs(ledger, record)
     if terminal.machine_readable:
         return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)
     colored = should_use_color()
@@ -90,7 +83,11 @@ def tail_logs(
 
     ledger, record = logs.ledger, logs.record
     reconcile = Reconciler(ledger, record.id, warn=terminal.warn)
-    lines = follow_lines(logs, query, limit=limit, refresh=reconcile)
+
+    def warn_of_outage(error: StoreError) -> None:
+        terminal.warn(f"The log continues when the store answers again: {error}")
+
+    lines = follow_lines(logs, query, limit=limit, refresh=reconcile, on_outage=warn_of_outage)
     with detach_on_interrupt(terminal, record.id):
         shown = live_panel(terminal, ledger, record) if panel else nullcontext(None)
         with shown as above:

@@ -135,7 +135,7 @@ def logs(
         min_level=min_level,
         levels=terminal.machine_readable or colored,
     )
-    opened = follow.open_logs(ledger, record, terminal, platform=platform)
+    opened = follow.open_logs(ledger, record, platform=platform)
     as_text = lines.format_raw if raw else lines.format_colored if colored else lines.format_text
     if tail:
         format_line = lines.format_json if terminal.machine_readable else as_text

@@ -18,6 +18,7 @@ from prefect_bt.cli.ui.tables import make_link
 from prefect_bt.cli.ui.terminal import Terminal, can_draw, format_count
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.job_index.snapshot import JobSnapshot, read_snapshot
+from prefect_bt.object_store.protocols import SupportsLinks
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.progress import Progress, format_percent_done, format_progress
 from prefect_bt.text.quantities import format_elapsed
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from prefect_bt.ledger.records import JobRecord
 
 _READ_INTERVAL: Final = 1.0
-"""Seconds between two reads of the job's records."""
+"""Seconds between two reads of the job's records in a folder."""
+_REMOTE_READ_INTERVAL: Final = 3.0
+"""Seconds between two reads of the job's records in a bucket."""
 _MAX_TRANSFERS: Final = 4
 """Lines for uploads and for mirrors each; the panel counts the rest."""
 _WIDE_TERMINAL: Final = 100
@@ -50,6 +53,8 @@ class StatusPanel:
         self._nodes = int(compute.get("node_count", 1))
         self._snapshot = JobSnapshot(ledger.get_state(record.id))
         self._closed = threading.Event()
+        is_folder = isinstance(ledger.store, SupportsLinks)
+        self._interval = _READ_INTERVAL if is_folder else _REMOTE_READ_INTERVAL
         self._live = Live(self, console=terminal.out, auto_refresh=False, transient=True)
 
     @contextmanager
@@ -61,13 +66,16 @@ class StatusPanel:
                 yield
             finally:
                 self._closed.set()
-                thread.join(_READ_INTERVAL)
+                thread.join(self._interval)
 
     def _draw_until_closed(self) -> None:
+        due = 0.0
         while not self._closed.is_set():
             # The last snapshot stays while the records cannot be read.
-            with suppress(PrefectBtError, OSError, ValueError):
-                self._snapshot = read_snapshot(self._ledger, self._record)
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._interval
+                with suppress(PrefectBtError, OSError, ValueError):
+                    self._snapshot = read_snapshot(self._ledger, self._record)
             if not self._closed.is_set():
                 self._live.refresh()
             self._closed.wait(_READ_INTERVAL)

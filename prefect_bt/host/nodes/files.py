@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ from prefect_bt import codec
 from prefect_bt.filesystem.confined import read_regular
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
 from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.planning.plan import NodePlan
 
 T = TypeVar("T")
@@ -47,23 +48,9 @@ def read_record(kind: type[T], path: Path) -> T | None:
         return None
 
 
-@dataclass(frozen=True)
-class NodeStopRequest:
-    """A stop; `force` means SIGKILL now. A later polite request does not replace a forced one.
-
-    `grace`: seconds until the requester sends a forced request; None: the plan's. `unanswered`: the
-    agent did not react in time, and the requester killed it.
-    """
-
-    reason: str
-    force: bool = False
-    grace: float | None = None
-    unanswered: bool = False
-
-
-def write_stop_request(path: Path, request: NodeStopRequest) -> None:
+def write_stop_request(path: Path, request: StopRequest) -> None:
     """Write the request to the file that the agent checks ten times a second."""
-    before = read_record(NodeStopRequest, path)
+    before = read_record(StopRequest, path)
     if before is not None and before.force and not request.unanswered:
         return
     write_text_atomic(path, codec.dumps(request))

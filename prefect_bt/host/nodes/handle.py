@@ -28,7 +28,6 @@ from prefect_bt.host.job_lock import is_free, remove_unowned_lock
 from prefect_bt.host.mounts.namespace import list_mount_points
 from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
-    NodeStopRequest,
     lost_status,
     read_record,
     write_stop_request,
@@ -36,6 +35,7 @@ from prefect_bt.host.nodes.files import (
 )
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.planning.plan import NodePlan
 from prefect_bt.reserved_variables import LEADER_PORT_VARIABLE
 
@@ -81,7 +81,9 @@ class HostHandle:
         if not self.folder.path.is_dir() or self._read_status().is_over:
             return
         try:
-            write_stop_request(self.folder.stop_request, NodeStopRequest(reason, force, grace))
+            write_stop_request(
+                self.folder.stop_request, StopRequest(reason=reason, force=force, grace=grace)
+            )
         except FileNotFoundError:
             return
         except OSError as error:
@@ -91,7 +93,7 @@ class HostHandle:
 
     def kill_unresponsive(self) -> None:
         """Kill the agent first, and its guard with the second call, as the protocol requires."""
-        before = read_record(NodeStopRequest, self.folder.stop_request)
+        before = read_record(StopRequest, self.folder.stop_request)
         if before is None or self._read_status().is_over:
             return
         with suppress(OSError):  # only the reason is lost
@@ -165,7 +167,7 @@ class HostHandle:
 
     def _loss_reason(self) -> str:
         """Return the reason of a loss; without any status, the last line of agent.log."""
-        asked = read_record(NodeStopRequest, self.folder.stop_request)
+        asked = read_record(StopRequest, self.folder.stop_request)
         if asked is not None and asked.unanswered:
             return AGENT_UNRESPONSIVE
         try:

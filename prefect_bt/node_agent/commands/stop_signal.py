@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.host.job_lock import is_owned
-from prefect_bt.host.nodes.files import NodeStopRequest, read_record
+from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
 from prefect_bt.ledger.records import StopReason
+from prefect_bt.ledger.requests import StopRequest
 
 TERMINATION_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_INTERVAL: Final = 0.1
@@ -59,7 +60,7 @@ class StopMonitor:
     def _check_request(self, now: float) -> None:
         if not self._folder.stop_request.exists():
             return
-        request = read_record(NodeStopRequest, self._folder.stop_request)
+        request = read_record(StopRequest, self._folder.stop_request)
         if request is not None:
             grace = self._grace if request.grace is None else request.grace
             self._request_stop(

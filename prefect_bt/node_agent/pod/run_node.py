@@ -9,12 +9,11 @@ from contextlib import suppress
 from typing import Final
 
 from prefect_bt.errors import StoreError, SubstrateError
-from prefect_bt.host.nodes.container_pipes import open_pipes, signal_all
 from prefect_bt.host.nodes.handle import HostHandle
-from prefect_bt.ledger.node_objects import GangObjects, NodeRequest
+from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
 from prefect_bt.node_agent.pod.pod_files import PodFiles
-from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
+from prefect_bt.node_agent.publisher import INTERVAL, GangPublisher, HostNode
 
 EXIT_LOST: Final = 1
 
@@ -30,17 +29,12 @@ def run_node(pod: PodFiles) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     gang = pod.open_gang()
     start = _GangStart(gang, pod)
-    publisher = NodePublisher(
-        gang.rank(pod.plan.rank),
-        observe=handle.observe,
-        read_log=handle.read_log,
-        on_request=lambda before, now: _apply_request(handle, before, now),
-    )
+    publisher = GangPublisher(gang, lambda: [HostNode(handle)], prints=True)
     while not handle.observe().is_over:
-        if publisher.publish():
+        if publisher.step():
             start.advance()
         time.sleep(INTERVAL)
-    publisher.publish_end()
+    publisher.finish()
     return _exit_code(handle.observe())
 
 
@@ -77,17 +71,6 @@ def _handle_sigterm(handle: HostHandle) -> None:
         return
     with suppress(SubstrateError):
         handle.stop(reason=StopReason.POD_DELETED)
-
-
-def _apply_request(handle: HostHandle, before: NodeRequest, now: NodeRequest) -> None:
-    if now.reason:
-        with suppress(SubstrateError):
-            handle.stop(reason=now.reason, force=now.force, grace=now.grace)
-    if now.kill != before.kill:
-        pipes = open_pipes(handle.folder, only_container_reports=True)
-        signal_all(pipes, signal.SIGKILL)
-        for descriptor in pipes:
-            os.close(descriptor)
 
 
 def _exit_code(status: NodeStatus) -> int:

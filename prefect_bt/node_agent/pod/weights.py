@@ -12,12 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.ledger.node_objects import NodeRequest
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.node_agent.agent_failure import classify_staging_error, describe_failure
 from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.pod.pod_files import PodFiles
-from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
+from prefect_bt.node_agent.publisher import INTERVAL, GangPublisher
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import VolumeKind, WeightsPlan
 from prefect_bt.settings import Settings
@@ -32,21 +32,16 @@ def mirror_weights(pod: PodFiles) -> int:
     staging = _Staging(pod)
     signal.signal(signal.SIGTERM, lambda _number, _frame: staging.stop(StopReason.POD_DELETED))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    publisher = NodePublisher(
-        pod.open_gang().rank(pod.plan.rank),
-        observe=staging.observe,
-        read_log=staging.read_log,
-        on_request=staging.apply_request,
-    )
+    publisher = GangPublisher(pod.open_gang(), lambda: [staging], prints=True)
     with ThreadPoolExecutor(1) as threads:
         work = threads.submit(staging.mirror_all)
         while not work.done():
-            publisher.publish()
+            publisher.step()
             time.sleep(INTERVAL)
     if staging.finish(work):
-        publisher.publish()
+        publisher.step(soon=True)
         return 0
-    publisher.publish_end()
+    publisher.finish()
     return EXIT_NOT_STARTED
 
 
@@ -60,6 +55,7 @@ class _Staging:
         self._log = LogFile(pod.staging_log, self._redact)
         self._stop = threading.Event()
         self._reason = ""
+        self.rank = pod.plan.rank
 
     def observe(self) -> NodeStatus:
         return self._status
@@ -69,7 +65,7 @@ class _Staging:
             file.seek(offset)
             return file.read(limit)
 
-    def apply_request(self, before: NodeRequest, now: NodeRequest) -> None:
+    def apply_request(self, before: StopRequest, now: StopRequest) -> None:
         if now.reason:
             self.stop(now.reason)
 

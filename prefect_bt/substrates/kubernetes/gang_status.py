@@ -12,8 +12,9 @@ from typing import Final
 
 from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE
-from prefect_bt.ledger.node_objects import GangObjects, GangRecord, NodeRequest
+from prefect_bt.ledger.node_objects import GangObjects, GangRecord
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
 from prefect_bt.substrates.kubernetes.job_objects import KILL_GRACE, JobObjects
@@ -63,7 +64,7 @@ class KubernetesGang:
         self.objects, self.record, self.watch = objects, record, GangWatch(job)
         self.job, self._patience, self._queue = job, patience, queue
         self.clock: Callable[[], float] = time.time
-        self._requests: dict[int, NodeRequest] = {}
+        self._requests: dict[int, StopRequest] = {}
         self._unsent: set[int] = set()
         """Ranks whose request is not in the store yet."""
         self._blocked: dict[int, tuple[float, Problem]] = {}
@@ -256,7 +257,7 @@ class KubernetesGang:
         pod = self.watch.find(status.rank)
         # The verdict is first: an observer that saw the request alone would read it as a stop.
         verdict = self._give_verdict(fail_to_start(status, blocked, self.clock()))
-        self._request(status.rank, NodeRequest("it did not start in time", force=True))
+        self._request(status.rank, StopRequest("it did not start in time", force=True))
         if pod is not None and pod.exists:
             with suppress(SubstrateError):
                 self.job.delete_pod(pod.name)
@@ -296,7 +297,7 @@ class KubernetesGang:
 
     # -- acting -----------------------------------------------------------------------------
 
-    def stop(self, rank: int, request: NodeRequest) -> None:
+    def stop(self, rank: int, request: StopRequest) -> None:
         """Request a stop. If the store does not answer, `observe` sends the request later."""
         if not self.observe(rank).is_over:
             before = self._find_request(rank)
@@ -309,7 +310,7 @@ class KubernetesGang:
             return False
         request = replace(self._find_request(rank), kill=uuid.uuid4().hex)
         try:
-            self.objects.rank(rank).write_request(request)
+            self.objects.requests.write(rank, request)
         except StoreError as error:
             raise self._error(f"could not receive the request for rank {rank}: {error}") from error
         self._requests[rank] = request
@@ -370,7 +371,7 @@ class KubernetesGang:
                 raise self._error(f"cannot be removed: {error}") from error
             self._is_removed = True
 
-    def _request(self, rank: int, request: NodeRequest) -> None:
+    def _request(self, rank: int, request: StopRequest) -> None:
         self._requests[rank] = request
         self._unsent.add(rank)
         self._send_request(rank)
@@ -379,15 +380,15 @@ class KubernetesGang:
         """Write the rank's pending request. Keep it pending if the store does not answer."""
         if rank in self._unsent:
             with suppress(StoreError):
-                self.objects.rank(rank).write_request(self._requests[rank])
+                self.objects.requests.write(rank, self._requests[rank])
                 self._unsent.discard(rank)
 
-    def _find_request(self, rank: int) -> NodeRequest:
+    def _find_request(self, rank: int) -> StopRequest:
         """Return the rank's request, from this process or from another."""
         if rank not in self._requests and self.objects.has_request(rank):
             with suppress(StoreError):
-                self._requests[rank] = self.objects.rank(rank).read_request()
-        return self._requests.get(rank, NodeRequest())
+                self._requests[rank] = self.objects.requests.read(rank)
+        return self._requests.get(rank, StopRequest())
 
     def _error(self, what: str) -> SubstrateError:
         return SubstrateError(

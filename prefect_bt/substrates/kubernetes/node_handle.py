@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_bt.errors import StoreError
-from prefect_bt.ledger.node_objects import NodeRequest
 from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.substrates.kubernetes.client import store_error
 from prefect_bt.substrates.kubernetes.gang_status import KubernetesGang
 
@@ -23,7 +23,7 @@ class KubernetesNodeHandle:
         return self.gang.observe(self.rank)
 
     def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
-        self.gang.stop(self.rank, NodeRequest(reason, force, grace))
+        self.gang.stop(self.rank, StopRequest(reason=reason, force=force, grace=grace))
 
     def kill_unresponsive(self) -> None:
         self.gang.kill_unresponsive(self.rank)

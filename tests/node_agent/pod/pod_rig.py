@@ -19,8 +19,9 @@ from pathlib import Path
 from prefect_bt import codec
 from prefect_bt.host.nodes import pod_layout
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, MOUNTED_AT
-from prefect_bt.ledger.node_objects import GangObjects, NodeRequest
+from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, parse_lines
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
@@ -184,7 +185,7 @@ class Pod:
         return "\n".join(path.read_text(errors="replace") for path in texts if path.exists())
 
     def ask(self, **request: object) -> None:
-        self.objects.rank(0).write_request(NodeRequest(**request))  # type: ignore[arg-type]
+        self.objects.requests.write(0, StopRequest(**request))  # type: ignore[arg-type]
 
     def signal(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         """Send it to the first process of the container, as a kubelet does."""

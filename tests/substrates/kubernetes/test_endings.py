@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from prefect_bt.attempts.failure_causes import diagnose_node
-from prefect_bt.ledger.node_objects import NodeRequest
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.requests import StopRequest
 from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until
 
@@ -146,8 +146,8 @@ def test_a_running_node_that_is_stopped(open_site: OpenSite) -> None:
     """The agent reads the request; a stop deletes no pod that has started."""
     site = open_site(AGENT_RUNS)
     site.say(NodeStatus(0, NodePhase.RUNNING, started_at=1.0))
-    site.gang.stop(0, NodeRequest(StopReason.STOPPED))
-    assert site.objects.rank(0).read_request().reason == StopReason.STOPPED
+    site.gang.stop(0, StopRequest(StopReason.STOPPED))
+    assert site.objects.requests.read(0).reason == StopReason.STOPPED
     assert not site.gang.observe(0).is_over
     stopped = NodeStatus(
         0, NodePhase.DONE, exit_code=0, reason=StopReason.STOPPED, started_at=1.0, ended_at=2.0

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.ledger.node_objects import NodeRequest, RankObjects
+from prefect_bt.ledger.node_objects import RankObjects
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.requests import NodeRequests, StopRequest
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.gang_status import CAUSE_TIMEOUT, WAITING_INTERVAL
 from tests.cluster.recordings import recorded
@@ -72,7 +73,7 @@ def test_a_stop_ends_the_wait_in_the_queue_of_kueue(
 ) -> None:
     site = open_site(AGENT_RUNS)
     hold(site, api, client)
-    site.gang.stop(0, NodeRequest("stopped"))
+    site.gang.stop(0, StopRequest("stopped"))
     assert site.gang.observe(0).is_over
 
 
@@ -113,12 +114,12 @@ def test_a_verdict_is_the_same_for_every_process(
     assert status.cause is Cause.UNSCHEDULABLE
     site.say(NodeStatus(0, NodePhase.STAGING), 7)
     assert site.open(client).observe(0) == status
-    assert site.objects.rank(0).read_request().force
+    assert site.objects.requests.read(0).force
 
 
 def test_a_stop_of_a_pod_that_never_began_deletes_it(api: ApiStub, open_site: OpenSite) -> None:
     site = open_site({"phase": "Pending"})
-    site.gang.stop(0, NodeRequest(StopReason.STOPPED))
+    site.gang.stop(0, StopRequest(StopReason.STOPPED))
     status = site.gang.observe(0)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", None)
     assert any("/pods/" in one.path for one in api.of("DELETE"))
@@ -132,14 +133,14 @@ def test_a_gang_that_gives_up_is_not_read_as_stopped_on_request(
     site.gang.observe(0)
     site.now += 61.0
     seen: list[NodeStatus] = []
-    for kind, name in (RankObjects, "write_verdict"), (RankObjects, "write_request"):
+    for kind, name in (RankObjects, "write_verdict"), (NodeRequests, "write"):
         write = getattr(kind, name)
 
-        def look(self: RankObjects, written: Any, write: Any = write) -> None:
+        def look(*written: Any, write: Any = write) -> None:
             if not seen:
                 seen.append(NodeStatus(0))  # not again from within
                 seen.append(site.gang.observe(0))
-            write(self, written)
+            write(*written)
 
         monkeypatch.setattr(kind, name, look)
     assert site.gang.observe(0).cause is Cause.UNSCHEDULABLE
