@@ -22,7 +22,7 @@ from prefect_bt.errors import ObjectNotFound, StoreError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.ended_documents import delete_ended_document
 from prefect_bt.ledger.records import FlowRunRecord, JobRecord
-from prefect_bt.ledger.requests import PREEMPT, STOP, StopRequest
+from prefect_bt.ledger.requests import PREEMPT, STOP, NodeRequests, StopRequest
 from prefect_bt.object_keys import run_index_key
 from prefect_bt.object_store.protocols import Store
 
@@ -92,6 +92,10 @@ class JobControls(_JobObjects):
         """Remove the request, because the job has given up its place."""
         self._store.delete(self._preempt_key(job_id))
 
+    def open_requests(self, job_id: str, attempt: int = 0) -> NodeRequests:
+        """Return the requests to the job and to the nodes of an attempt."""
+        return NodeRequests(self._store, f"{self._job_prefix(job_id)}/nodes/requests", attempt)
+
     def set_max_run_time(self, job_id: str, seconds: float) -> None:
         """Replace the job's maximum run time."""
         self._store.put(self._max_run_time_key(job_id), codec.dumps(seconds).encode())
@@ -114,10 +118,10 @@ class JobControls(_JobObjects):
         return f"{self._job_prefix(job_id)}/priority.json"
 
     def _stop_key(self, job_id: str) -> str:
-        return f"{self._job_prefix(job_id)}/nodes/requests/{STOP}"
+        return f"{self.open_requests(job_id).prefix}/{STOP}"
 
     def _preempt_key(self, job_id: str) -> str:
-        return f"{self._job_prefix(job_id)}/nodes/requests/{PREEMPT}"
+        return f"{self.open_requests(job_id).prefix}/{PREEMPT}"
 
     def _max_run_time_key(self, job_id: str) -> str:
         return f"{self._job_prefix(job_id)}/max_run_time.json"

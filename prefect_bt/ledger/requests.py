@@ -6,7 +6,7 @@
                               is back in the queue
     <attempt>-rank-<r>.json   to one node; replaced
     reader                    empty; replaced while a process reads the live logs
-    owner                     empty; replaced while a flow watches pods
+    owner                     empty; replaced while a flow watches pods, whose logs it reads
 
 A node's machine acts by itself on a stop that no flow passes on.
 """
@@ -57,10 +57,10 @@ class PendingRequests:
     names: frozenset[str] = frozenset()
     ranks: frozenset[int] = frozenset()
     """Ranks of the attempt that have a request."""
-    read_at: float = 0.0
-    """When a reader marked the job last, by the store's clock; 0: never."""
-    owned_at: float = 0.0
-    """When a flow marked the job last, by the store's clock; 0: never."""
+    reader_mark: float = 0.0
+    """Date of the last mark of a reader, by the store's clock; 0: there is none."""
+    owner_mark: float = 0.0
+    """Date of the last mark of a flow, by the store's clock; 0: there is none."""
 
     @property
     def stops_job(self) -> bool:

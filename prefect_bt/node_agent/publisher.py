@@ -187,7 +187,7 @@ class GangPublisher:
         self._objects, self._list_nodes, self._prints = objects, list_nodes, prints
         self._nodes = dict[int, _NodePublication]()
         self._requests_due = 0.0
-        self._read_at: float = 0.0
+        self._mark: float = 0.0
         self._read_until = 0.0
         self._stop_seen: float | None = None
 
@@ -230,11 +230,12 @@ class GangPublisher:
                 node.node.apply_request(node.request, request)
                 node.request = request
         self._follow_stop(is_requested=pending.stops_job)
-        if pending.read_at == self._read_at:
+        mark = max(pending.reader_mark, pending.owner_mark)
+        if mark == self._mark:
             return False
         # The dates of the store are compared with each other: no machine's clock matters.
         begins = time.monotonic() >= self._read_until
-        self._read_at, self._read_until = pending.read_at, time.monotonic() + READER_SECONDS
+        self._mark, self._read_until = mark, time.monotonic() + READER_SECONDS
         return begins
 
     def _follow_stop(self, *, is_requested: bool) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from prefect_bt import codec
 from prefect_bt.host.nodes import pod_layout
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, MOUNTED_AT
+from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.ledger.requests import StopRequest
@@ -172,11 +173,17 @@ class Pod:
         return [line for line in self.log() if not line.startswith(PLATFORM_PREFIX)]
 
     def wait_line(self, text: str) -> None:
-        wait_until(
-            lambda: any(text in line for line in self.own_lines()) or self.status().is_over,
-            f"no line {text!r}",
-        )
-        assert any(text in line for line in self.own_lines()), (text, self.log(), self.said())
+        """Wait for a line in the pod, where it is sooner than in the store."""
+        state = self.folder / "state"
+        paths = [state / "staging.log", JobFolder(state, JOB).node_folder(0, 0).log]
+
+        def is_there() -> bool:
+            logs = [parse_lines(path.read_bytes()) for path in paths if path.exists()]
+            messages = [line.message for lines in logs for line in lines]
+            return any(text in m for m in messages if not m.startswith(PLATFORM_PREFIX))
+
+        wait_until(lambda: is_there() or self.status().is_over, f"no line {text!r}")
+        assert is_there(), (text, self.log(), self.said())
 
     def said(self) -> str:
         """Return what the two processes wrote to their own output."""
