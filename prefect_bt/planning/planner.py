@@ -58,7 +58,12 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         names["project.team_name"] = project.team_name
     problems = [
         *validate_names(names),
-        *validate_job(project.job, context.capacity, substrate=context.substrate),
+        *validate_job(
+            project.job,
+            context.capacity,
+            substrate=context.substrate,
+            refused=context.refused,
+        ),
         *(_validate_image(project.job) if context.supports_images else ()),
         *([context.capacity.store_problem] if context.capacity.store_problem else ()),
         *context.missing_references,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,21 @@ def list_machines(store: Store) -> list[Machine]:
 def is_present(machine: Machine, now: float) -> bool:
     """Return whether the machine reported lately. `now`: by the store's clock."""
     return now - machine.seen_at < ABSENCE_SECONDS
+
+
+def choose_gpu_type(wanted: str, count: int, own: Machine, others: Iterable[Machine]) -> str:
+    """Return the type of the GPUs that a job gets: the one that it names, if any machine has it.
+
+    Else it is the most frequent type of this machine, or of all if this machine has too few.
+    """
+    others = list(others)
+    if any(wanted in one.gpus for one in [own, *others]):
+        return wanted
+    enough = max(own.gpus.values(), default=0) >= count
+    offered = Counter[str]()
+    for machine in [own] if enough else [own, *others]:
+        offered |= Counter(machine.gpus)
+    return max(offered, key=lambda kind: offered[kind], default=wanted)
 
 
 def write_limit(store: Store, limit: Limit) -> None:

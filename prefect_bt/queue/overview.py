@@ -18,7 +18,7 @@ from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.machines import is_present, list_limits, list_machines, write_limit
 from prefect_bt.queue.pod_placement import PodPlacement
 from prefect_bt.queue.records import Lease, Limit, Machine, to_cpus
-from prefect_bt.queue.schedule import Schedule, make_schedule
+from prefect_bt.queue.schedule import Schedule, Wait, make_schedule
 from prefect_bt.queue.waiting_jobs import (
     list_waiting_jobs,
     select_unclaimed,
@@ -37,7 +37,7 @@ def read_schedule(ledger: Ledger) -> Schedule:
     waiting = list_waiting_jobs(store)  # before the leases: a job may start between the two
     leases = Leases(store).read()
     waiting = select_unclaimed(ledger, waiting, leases, now)
-    machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
+    machines = _select_used(store, leases, now)
     return make_schedule(machines, leases, waiting, list_limits(store), now=now)
 
 
@@ -49,6 +49,15 @@ def _read_clock(store: Store) -> float:
         return time.time()
 
 
+def list_machines_in_use(store: Store) -> list[Machine]:
+    """Return the machines and clusters that take jobs, and those that have some."""
+    return _select_used(store, Leases(store).read(), _read_clock(store))
+
+
+def _select_used(store: Store, leases: Sequence[Lease], now: float) -> list[Machine]:
+    return [one for one in list_machines(store) if is_in_use(one, leases, now)]
+
+
 def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:
     """Return whether the machine takes jobs by itself, or starts the next job when one ends."""
     return is_present(machine, now) or any(lease.place == machine.host for lease in leases)
@@ -56,16 +65,16 @@ def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:
 
 def queue_documents(schedule: Schedule) -> list[Document]:
     """Return the waiting jobs in the order of the queue, those that are about to start first."""
-    starts = [(one.job, ABOUT_TO_START, None) for one in schedule.starts]
-    waits = [(one.job, one.reason, one.starts_at) for one in schedule.waits]
+    starts = [Wait(one.job, 0, ABOUT_TO_START) for one in schedule.starts]
+    machines = {one.job.id: one.machine for one in schedule.starts}
     return [
         {
             "id": job.id,
             "place": place,
             "priority": job.priority,
-            "waiting_for": reason,
+            "waiting_for": wait.reason,
             "since": format_iso(job.since or job.submitted_at),
-            "starts_at": None if starts_at is None else format_iso(starts_at),
+            "starts_at": None if wait.starts_at is None else format_iso(wait.starts_at),
             "team": job.team or None,
             "gpus": job.demand.gpus,
             "gpu_type": job.demand.gpu_type or None,
@@ -73,9 +82,26 @@ def queue_documents(schedule: Schedule) -> list[Document]:
             "memory": job.demand.memory,
             "spot": job.spot,
             "submitted_at": format_iso(job.submitted_at),
+            "held_by": [_holder_document(lease) for lease in wait.held_by],
+            "machine": machines.get(job.id),
         }
-        for place, (job, reason, starts_at) in enumerate([*starts, *waits], start=1)
+        for place, wait in enumerate([*starts, *schedule.waits], start=1)
+        for job in [wait.job]
     ]
+
+
+def _holder_document(lease: Lease) -> Document:
+    """Return a job that holds what another one waits for; `ends_at`: at the latest."""
+    demand = lease.job.demand
+    return {
+        "id": lease.job.id,
+        "user": lease.job.user or None,
+        "gpus": demand.gpus,
+        "gpu_type": demand.gpu_type or None,
+        "cpus": demand.cpus,
+        "memory": demand.memory,
+        "ends_at": None if lease.ends_at is None else format_iso(lease.ends_at),
+    }
 
 
 def change_priority(ledger: Ledger, job_id: str, priority: int) -> Document:

@@ -78,7 +78,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def test_a_job_waits_for_the_resources_of_its_cluster(site: Site) -> None:
     first, second = site.record(), site.record()
     assert site.admit(first) == ""
-    assert site.admit(second) == "8.1 CPUs: 7.8 of 15.9 are free"
+    held = f"job {first.id} holds 8.1"
+    assert site.admit(second) == f"8.1 CPUs: c/rec has 7.8 of 15.9 free; {held}"
     assert site.leases == [first.id]
     (waiting,) = list_waiting_jobs(site.ledger.store)
     assert (waiting.id, waiting.cluster) == (second.id, find_cluster(Settings()).id)
@@ -118,7 +119,7 @@ def test_a_job_of_kueue_is_not_queued_here(site: Site, monkeypatch: pytest.Monke
 def test_a_job_that_waits_stays_in_the_queue_while_the_api_server_is_away(site: Site) -> None:
     serve(site.api, [node("a")], [pod("a", "15")])
     record = site.record()
-    assert site.admit(record) == "8.1 CPUs: 0.9 of 15.9 are free"
+    assert site.admit(record) == "8.1 CPUs: c/rec has 0.9 of 15.9 free"
     site.locks.pop().release_and_remove()
     find_cluster(Settings()).forget()
     site.api.on("GET nodes", drop)
@@ -136,7 +137,7 @@ def test_a_silent_api_server_delays_a_local_job_by_seconds(
     monkeypatch.setattr(cluster_reader, "TIMEOUT", 0.1)
     serve(site.api, [node("a")], [pod("a", "15")])
     waiting = site.record()
-    assert site.admit(waiting) == "8.1 CPUs: 0.9 of 15.9 are free"
+    assert site.admit(waiting) == "8.1 CPUs: c/rec has 0.9 of 15.9 free"
     site.locks.pop().release_and_remove()
     find_cluster(Settings()).forget()
     answered = Event()
