@@ -20,11 +20,16 @@ from prefect_bt.definitions import TrainingProject, load_training_project, proje
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
 from prefect_bt.errors import NotFoundError, PrefectBtError, UsageError
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.jobs.job_json import current_user, job_document
+from prefect_bt.jobs.job_json import current_user
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
-from prefect_bt.jobs.starting.acceptance import accept_here, note_failed_start, start_job
+from prefect_bt.jobs.starting.acceptance import (
+    accept_here,
+    accepted_document,
+    note_failed_start,
+    start_job,
+)
 from prefect_bt.jobs.starting.cluster_reader import find_job_cluster
 from prefect_bt.jobs.starting.launcher import JobLauncher, open_launcher
 from prefect_bt.jobs.starting.probable_machine import find_probable_machine
@@ -267,7 +272,7 @@ def plan_submission(
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """Return the result of push: the flat job document, and the same under `training_job`."""
-    flat, notes = job_document(ledger, record), list(plan.notes)
+    flat, notes = accepted_document(ledger, record), list(plan.notes)
     waits = flat["current_status"] == JobState.PENDING.value
     notes += list_secret_notes(record) if waits else list_cluster_notes(record)
     return {**flat, "notes": notes, "training_job": flat}

@@ -22,6 +22,7 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import PlanError
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.machine_offers import THIS_MACHINE
 from prefect_bt.planning.node_layout import (
     checkpoint_dir,
     iter_hf_cache_volumes,
@@ -84,6 +85,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         weights=weights,
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
         notes=tuple(iter_notes(project, context)),
+        machine="" if context.machine == THIS_MACHINE else context.machine,
     )
 
 

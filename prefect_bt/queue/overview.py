@@ -90,6 +90,16 @@ def queue_documents(schedule: Schedule) -> list[Document]:
     ]
 
 
+def find_wait(ledger: Ledger, job_id: str) -> Document:
+    """Return what a job of the queue waits for, or the machine that is about to start it.
+
+    Empty for a job that is not in the queue.
+    """
+    row = next((x for x in queue_documents(read_schedule(ledger)) if x["id"] == job_id), {})
+    keys = ("place", "waiting_for", "held_by", "machine", "starts_at")
+    return {key: row[key] for key in keys if row}
+
+
 def _holder_document(lease: Lease) -> Document:
     """Return a job that holds what another one waits for; `ends_at`: at the latest."""
     demand = lease.job.demand
