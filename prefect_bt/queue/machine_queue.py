@@ -20,6 +20,7 @@ from prefect_bt.host.job_lock import (
     JobLock,
     describe_lock_holder,
     has_lock_file,
+    host_id,
     is_job_alive,
     is_owned,
     try_lock,
@@ -80,6 +81,7 @@ class MachineQueue:
         """Returns the cluster as it is now; None if this machine does not reach it."""
         self._clusters = set[str]()
         """IDs of the clusters in the last schedule that this machine reaches."""
+        host_id(state_dir)  # from now on the machine has an ID
         self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
         self._ledger, self._store, self.state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)

@@ -19,7 +19,7 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.host.cgroup import count_cpus, measure_memory
 from prefect_bt.host.gpu_reservation import list_gpus
-from prefect_bt.host.job_lock import host_id
+from prefect_bt.host.job_lock import find_host_id
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.object_keys import QUEUE_LIMITS, QUEUE_MACHINES, quote_name
 from prefect_bt.object_store.protocols import Store
@@ -35,8 +35,11 @@ ABSENCE_SECONDS: Final = 30.0
 def measure_machine(
     state_dir: Path, *, cpus: int | None, memory: int | None, substrates: tuple[str, ...]
 ) -> Machine:
-    """Return what this machine offers; `cpus` and `memory` (bytes) replace what it has."""
-    name, _, host = host_id(state_dir).partition(":")
+    """Return what this machine offers; `cpus` and `memory` (bytes) replace what it has.
+
+    Nothing is written: a state folder that is not there yet has no ID.
+    """
+    name, _, host = find_host_id(state_dir).partition(":")
     gpus = dict(Counter(gpu.type for gpu in list_gpus()))
     cpus, memory = cpus or count_cpus(), memory or measure_memory()
     return Machine(host, name, cpus, memory, gpus, time.time(), substrates)

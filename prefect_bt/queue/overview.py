@@ -37,7 +37,7 @@ def read_schedule(ledger: Ledger) -> Schedule:
     waiting = list_waiting_jobs(store)  # before the leases: a job may start between the two
     leases = Leases(store).read()
     waiting = select_unclaimed(ledger, waiting, leases, now)
-    machines = _select_used(store, leases, now)
+    machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
     return make_schedule(machines, leases, waiting, list_limits(store), now=now)
 
 
@@ -51,11 +51,11 @@ def _read_clock(store: Store) -> float:
 
 def list_machines_in_use(store: Store) -> list[Machine]:
     """Return the machines and clusters that take jobs, and those that have some."""
-    return _select_used(store, Leases(store).read(), _read_clock(store))
-
-
-def _select_used(store: Store, leases: Sequence[Lease], now: float) -> list[Machine]:
-    return [one for one in list_machines(store) if is_in_use(one, leases, now)]
+    machines = list_machines(store)
+    if not machines:
+        return []
+    leases, now = Leases(store).read(), _read_clock(store)
+    return [one for one in machines if is_in_use(one, leases, now)]
 
 
 def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:
@@ -95,9 +95,9 @@ def find_wait(ledger: Ledger, job_id: str) -> Document:
 
     Empty for a job that is not in the queue.
     """
-    row = next((x for x in queue_documents(read_schedule(ledger)) if x["id"] == job_id), {})
     keys = ("place", "waiting_for", "held_by", "machine", "starts_at")
-    return {key: row[key] for key in keys if row}
+    rows = [row for row in queue_documents(read_schedule(ledger)) if row["id"] == job_id]
+    return {key: rows[0][key] for key in keys} if rows else {}
 
 
 def _holder_document(lease: Lease) -> Document:

@@ -15,7 +15,7 @@ from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.starting import cluster_reader
 from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue, put_back
-from prefect_bt.jobs.starting.cluster_reader import RETRY_INTERVAL, find_cluster
+from prefect_bt.jobs.starting.cluster_reader import RETRY_INTERVAL, find_cluster, report_cluster
 from prefect_bt.jobs.starting.start_queued import (
     admit_new_job,
     list_cluster_notes,
@@ -26,7 +26,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.object_store import open_store
 from prefect_bt.queue.leases import Leases
-from prefect_bt.queue.machines import report_machine
+from prefect_bt.queue.machines import list_machines, report_machine
 from prefect_bt.queue.records import Machine
 from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 from prefect_bt.settings import Settings
@@ -159,6 +159,21 @@ def test_a_silent_api_server_delays_a_local_job_by_seconds(
     assert not answered.is_set()
     assert local.id in site.leases
     answered.set()
+
+
+@pytest.mark.parametrize("used", ["no", "by a job", "by the settings"])
+def test_an_idle_worker_reports_the_cluster_that_jobs_use(
+    site: Site, monkeypatch: pytest.MonkeyPatch, used: str
+) -> None:
+    """So that a machine without a kubeconfig finds it; a cluster of other work is left alone."""
+    cluster = find_cluster(Settings())
+    if used == "by a job":
+        _report(site, cluster.id)
+    if used == "by the settings":
+        monkeypatch.setenv("PREFECT_BT_SUBSTRATE", "kubernetes")
+    report_cluster(site.ledger, Settings())
+    reported = {one.name for one in list_machines(site.ledger.store)}
+    assert (reported, bool(site.api.requests)) == (({"c/rec"}, True), (set(), False))[used == "no"]
 
 
 def _report(site: Site, *names: str) -> None:

@@ -102,7 +102,7 @@ def test_a_job_that_must_stay_here_is_refused_as_without_other_machines(
 ) -> None:
     if present:
         machines.report_server()
-    with pytest.raises(PlanError, match="this machine has no GPU.*--accelerator none"):
+    with pytest.raises(PlanError, match=r"this machine has no GPU.*--accelerator none"):
         machines.push(small_project(compute=gpus(2)), here=present)
 
 

@@ -15,7 +15,7 @@ from prefect_bt.errors import SubstrateError, UsageError
 from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Cause, Resources
-from prefect_bt.queue.machines import list_machines
+from prefect_bt.queue.machines import list_machines, report_machine
 from prefect_bt.queue.overview import list_machines_in_use
 from prefect_bt.queue.pod_placement import PodPlacement
 from prefect_bt.queue.records import KUBERNETES, Demand, Machine, to_cpus
@@ -151,6 +151,22 @@ def _match_gpus(ledger: Ledger, settings: Settings, cluster_id: str, gpu_type: s
     if machine is None or not machine.gpus or gpu_type in machine.gpus:
         return gpu_type
     return max(machine.gpus, key=lambda kind: machine.gpus[kind])
+
+
+def report_cluster(ledger: Ledger, settings: Settings) -> None:
+    """Report the cluster of the settings: machines without its kubeconfig push jobs for it.
+
+    A kubeconfig alone asks for no request to its cluster: jobs of the store use it, or the settings
+    name the substrate.
+    """
+    known = {one.host for one in list_machines(ledger.store) if one.is_cluster}
+    if not known and settings.substrate != KUBERNETES:
+        return
+    cluster = find_cluster(settings)
+    if settings.substrate != KUBERNETES and cluster.id not in known:
+        return
+    if machine := cluster.find_machine(cluster.id):
+        report_machine(ledger.store, machine)
 
 
 def find_cluster(settings: Settings) -> ClusterReader:

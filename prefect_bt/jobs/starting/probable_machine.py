@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from prefect_bt.definitions import TrainingJob
 from prefect_bt.jobs.starting.cluster_reader import find_job_cluster
-from prefect_bt.jobs.starting.start_queued import open_machine_queue
+from prefect_bt.jobs.starting.start_queued import measure_this_machine
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.planning.machine_offers import THIS_MACHINE, MachineOffer, has_enough
 from prefect_bt.planning.node_layout import gpu_count, gpu_type
@@ -42,7 +42,7 @@ def find_probable_machine(
     if substrate.name == KUBERNETES:
         find_job_cluster(ledger, settings)  # refuses a job of which the cluster is not known
         return ProbableMachine(substrate.capacity())
-    own = open_machine_queue(ledger, settings).machine
+    own = measure_this_machine(settings)
     here = None
     if only_here or substrate.name in own.substrates:
         here = _limit(substrate.capacity(), own)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
 from prefect_bt.definitions import AvailabilityModel, parse_memory
@@ -30,7 +30,8 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING
 from prefect_bt.planning.planner import list_job_secret_names
 from prefect_bt.queue.machine_queue import MachineQueue
-from prefect_bt.queue.records import KUBERNETES, Demand, QueuedJob
+from prefect_bt.queue.machines import measure_machine
+from prefect_bt.queue.records import KUBERNETES, Demand, Machine, QueuedJob
 from prefect_bt.queue.schedule import Schedule
 from prefect_bt.queue.waiting_jobs import START_SECONDS, remove_waiting_job
 from prefect_bt.settings import Settings, process_environment
@@ -45,16 +46,24 @@ def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> Mach
     `settings`: those of a job whose block names its state folder; None: the process's.
     """
     settings = settings or Settings()
-    engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
-    queue = MachineQueue(
-        ledger,
-        settings.state_dir.absolute(),
-        cpus=settings.capacity_cpus,
-        memory=settings.capacity_memory,
-        substrates=("local", "docker") if _answers(engine) else ("local",),
-    )
+    queue = MachineQueue(ledger, settings.state_dir.absolute(), **_find_offer(settings))
     queue.read_cluster = lambda cluster_id: find_cluster(settings).find_machine(cluster_id)
     return queue
+
+
+def measure_this_machine(settings: Settings) -> Machine:
+    """Return what this machine offers to jobs; write nothing."""
+    return measure_machine(settings.state_dir.absolute(), **_find_offer(settings))
+
+
+def _find_offer(settings: Settings) -> dict[str, Any]:
+    """Return what the settings say about the machine, and the substrates that it has."""
+    engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
+    return {
+        "cpus": settings.capacity_cpus,
+        "memory": settings.capacity_memory,
+        "substrates": ("local", "docker") if _answers(engine) else ("local",),
+    }
 
 
 def _answers(engine: str) -> bool:
