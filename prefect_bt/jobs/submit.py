@@ -257,6 +257,7 @@ def plan_submission(
         capacity=machine.capacity,
         machine=machine.name,
         refused=machine.refused,
+        remedy=machine.away,
         substrate=substrate.name,
         supports_images=substrate.supports_images,
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),

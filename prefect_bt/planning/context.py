@@ -43,5 +43,7 @@ class PlanContext:
     """Name of the machine that the capacity belongs to, in notes."""
     refused: tuple[MachineOffer, ...] = ()
     """What each machine of the queue has, if none can run the job."""
+    remedy: str = ""
+    """What to do if the job is refused, besides what the problems say."""
     revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""

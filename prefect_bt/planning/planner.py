@@ -70,7 +70,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         *context.missing_references,
     ]
     if problems:
-        raise PlanError(problems)
+        raise PlanError(problems, next_step=context.remedy)
     weights = plan_weights(project.job)
     first = _plan_node(project, context, weights=weights)
     nodes = tuple(first.for_rank(rank) for rank in range(project.job.compute.node_count))

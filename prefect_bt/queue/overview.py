@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from prefect_bt.substrates.protocol import CPUS, MEMORY
 from prefect_bt.text.quantities import format_iso
 
 Document = dict[str, Any]
+NO_WORKER: Final = "which starts it when one of its jobs ends: no `prefect-bt worker` runs there"
 ABOUT_TO_START: Final = "nothing: it is about to start"
 
 
@@ -38,7 +39,19 @@ def read_schedule(ledger: Ledger) -> Schedule:
     leases = Leases(store).read()
     waiting = select_unclaimed(ledger, waiting, leases, now)
     machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
-    return make_schedule(machines, leases, waiting, list_limits(store), now=now)
+    schedule = make_schedule(machines, leases, waiting, list_limits(store), now=now)
+    silent = {one.host for one in machines if not (one.is_cluster or is_present(one, now))}
+    return _delay_starts(schedule, silent)
+
+
+def _delay_starts(schedule: Schedule, silent: Container[str]) -> Schedule:
+    """Return the schedule with jobs that wait for machines on which no process takes jobs."""
+    delayed = [start for start in schedule.starts if start.host in silent]
+    if not delayed:
+        return schedule
+    waits = [Wait(one.job, 0, f"{one.machine}, {NO_WORKER}") for one in delayed]
+    starts = tuple(start for start in schedule.starts if start.host not in silent)
+    return Schedule(starts, (*waits, *schedule.waits))
 
 
 def _read_clock(store: Store) -> float:
@@ -49,13 +62,14 @@ def _read_clock(store: Store) -> float:
         return time.time()
 
 
-def list_machines_in_use(store: Store) -> list[Machine]:
-    """Return the machines and clusters that take jobs, and those that have some."""
+def list_machines_by_use(store: Store) -> tuple[list[Machine], list[Machine]]:
+    """Return the machines and clusters that take jobs or have some, and those that are away."""
     machines = list_machines(store)
     if not machines:
-        return []
+        return [], []
     leases, now = Leases(store).read(), _read_clock(store)
-    return [one for one in machines if is_in_use(one, leases, now)]
+    used = [one for one in machines if is_in_use(one, leases, now)]
+    return used, [one for one in machines if one not in used]
 
 
 def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:

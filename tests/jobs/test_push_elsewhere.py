@@ -11,15 +11,16 @@ import pytest
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.errors import PlanError, SubstrateError, UsageError
-from prefect_bt.host.job_lock import host_id
+from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.resubmit import retry
 from prefect_bt.jobs.starting.acceptance import put_back
+from prefect_bt.jobs.starting.start_queued import open_machine_queue
 from prefect_bt.jobs.stop import stop_job
 from prefect_bt.jobs.submit import dry_run, recreate
 from prefect_bt.queue.machines import report_machine
 from prefect_bt.queue.overview import change_limit
-from prefect_bt.queue.records import Machine
+from prefect_bt.queue.records import Demand, Lease, Machine, QueuedJob
 from prefect_bt.queue.waiting_jobs import list_waiting_jobs, remove_waiting_job
 from prefect_bt.settings import Settings
 from tests.jobs.records import small_project
@@ -94,6 +95,23 @@ def test_a_job_that_no_machine_can_run_is_refused(
     first, *others = refused.value.problems
     assert all(word in first for word in words), first
     assert ["BT_X" in one for one in others] == [True], "what is wrong in the definition, once"
+
+
+def test_a_refusal_names_the_machine_that_only_lacks_a_worker(machines: TwoMachines) -> None:
+    report_machine(machines.ledger.store, Machine("b1", "gpu2", 8, 16 * GIB, {"H100": 4}))
+    with pytest.raises(PlanError, match=r"gpu2 could run it.*run `prefect-bt worker` there"):
+        machines.push(small_project(compute=gpus(4)))
+
+
+def test_a_machine_with_jobs_and_without_a_worker(machines: TwoMachines) -> None:
+    with machines.server():
+        lock = JobLock(Settings().state_dir)
+        lock.acquire("running")
+        queue = open_machine_queue(machines.ledger)
+        assert isinstance(queue.admit(QueuedJob("running", Demand(1, "H100"), 1.0)), Lease)
+    job = machines.push(small_project(compute=gpus(2)))
+    assert "starts it when one of its jobs ends: no `prefect-bt worker`" in job["waiting_for"]
+    lock.release_and_remove()
 
 
 @pytest.mark.parametrize("present", [True, False])

@@ -16,7 +16,7 @@ from prefect_bt.kubernetes_settings import ClusterSettings
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Cause, Resources
 from prefect_bt.queue.machines import list_machines, report_machine
-from prefect_bt.queue.overview import list_machines_in_use
+from prefect_bt.queue.overview import list_machines_by_use
 from prefect_bt.queue.pod_placement import PodPlacement
 from prefect_bt.queue.records import KUBERNETES, Demand, Machine, to_cpus
 from prefect_bt.settings import Settings, process_environment
@@ -114,7 +114,8 @@ def find_job_cluster(ledger: Ledger, settings: Settings, known: str = "") -> str
     own = find_cluster(settings).id
     if own and known in {"", own}:
         return own
-    clusters = {one.host: one.name for one in list_machines_in_use(ledger.store) if one.is_cluster}
+    used, _ = list_machines_by_use(ledger.store)
+    clusters = {one.host: one.name for one in used if one.is_cluster}
     if own or known in clusters:
         return known if known in clusters else own
     if known or not clusters:

@@ -15,7 +15,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.planning.machine_offers import THIS_MACHINE, MachineOffer, has_enough
 from prefect_bt.planning.node_layout import gpu_count, gpu_type
 from prefect_bt.queue.machines import choose_gpu_type
-from prefect_bt.queue.overview import list_machines_in_use
+from prefect_bt.queue.overview import list_machines_by_use
 from prefect_bt.queue.records import KUBERNETES, Machine
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import Capacity, Enforcement, Substrate
@@ -29,6 +29,8 @@ class ProbableMachine:
     name: str = THIS_MACHINE
     refused: tuple[MachineOffer, ...] = ()
     """What each machine has, if none has enough."""
+    away: str = ""
+    """What to do so that a machine that is away runs the job; "" if none can."""
 
 
 def find_probable_machine(
@@ -49,27 +51,27 @@ def find_probable_machine(
         offer = MachineOffer(THIS_MACHINE, here, own.gpus.get(gpu_type(job), 0))
         if only_here or has_enough(job, offer):
             return ProbableMachine(here)
-    used = list_machines_in_use(ledger.store)
-    others = [x for x in used if x.host != own.host and substrate.name in x.substrates]
-    if not others:
-        return ProbableMachine(here or _limit(substrate.capacity(), own))
-    return _choose(job, own, here, others, substrate=substrate.name, settings=settings)
+    enforcement = _find_enforcement(substrate.name, settings)
+    used, away = (
+        [x for x in machines if x.host != own.host and substrate.name in x.substrates]
+        for machines in list_machines_by_use(ledger.store)
+    )
+    if not used:
+        chosen = ProbableMachine(here or _limit(substrate.capacity(), own))
+    else:
+        chosen = _choose(job, own, here, used, enforcement)
+    return replace(chosen, away=_find_away(job, own, away, enforcement))
 
 
-def _choose(  # noqa: PLR0913 (a job, the machines, and what their capacity is made of)
+def _choose(
     job: TrainingJob,
     own: Machine,
     here: Capacity | None,
     others: Sequence[Machine],
-    *,
-    substrate: str,
-    settings: Settings,
+    enforcement: Enforcement,
 ) -> ProbableMachine:
-    enforcement = _find_enforcement(substrate, settings)
-    capacities = {one.host: _build_capacity(one, enforcement) for one in others}
-    wanted = gpu_count(job) * job.compute.node_count
-    kind = choose_gpu_type(gpu_type(job), wanted, own, others)
-    offers = [MachineOffer(x.name, capacities[x.host], x.gpus.get(kind, 0)) for x in others]
+    kind = _choose_type(job, own, others)
+    offers = _list_offers(others, kind, enforcement)
     mine = [MachineOffer(THIS_MACHINE, here, own.gpus.get(kind, 0))] if here else []
     fitting = [offer for offer in [*mine, *offers] if has_enough(job, offer)]
     if not fitting:
@@ -78,6 +80,30 @@ def _choose(  # noqa: PLR0913 (a job, the machines, and what their capacity is m
     # This machine is the first. The queue, too, prefers the machine that a job fills best.
     chosen = min(fitting, key=lambda one: (one not in mine, one.gpus, one.capacity.cpus, one.name))
     return ProbableMachine(chosen.capacity, chosen.name)
+
+
+def _find_away(
+    job: TrainingJob, own: Machine, away: Sequence[Machine], enforcement: Enforcement
+) -> str:
+    offers = _list_offers(away, _choose_type(job, own, away), enforcement)
+    names = sorted({offer.name for offer in offers if has_enough(job, offer)})
+    if not names:
+        return ""
+    return f"{' and '.join(names)} could run it, but takes no jobs: run `prefect-bt worker` there."
+
+
+def _choose_type(job: TrainingJob, own: Machine, others: Sequence[Machine]) -> str:
+    wanted = gpu_count(job) * job.compute.node_count
+    return choose_gpu_type(gpu_type(job), wanted, own, others)
+
+
+def _list_offers(
+    machines: Sequence[Machine], kind: str, enforcement: Enforcement
+) -> list[MachineOffer]:
+    return [
+        MachineOffer(one.name, _build_capacity(one, enforcement), one.gpus.get(kind, 0))
+        for one in machines
+    ]
 
 
 def _limit(capacity: Capacity, machine: Machine) -> Capacity:
