@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from prefect.blocks.core import Block
+from prefect.context import FlowRunContext
 
 from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.blocks import (
@@ -90,7 +91,7 @@ class JobRequest:
             if known:
                 record = ledger.get_job(known)
             else:
-                record, notes = self._accept(ledger, claim)
+                record, notes = self._accept(ledger, claim, only_here=not _is_deployed(call))
                 if call:
                     call.bind(ledger, record)
             if known:
@@ -129,7 +130,9 @@ class JobRequest:
             "retry_policy": repr(options.retry_policy),
         }
 
-    def _accept(self, ledger: Ledger, claim: JobLock) -> tuple[JobRecord, tuple[str, ...]]:
+    def _accept(
+        self, ledger: Ledger, claim: JobLock, *, only_here: bool
+    ) -> tuple[JobRecord, tuple[str, ...]]:
         """Return the new job, and the notes of its plan."""
         project, folder = self._project()
         options = replace(
@@ -137,7 +140,9 @@ class JobRequest:
             substrate=self.settings().substrate,
             secret_sources=self.secret_sources(),
         )
-        record, plan = create_job(ledger, project, source_dir=folder, options=options, lock=claim)
+        record, plan = create_job(
+            ledger, project, source_dir=folder, options=options, lock=claim, only_here=only_here
+        )
         return record, plan.notes
 
     def _project(self) -> tuple[TrainingProject, Path]:
@@ -205,6 +210,16 @@ class JobRequest:
         """Return the sources of secrets: the given block, then the default sources."""
         given = (self.secrets.build(),) if self.secrets else ()
         return (*given, *default_secret_sources())
+
+
+def _is_deployed(call: ParentCall | None) -> bool:
+    """Return whether the run can be suspended, so that another machine runs its job.
+
+    `call`: of a parent, which waits for the run in its own process.
+    """
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    return call is None and bool(run and run.deployment_id)
 
 
 def _serving_secrets(ledger: Ledger, record: JobRecord) -> tuple[SecretSource, ...]:

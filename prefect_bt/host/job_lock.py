@@ -51,6 +51,11 @@ def host_id(state_dir: Path) -> str:
     return f"{os.uname().nodename}:{_ensure_state_dir_id(state_dir)}"
 
 
+def find_host_id(state_dir: Path) -> str:
+    """Return the host_id; "" for a state folder that is not there yet, which is not created."""
+    return host_id(state_dir) if (state_dir / "id").exists() else ""
+
+
 def is_this_host(state_dir: Path, host: str) -> bool:
     """Return whether a record's `host` is this one, or "": no host has run the job yet.
 

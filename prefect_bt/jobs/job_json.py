@@ -85,6 +85,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "max_run_time": ledger.controls.get_max_run_time(record),
         "run_time": sum_run_time(ledger.list_outcomes(record.id)),
         "substrate": record.substrate,
+        "only_on": record.host.partition(":")[0] or None,
         "image": {
             "reference": job.image.base_image,
             "pinned": ledger.pins.read_image(record.id) or None,

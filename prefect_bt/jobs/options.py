@@ -42,6 +42,9 @@ class SubmitOptions:
     max_run_time: float | str | None = None
     """Seconds that the commands may run in all attempts together, or a text such as `12h`."""
 
+    here: bool = False
+    """Whether only this machine may run the job."""
+
     def build_retry_budget(self, old: JobRecord | None) -> RetryBudget:
         """Return the budget of a job recreated from `old`; raise DefinitionError if invalid."""
         base = self.retry_policy or (old.retries if old else None)

@@ -8,9 +8,8 @@ from typing import Any
 from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import host_id
-from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.reconcile import reconcile_job
-from prefect_bt.jobs.starting.acceptance import start_job
+from prefect_bt.jobs.starting.acceptance import accepted_document, start_job
 from prefect_bt.jobs.starting.launcher import default_deployment, open_launcher
 from prefect_bt.jobs.stop import describe_owning_machine
 from prefect_bt.ledger.creation import check_creates_once
@@ -42,7 +41,7 @@ def retry(
         with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
             epoch = _request_attempt(ledger, job_id, limit, any_host=launcher is None)
         start_job(ledger, record, launcher, epoch=epoch)
-    flat = job_document(ledger, record)
+    flat = accepted_document(ledger, record)
     return {**flat, "training_job": flat}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,21 @@ from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
-from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.errors import NotFoundError, PrefectBtError, UsageError
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.jobs.job_json import current_user, job_document
+from prefect_bt.jobs.job_json import current_user
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
-from prefect_bt.jobs.starting.acceptance import accept_here, note_failed_start, start_job
+from prefect_bt.jobs.starting.acceptance import (
+    accept_here,
+    accepted_document,
+    note_failed_start,
+    start_job,
+)
+from prefect_bt.jobs.starting.cluster_reader import find_job_cluster
 from prefect_bt.jobs.starting.launcher import JobLauncher, open_launcher
+from prefect_bt.jobs.starting.probable_machine import find_probable_machine
 from prefect_bt.jobs.starting.start_queued import list_cluster_notes, list_secret_notes
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
@@ -38,6 +45,7 @@ from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.planning.text_validation import ensure_usable_texts
+from prefect_bt.queue.records import KUBERNETES
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
@@ -62,6 +70,7 @@ def push(  # noqa: PLR0913 (truss names them)
     retry_policy: RetryBudget | None = None,
     retry_choices: RetryOverrides = NO_OVERRIDES,
     max_run_time: float | str | None = None,
+    here: bool = False,
 ) -> dict[str, Any]:
     """Submit a job, as `truss_train.push` does, and return when it is accepted.
 
@@ -80,6 +89,7 @@ def push(  # noqa: PLR0913 (truss names them)
         retry_policy: As `retry_policy` of SubmitOptions.
         retry_choices: As `retry_choices` of SubmitOptions.
         max_run_time: As `max_run_time` of SubmitOptions.
+        here: As `here` of SubmitOptions.
 
     Returns:
         The job's document: the keys of the job, the same document under `training_job`, its project
@@ -99,6 +109,7 @@ def push(  # noqa: PLR0913 (truss names them)
         retry_policy=retry_policy,
         retry_choices=retry_choices,
         max_run_time=max_run_time,
+        here=here,
     )
     if isinstance(config, (str, Path)):
         path = Path(config).absolute()
@@ -137,8 +148,7 @@ def submit(
         PrefectBtError: The job cannot be accepted. The store contains no job then.
     """
     options = options or SubmitOptions()
-    opened = nullcontext(launcher) if launcher else open_launcher(options.deployment)
-    with opened as starter:
+    with nullcontext(launcher) if launcher else open_job_launcher(options) as starter:
         ledger = open_ledger(options.store)
         plan = plan_submission(ledger, project, options)
         with _pack_workspace(project, source_dir) as packed:
@@ -148,19 +158,32 @@ def submit(
     return {**document, **workspace_document(packed.contents)}
 
 
-def create_job(
+def open_job_launcher(options: SubmitOptions) -> AbstractContextManager[JobLauncher | None]:
+    """Return a context with the launcher of a job, without one if a deployment runs the job."""
+    if options.here and options.deployment:
+        raise UsageError(
+            f"A worker runs the jobs of the deployment {options.deployment}, so the job cannot be "
+            "kept on this machine.",
+            next_step="Give one of --here and --deployment.",
+        )
+    return open_launcher(options.deployment, here=options.here)
+
+
+def create_job(  # noqa: PLR0913 (as submit, for a caller that runs the job)
     ledger: Ledger,
     project: TrainingProject,
     *,
     source_dir: Path,
     options: SubmitOptions,
     lock: JobLock,
+    only_here: bool = True,
 ) -> tuple[JobRecord, GangPlan]:
     """Write a job to the store for the caller to run; return its record and its plan.
 
-    `lock` acquires the job before it exists. If this function raises, no job will run.
+    `lock` acquires the job before it exists. If this function raises, no job will run. `only_here`:
+    whether the caller cannot give the job to another machine.
     """
-    plan = plan_submission(ledger, project, options)
+    plan = plan_submission(ledger, project, options, only_here=only_here)
     with _pack_workspace(project, source_dir) as packed:
         record = write_job(ledger, project, options, packed, owner=lock, plan=plan)
         try:
@@ -204,25 +227,37 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     team = {"team_name": ledger.projects.get_team(old.project_id)}
     project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, options)
-    with _download_workspace(ledger, old) as packed, open_launcher(options.deployment) as launcher:
+    with _download_workspace(ledger, old) as packed, open_job_launcher(options) as launcher:
         record = write_job(ledger, project, options, packed, owner=launcher, plan=plan, old=old)
         start_job(ledger, record, launcher, options.deployment)
     return build_submission_document(ledger, record, plan)
 
 
-def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
-    """Return the plan of a job that has no id yet; raise PlanError with every problem."""
+def plan_submission(
+    ledger: Ledger, project: TrainingProject, options: SubmitOptions, *, only_here: bool = False
+) -> GangPlan:
+    """Return the plan of a job that has no id yet; raise PlanError with every problem.
+
+    It is made for the machine that will probably run the job. `only_here`: this one, because
+    no other process can run it.
+    """
     options.build_retry_budget(None)
     ensure_usable_texts(project)
     project, settings = assign_team(ledger, project), Settings()
     chosen = settings.substrate_options(options.substrate, store=ledger.store.url)
     substrate = open_substrate(options.substrate, **chosen)
+    machine = find_probable_machine(
+        ledger, project.job, substrate, only_here=only_here or options.here
+    )
     context = PlanContext(
         job_id=DRY_RUN_ID,
         job_name=project.job.name or "job-<n>",
         project_id=DRY_RUN_ID,
         store=ledger.store.url,
-        capacity=substrate.capacity(),
+        capacity=machine.capacity,
+        machine=machine.name,
+        refused=machine.refused,
+        remedy=machine.away,
         substrate=substrate.name,
         supports_images=substrate.supports_images,
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
@@ -238,7 +273,7 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """Return the result of push: the flat job document, and the same under `training_job`."""
-    flat, notes = job_document(ledger, record), list(plan.notes)
+    flat, notes = accepted_document(ledger, record), list(plan.notes)
     waits = flat["current_status"] == JobState.PENDING.value
     notes += list_secret_notes(record) if waits else list_cluster_notes(record)
     return {**flat, "notes": notes, "training_job": flat}
@@ -259,7 +294,8 @@ def write_job(  # noqa: PLR0913 (what the record says)
     `owner` acquires the job before it exists. `plan`: made on this machine; another one may plan
     the job differently. `old`: the job that this one repeats.
     """
-    check_creates_once(ledger.store, Settings().state_dir)
+    settings, in_cluster = Settings(), options.substrate == KUBERNETES
+    check_creates_once(ledger.store, settings.state_dir)
     known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
     job_id = _reserve_id(ledger, known.id, owner)
@@ -283,6 +319,8 @@ def write_job(  # noqa: PLR0913 (what the record says)
             serving=options.serving,
             resources=plan.nodes[0].resources if plan else None,
             max_run_time=options.find_max_run_time(old),
+            host=host_id(settings.state_dir) if options.here else "",
+            cluster=find_job_cluster(ledger, settings) if in_cluster else "",
         )
         if workspace:
             ledger.store.upload_verified(workspace_key, workspace.path)

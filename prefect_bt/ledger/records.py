@@ -321,6 +321,10 @@ class JobRecord:
     """Seconds that the commands may run in all attempts together; None: no limit."""
     provenance: Provenance | None = None
     """Code and versions that the job is made from."""
+    host: str = ""
+    """Only machine that may run it (job_lock.host_id); "" for any machine."""
+    cluster: str = ""
+    """ID of the cluster whose machines run its pods; "" on other substrates."""
 
 
 @dataclass(frozen=True)

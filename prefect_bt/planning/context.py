@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.node_paths import WORKSPACE_DIR
+from prefect_bt.planning.machine_offers import THIS_MACHINE, MachineOffer
 from prefect_bt.planning.plan import DEFAULT_REPEAT_DELAYS, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.substrates.protocol import Capacity
 
@@ -38,5 +39,11 @@ class PlanContext:
     """Whether nodes run in the definition's image (Substrate.images)."""
     pinned_image: str = ""
     """Pinned reference of the job's image; "" before its first attempt."""
+    machine: str = THIS_MACHINE
+    """Name of the machine that the capacity belongs to, in notes."""
+    refused: tuple[MachineOffer, ...] = ()
+    """What each machine of the queue has, if none can run the job."""
+    remedy: str = ""
+    """What to do if the job is refused, besides what the problems say."""
     revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""

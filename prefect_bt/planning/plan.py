@@ -169,6 +169,8 @@ class GangPlan:
     notes: tuple[str, ...] = field(default=())
     max_run_time: float | None = None
     """Seconds that the commands of all attempts may run together; None: no limit."""
+    machine: str = ""
+    """Name of the other machine for which it is made; "" for this one."""
 
     @property
     def secret_names(self) -> tuple[str, ...]:

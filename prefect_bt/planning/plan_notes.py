@@ -9,7 +9,6 @@ from prefect_bt.definitions import AvailabilityModel, TrainingJob, TrainingProje
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.node_layout import gpu_type, to_directory_name
-from prefect_bt.substrates.protocol import Capacity
 
 
 def iter_notes(project: TrainingProject, context: PlanContext) -> Iterator[str]:
@@ -17,11 +16,14 @@ def iter_notes(project: TrainingProject, context: PlanContext) -> Iterator[str]:
     job = project.job
     if not context.supports_images:
         yield from _iter_mapping_notes(job, context)
-    yield from _iter_crowding_notes(job, context.capacity)
+    yield from _iter_crowding_notes(job, context)
     yield from _iter_line_end_notes(job.runtime.start_commands)
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
-        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it on those."
+        yield (
+            f"The job asks for {wanted}; {context.machine} has {', '.join(have)} and runs it on "
+            "those."
+        )
     yield from _iter_ineffective_fields(
         job, in_image=context.supports_images, on_cluster=context.substrate == "kubernetes"
     )
@@ -34,7 +36,7 @@ def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]
     """Yield differences between the job's image and this machine, which runs the commands."""
     yield (
         f"The image {job.image.base_image} is not used: the local substrate runs the commands "
-        "with what this machine has installed."
+        f"with what {context.machine} has installed."
     )
     if not context.capacity.exact_paths:
         yield (
@@ -45,14 +47,14 @@ def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]
         yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
 
 
-def _iter_crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    compute = job.compute
+def _iter_crowding_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+    compute, capacity = job.compute, context.capacity
     if compute.node_count < 2:
         return
     wanted = compute.node_count * parse_memory(compute.memory)
     if compute.node_count * compute.cpu_count > capacity.cpus or wanted > capacity.memory:
         yield (
-            f"All {compute.node_count} nodes share this machine's {capacity.cpus} CPUs and "
+            f"All {compute.node_count} nodes share {context.machine}'s {capacity.cpus} CPUs and "
             f"{capacity.memory / 1024**3:.1f}Gi, which is less than they ask for together."
         )
 

@@ -22,6 +22,7 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import PlanError
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.machine_offers import THIS_MACHINE
 from prefect_bt.planning.node_layout import (
     checkpoint_dir,
     iter_hf_cache_volumes,
@@ -58,13 +59,18 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         names["project.team_name"] = project.team_name
     problems = [
         *validate_names(names),
-        *validate_job(project.job, context.capacity, substrate=context.substrate),
+        *validate_job(
+            project.job,
+            context.capacity,
+            substrate=context.substrate,
+            refused=context.refused,
+        ),
         *(_validate_image(project.job) if context.supports_images else ()),
         *([context.capacity.store_problem] if context.capacity.store_problem else ()),
         *context.missing_references,
     ]
     if problems:
-        raise PlanError(problems)
+        raise PlanError(problems, next_step=context.remedy)
     weights = plan_weights(project.job)
     first = _plan_node(project, context, weights=weights)
     nodes = tuple(first.for_rank(rank) for rank in range(project.job.compute.node_count))
@@ -79,6 +85,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         weights=weights,
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
         notes=tuple(iter_notes(project, context)),
+        machine="" if context.machine == THIS_MACHINE else context.machine,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from prefect_bt.definitions import InteractiveSessionTrigger, TrainingJob, parse_memory
-from prefect_bt.errors import DefinitionError
+from prefect_bt.definitions import InteractiveSessionTrigger, TrainingJob
+from prefect_bt.planning.machine_offers import (
+    THIS_MACHINE,
+    MachineOffer,
+    iter_combined_shortages,
+    iter_compute_shortages,
+    iter_gpu_shortages,
+)
 from prefect_bt.planning.mount_validation import has_control_characters, validate_mounts
-from prefect_bt.planning.node_layout import gpu_count, gpu_type
 from prefect_bt.planning.weights_validation import iter_source_problems
 from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX
 from prefect_bt.substrates.protocol import Capacity
@@ -22,10 +27,23 @@ LOCAL_NODES_PER_CPU: Final = 4
 MAX_NODES: Final = 4096
 
 
-def validate_job(job: TrainingJob, capacity: Capacity, *, substrate: str) -> list[str]:
-    """Return a sentence for every reason why the job cannot run there, in the order of fields."""
+def validate_job(
+    job: TrainingJob,
+    capacity: Capacity,
+    *,
+    substrate: str,
+    refused: Sequence[MachineOffer] = (),
+) -> list[str]:
+    """Return a sentence for every reason why the job cannot run there, in the order of fields.
+
+    `refused`: what each of several machines has, if none can run the job.
+    """
+    offers = refused or (MachineOffer(THIS_MACHINE, capacity, capacity.gpus),)
     return [
-        *_validate_compute(job, capacity),
+        *_validate_compute(job),
+        *iter_compute_shortages(job, offers),
+        *iter_gpu_shortages(job, offers),
+        *iter_combined_shortages(job, offers),
         *_validate_node_count(job, capacity, substrate),
         *_validate_commands(job),
         *_validate_environment(job),
@@ -45,29 +63,12 @@ def validate_names(names: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _validate_compute(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+def _validate_compute(job: TrainingJob) -> Iterator[str]:
     compute, cpus = job.compute, job.compute.cpu_count
     if compute.node_count < 1:
         yield f"compute.node_count is {compute.node_count}; a job needs at least 1 node."
     if cpus < 1:
         yield f"compute.cpu_count is {cpus}; a node needs at least 1 CPU."
-    if cpus > capacity.cpus:
-        yield (
-            f"compute.cpu_count asks for {cpus} CPUs a node; this machine has {capacity.cpus}. "
-            f"Ask for less: --cpu-count {capacity.cpus}."
-        )
-    try:
-        fits = parse_memory(compute.memory) <= capacity.memory
-    except DefinitionError as error:
-        yield f"compute.memory: {error}"
-    else:
-        have = f"{capacity.memory / 1024**3:.1f}Gi"
-        if not fits:
-            yield (
-                f"compute.memory asks for {compute.memory} a node; this machine has {have}. "
-                f"Ask for less: --memory {int(capacity.memory / 1024**2)}Mi."
-            )
-    yield from _validate_gpus(job, capacity)
 
 
 def _validate_node_count(job: TrainingJob, capacity: Capacity, substrate: str) -> Iterator[str]:
@@ -77,18 +78,6 @@ def _validate_node_count(job: TrainingJob, capacity: Capacity, substrate: str) -
         what = "this one machine takes"
     if job.compute.node_count > most:
         yield f"compute.node_count asks for {job.compute.node_count} nodes; {what} at most {most}."
-
-
-def _validate_gpus(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    gpus = gpu_count(job)
-    wanted = gpus * max(job.compute.node_count, 1)
-    if wanted > capacity.gpus:
-        per_node = f" ({gpus} on each of {job.compute.node_count} nodes)" if wanted > gpus else ""
-        yield (
-            f"compute.accelerator asks for {wanted} {gpu_type(job) or 'GPU'}{per_node}; this "
-            f"machine has {capacity.gpus or 'no GPU'}. Ask for less, or try the code without a "
-            "GPU: --accelerator none."
-        )
 
 
 def _validate_commands(job: TrainingJob) -> Iterator[str]:

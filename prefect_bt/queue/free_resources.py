@@ -68,7 +68,8 @@ class Room:
     """A machine or a cluster: what is free, and what the jobs of the queue reserved there."""
 
     def __init__(self, machine: Machine, leases: Sequence[Lease], now: float) -> None:
-        self.host, self.now, self.substrates = machine.host, now, machine.substrates
+        self.host, self.name, self.now = machine.host, machine.name, now
+        self.substrates, self.leases = machine.substrates, leases
         self.total = {**machine.gpus, CPUS: round(1000 * machine.cpus), MEMORY: machine.memory}
         self.free = dict(self.total)
         self.pods: PodPlacement | None = None
@@ -96,12 +97,23 @@ class Room:
         """Return whether the job can run here once the machine is free."""
         if self.pods is not None:
             return job.cluster == self.host and self.pods.count(job, empty=True) >= job.nodes
+        return self.allows(job) and self.has_enough(job)
+
+    def allows(self, job: QueuedJob) -> bool:
+        """Return whether the job may run on this machine, whatever the machine has."""
+        return job.host in {"", self.host} and job.substrate in self.substrates
+
+    def has_enough(self, job: QueuedJob) -> bool:
+        """Return whether the machine has the GPUs of the job, and the minimum of one node."""
         gpus = self.total.get(job.demand.gpu_type, 0) if job.demand.gpus else 0
-        allowed = job.host in {"", self.host} and job.substrate in self.substrates
-        return allowed and gpus >= job.demand.gpus
+        has_cpus = self.total[CPUS] >= 1000 * job.node_cpus
+        return gpus >= job.demand.gpus and has_cpus and self.total[MEMORY] >= job.node_memory
 
     def need(self, demand: Demand) -> dict[str, int]:
-        """Return what a job takes here, without zeros; no more CPUs and memory than there are."""
+        """Return what a job takes here, without zeros; no more CPUs and memory than there are.
+
+        The nodes of a gang share the machine, and a GPU's share was planned for another one.
+        """
         if demand not in self._needs:
             most = {CPUS: self.total[CPUS], MEMORY: self.total[MEMORY]}
             amounts = {n: min(amount, most.get(n, amount)) for n, amount in demand.amounts.items()}

@@ -20,6 +20,7 @@ from prefect_bt.host.job_lock import (
     JobLock,
     describe_lock_holder,
     has_lock_file,
+    host_id,
     is_job_alive,
     is_owned,
     try_lock,
@@ -30,6 +31,7 @@ from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.machines import (
     REPORT_INTERVAL,
+    choose_gpu_type,
     is_present,
     list_limits,
     list_machines,
@@ -79,6 +81,7 @@ class MachineQueue:
         """Returns the cluster as it is now; None if this machine does not reach it."""
         self._clusters = set[str]()
         """IDs of the clusters in the last schedule that this machine reaches."""
+        host_id(state_dir)  # from now on the machine has an ID
         self.machine = measure_machine(state_dir, cpus=cpus, memory=memory, substrates=substrates)
         self._ledger, self._store, self.state_dir = ledger, ledger.store, state_dir
         self._leases = Leases(ledger.store)
@@ -147,16 +150,20 @@ class MachineQueue:
         finally:
             claim.release()
 
-    def match_gpus(self, demand: Demand) -> Demand:
-        """Return the demand with this machine's GPUs if no machine has the type that it names."""
-        own = self.machine.gpus
-        if not (demand.gpus and own) or demand.gpu_type in own:
+    def match_gpus(self, demand: Demand, *, only_here: bool = False) -> Demand:
+        """Return the demand with the type of GPUs that the job gets (choose_gpu_type).
+
+        `only_here`: whether no other machine may run the job.
+        """
+        own = self.machine
+        if not demand.gpus or demand.gpu_type in own.gpus:
             return demand
-        machines, now = list_machines(self._store), self.clock.now()
-        others = [one for one in machines if is_present(one, now) and not one.is_cluster]
-        if any(demand.gpu_type in one.gpus for one in others):
-            return demand
-        return replace(demand, gpu_type=max(own, key=lambda kind: own[kind]))
+        others = list[Machine]()
+        if not only_here:
+            machines, now = list_machines(self._store), self.clock.now()
+            others = [one for one in machines if is_present(one, now) and not one.is_cluster]
+        kind = choose_gpu_type(demand.gpu_type, demand.gpus, own, others)
+        return replace(demand, gpu_type=kind)
 
     def find_lease(self, job_id: str) -> Lease | None:
         """Return the job's lease on this machine, as of the beginning of the turn."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.host.cgroup import count_cpus, measure_memory
 from prefect_bt.host.gpu_reservation import list_gpus
-from prefect_bt.host.job_lock import host_id
+from prefect_bt.host.job_lock import find_host_id
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.object_keys import QUEUE_LIMITS, QUEUE_MACHINES, quote_name
 from prefect_bt.object_store.protocols import Store
@@ -34,8 +35,11 @@ ABSENCE_SECONDS: Final = 30.0
 def measure_machine(
     state_dir: Path, *, cpus: int | None, memory: int | None, substrates: tuple[str, ...]
 ) -> Machine:
-    """Return what this machine offers; `cpus` and `memory` (bytes) replace what it has."""
-    name, _, host = host_id(state_dir).partition(":")
+    """Return what this machine offers; `cpus` and `memory` (bytes) replace what it has.
+
+    Nothing is written: a state folder that is not there yet has no ID.
+    """
+    name, _, host = find_host_id(state_dir).partition(":")
     gpus = dict(Counter(gpu.type for gpu in list_gpus()))
     cpus, memory = cpus or count_cpus(), memory or measure_memory()
     return Machine(host, name, cpus, memory, gpus, time.time(), substrates)
@@ -60,6 +64,21 @@ def list_machines(store: Store) -> list[Machine]:
 def is_present(machine: Machine, now: float) -> bool:
     """Return whether the machine reported lately. `now`: by the store's clock."""
     return now - machine.seen_at < ABSENCE_SECONDS
+
+
+def choose_gpu_type(wanted: str, count: int, own: Machine, others: Iterable[Machine]) -> str:
+    """Return the type of the GPUs that a job gets: the one that it names, if any machine has it.
+
+    Else it is the most frequent type of this machine, or of all if this machine has too few.
+    """
+    others = list(others)
+    if any(wanted in one.gpus for one in [own, *others]):
+        return wanted
+    enough = max(own.gpus.values(), default=0) >= count
+    offered = Counter[str]()
+    for machine in [own] if enough else [own, *others]:
+        offered |= Counter(machine.gpus)
+    return max(offered, key=lambda kind: offered[kind], default=wanted)
 
 
 def write_limit(store: Store, limit: Limit) -> None:

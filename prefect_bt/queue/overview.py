@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.machines import is_present, list_limits, list_machines, write_limit
 from prefect_bt.queue.pod_placement import PodPlacement
 from prefect_bt.queue.records import Lease, Limit, Machine, to_cpus
-from prefect_bt.queue.schedule import Schedule, make_schedule
+from prefect_bt.queue.schedule import Schedule, Wait, make_schedule
 from prefect_bt.queue.waiting_jobs import (
     list_waiting_jobs,
     select_unclaimed,
@@ -28,6 +28,7 @@ from prefect_bt.substrates.protocol import CPUS, MEMORY
 from prefect_bt.text.quantities import format_iso
 
 Document = dict[str, Any]
+NO_WORKER: Final = "which starts it when one of its jobs ends: no `prefect-bt worker` runs there"
 ABOUT_TO_START: Final = "nothing: it is about to start"
 
 
@@ -38,7 +39,19 @@ def read_schedule(ledger: Ledger) -> Schedule:
     leases = Leases(store).read()
     waiting = select_unclaimed(ledger, waiting, leases, now)
     machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
-    return make_schedule(machines, leases, waiting, list_limits(store), now=now)
+    schedule = make_schedule(machines, leases, waiting, list_limits(store), now=now)
+    silent = {one.host for one in machines if not (one.is_cluster or is_present(one, now))}
+    return _delay_starts(schedule, silent)
+
+
+def _delay_starts(schedule: Schedule, silent: Container[str]) -> Schedule:
+    """Return the schedule with jobs that wait for machines on which no process takes jobs."""
+    delayed = [start for start in schedule.starts if start.host in silent]
+    if not delayed:
+        return schedule
+    waits = [Wait(one.job, 0, f"{one.machine}, {NO_WORKER}") for one in delayed]
+    starts = tuple(start for start in schedule.starts if start.host not in silent)
+    return Schedule(starts, (*waits, *schedule.waits))
 
 
 def _read_clock(store: Store) -> float:
@@ -49,6 +62,16 @@ def _read_clock(store: Store) -> float:
         return time.time()
 
 
+def list_machines_by_use(store: Store) -> tuple[list[Machine], list[Machine]]:
+    """Return the machines and clusters that take jobs or have some, and those that are away."""
+    machines = list_machines(store)
+    if not machines:
+        return [], []
+    leases, now = Leases(store).read(), _read_clock(store)
+    used = [one for one in machines if is_in_use(one, leases, now)]
+    return used, [one for one in machines if one not in used]
+
+
 def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:
     """Return whether the machine takes jobs by itself, or starts the next job when one ends."""
     return is_present(machine, now) or any(lease.place == machine.host for lease in leases)
@@ -56,16 +79,16 @@ def is_in_use(machine: Machine, leases: Iterable[Lease], now: float) -> bool:
 
 def queue_documents(schedule: Schedule) -> list[Document]:
     """Return the waiting jobs in the order of the queue, those that are about to start first."""
-    starts = [(one.job, ABOUT_TO_START, None) for one in schedule.starts]
-    waits = [(one.job, one.reason, one.starts_at) for one in schedule.waits]
+    starts = [Wait(one.job, 0, ABOUT_TO_START) for one in schedule.starts]
+    machines = {one.job.id: one.machine for one in schedule.starts}
     return [
         {
             "id": job.id,
             "place": place,
             "priority": job.priority,
-            "waiting_for": reason,
+            "waiting_for": wait.reason,
             "since": format_iso(job.since or job.submitted_at),
-            "starts_at": None if starts_at is None else format_iso(starts_at),
+            "starts_at": None if wait.starts_at is None else format_iso(wait.starts_at),
             "team": job.team or None,
             "gpus": job.demand.gpus,
             "gpu_type": job.demand.gpu_type or None,
@@ -73,9 +96,36 @@ def queue_documents(schedule: Schedule) -> list[Document]:
             "memory": job.demand.memory,
             "spot": job.spot,
             "submitted_at": format_iso(job.submitted_at),
+            "held_by": [_holder_document(lease) for lease in wait.held_by],
+            "machine": machines.get(job.id),
         }
-        for place, (job, reason, starts_at) in enumerate([*starts, *waits], start=1)
+        for place, wait in enumerate([*starts, *schedule.waits], start=1)
+        for job in [wait.job]
     ]
+
+
+def find_wait(ledger: Ledger, job_id: str) -> Document:
+    """Return what a job of the queue waits for, or the machine that is about to start it.
+
+    Empty for a job that is not in the queue.
+    """
+    keys = ("place", "waiting_for", "held_by", "machine", "starts_at")
+    rows = [row for row in queue_documents(read_schedule(ledger)) if row["id"] == job_id]
+    return {key: rows[0][key] for key in keys} if rows else {}
+
+
+def _holder_document(lease: Lease) -> Document:
+    """Return a job that holds what another one waits for; `ends_at`: at the latest."""
+    demand = lease.job.demand
+    return {
+        "id": lease.job.id,
+        "user": lease.job.user or None,
+        "gpus": demand.gpus,
+        "gpu_type": demand.gpu_type or None,
+        "cpus": demand.cpus,
+        "memory": demand.memory,
+        "ends_at": None if lease.ends_at is None else format_iso(lease.ends_at),
+    }
 
 
 def change_priority(ledger: Ledger, job_id: str, priority: int) -> Document:

@@ -36,7 +36,7 @@ def queue_context(ledger: Ledger, job_id: str) -> Document | None:
         "active_at_submit": _active_documents(ledger.store),
         "pending_ahead_at_submit": [_ahead_document(one) for one in rows[: place - 1]],
         "events": [_event_document(record, event) for event in events],
-        **{key: row[key] for key in ("place", "waiting_for", "starts_at")},
+        **{key: row[key] for key in ("place", "waiting_for", "held_by", "machine", "starts_at")},
     }
 
 

@@ -61,6 +61,12 @@ class QueuedJob:
     nodes: int = 1
     event: int = -1
     """Number of the job's event since which it waits; a later event ends the wait for good."""
+    node_cpus: int = 0
+    """CPUs that each node needs at least; a machine with less cannot run the job."""
+    node_memory: int = 0
+    """Memory that each node needs at least."""
+    user: str = ""
+    """User that pushed the job; "" if that is unknown."""
 
     @property
     def pod(self) -> dict[str, int]:

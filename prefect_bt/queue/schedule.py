@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
 
 from prefect_bt.queue.free_resources import Room, Timeline, lease_end, run_time
-from prefect_bt.queue.records import Demand, Lease, Limit, Machine, QueuedJob
-from prefect_bt.substrates.protocol import CPUS, MEMORY
-
-_BEHIND: Final = "the jobs ahead of it"
+from prefect_bt.queue.records import Lease, Limit, Machine, QueuedJob
+from prefect_bt.queue.wait_reasons import BEHIND, Shortage, find_lack, find_shortage, format_type
+from prefect_bt.substrates.protocol import CPUS
 
 
 @dataclass(frozen=True)
@@ -21,6 +19,8 @@ class Start:
 
     job: QueuedJob
     host: str
+    machine: str = ""
+    """Name of the machine or the cluster."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,13 @@ class Wait:
     job: QueuedJob
     place: int
     reason: str
-    """What it waits for, as a phrase: `8 H100: 4 of 16 are free`."""
+    """What it waits for, as a phrase: `8 H100: gpu2 has 4 of 16 free`."""
     starts_at: float | None = None
     """Estimated start in epoch seconds; None: unknown."""
     stops: tuple[Lease, ...] = ()
     """Leases of spot jobs that must end first."""
+    held_by: tuple[Lease, ...] = ()
+    """Leases that hold what it waits for."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class _Walk:
         self.rooms = [Room(machine, by_place.get(machine.host, []), now) for machine in machines]
         self.quotas = _Quotas(leases, limits, now)
         self.hosts = {"", *(machine.host for machine in machines)}
-        self.shortages: dict[tuple[Demand, str, str, int], str] = {}
+        self.shortages: dict[tuple[object, ...], Shortage] = {}
         self.now = now
 
     def decide(self, job: QueuedJob) -> Start | Wait:
@@ -162,47 +164,26 @@ class _Walk:
             self.shortages.clear()
             room.hold(job, self.now + run_time(job))
             self.quotas.hold(job, self.now + run_time(job))
-            return Start(job, room.host)
+            return Start(job, room.host, room.name)
         if stopped := self._preempt(job, rooms):
             return Wait(job, 0, _format_stops(stopped), stops=tuple(stopped))
-        key = (job.demand, job.host, job.cluster, job.nodes)
+        needs = (job.demand, job.nodes, job.node_cpus, job.node_memory)
+        key = (*needs, job.host, job.cluster, job.substrate)
         if key not in self.shortages:
-            self.shortages[key] = _find_shortage(job, rooms)
-        return Wait(job, 0, self.shortages[key], self._reserve(job, rooms))
+            self.shortages[key] = find_shortage(job, rooms, self.now)
+        reason, held_by = self.shortages[key]
+        return Wait(job, 0, reason, self._reserve(job, rooms), held_by=held_by)
 
     def _find_obstacle(self, job: QueuedJob, rooms: Sequence[Room]) -> str:
         """Return why the job can never start; "" if it can. Such a job reserves nothing."""
-        gpus, gpu_type = job.demand.gpus, _format_type(job)
+        gpus, gpu_type = job.demand.gpus, format_type(job)
         for limit, _ in self.quotas.limits_of(job):
             if limit.maximum is not None and gpus > limit.maximum:
                 name = "the limit" if limit.team is None else f"the limit of {_team(limit.team)}"
                 return f"a higher limit: it asks for {gpus} {gpu_type}, {name} is {limit.maximum}"
-        return "" if rooms else self._find_lack(job)
-
-    def _find_lack(self, job: QueuedJob) -> str:
-        """Return why no machine can run the job."""
-        if job.cluster and job.host in self.hosts:
-            return self._find_lack_of_cluster(job)
-        gpus, gpu_type = job.demand.gpus, _format_type(job)
-        allowed = [room for room in self.rooms if job.host in {"", room.host}]
-        if not allowed:
-            return "its machine is away" if job.host else "a machine: none is there"
-        allowed = [room for room in allowed if job.substrate in room.substrates]
-        if not allowed:
-            return f"a machine with the substrate {job.substrate}"
-        most = max(room.total.get(job.demand.gpu_type, 0) for room in allowed)
-        if job.host:
-            return f"{gpus} {gpu_type}: its machine has {most}"
-        if not most:
-            return f"no machine has {gpu_type}"
-        return f"no machine has {gpus} {gpu_type}; the largest has {most}"
-
-    def _find_lack_of_cluster(self, job: QueuedJob) -> str:
-        pods = [room.pods for room in self.rooms if room.pods and room.host == job.cluster]
-        if not pods:
-            return "its cluster: no machine of the queue reaches it"
-        most = pods[0].count(job, empty=True)
-        return f"{_format_pods(job)}: the whole cluster has room for {most}"
+        if rooms:
+            return ""
+        return find_lack(job, self.rooms, is_host_there=job.host in self.hosts)
 
     def _find_quota(self, job: QueuedJob) -> str:
         """Return the limit or the baseline that the job waits for, and reserve in it."""
@@ -229,9 +210,9 @@ class _Walk:
         if gpus + self.quotas.others_baseline(job) <= total:
             self.quotas.reserved[gpu_type] += gpus
         if spare >= count:
-            return _BEHIND
+            return BEHIND
         teams = " and ".join(_team(team) for team in kept)
-        return f"{count} {_format_type(job)} that are kept for {teams}"
+        return f"{count} {format_type(job)} that are kept for {teams}"
 
     def _preempt(self, job: QueuedJob, rooms: Sequence[Room]) -> list[Lease]:
         """Return the spot leases to end so that the job starts, and give it their place."""
@@ -279,68 +260,18 @@ def _reclaimable(room: Room, gpu_type: str) -> int:
     return max(0, room.free.get(gpu_type, 0) + sum(spot))
 
 
-def _find_shortage(job: QueuedJob, rooms: Sequence[Room]) -> str:
-    """Return the resource that is short on the machine that lacks the fewest."""
-    short = {
-        room.host: [name for name, n in room.need(job.demand).items() if room.free.get(name, 0) < n]
-        for room in rooms
-    }
-    gpus, gpu_type = job.demand.gpus, job.demand.gpu_type
-    room = min(rooms, key=lambda room: (len(short[room.host]), -room.free.get(gpu_type, 0)))
-    if not short[room.host]:
-        return _find_pod_shortage(job, room) or _BEHIND
-    if len(rooms) > 1 and all(gpu_type in names for names in short.values()):
-        most = max(0, *(room.free.get(gpu_type, 0) for room in rooms))
-        return f"{gpus} {_format_type(job)}: at most {most} are free on one machine"
-    name = short[room.host][0]
-    need, free = room.need(job.demand)[name], max(0, room.free.get(name, 0))
-    total = room.total[name]
-    if name == MEMORY:
-        from prefect_bt.planning.resource_amounts import format_memory  # slow to import
-
-        need, free, total = format_memory(need), format_memory(free), format_memory(total)
-        return f"{need} of memory: {free} of {total} are free"
-    if name == CPUS:
-        return f"{_format_cpus(need)}: {free / 1000:g} of {total / 1000:g} are free"
-    return f"{need} {_format_type(job)}: {free} of {total} are free"
-
-
-def _find_pod_shortage(job: QueuedJob, room: Room) -> str:
-    if room.pods is None or room.has_room_for_pods(job):
-        return ""
-    return f"{_format_pods(job)}: there is room for {room.pods.count(job)} now"
-
-
-def _format_cpus(thousandths: int) -> str:
-    return f"{thousandths / 1000:g} CPU{'s' if thousandths != 1000 else ''}"
-
-
-def _format_pods(job: QueuedJob) -> str:
-    """Return `2 nodes with 8 H100, 32.1 CPUs and 200 GiB each`."""
-    from prefect_bt.planning.resource_amounts import format_memory  # slow to import
-
-    pod = job.pod
-    gpus = f"{pod[job.demand.gpu_type]} {_format_type(job)}, " if job.demand.gpus else ""
-    what = f"{gpus}{_format_cpus(pod.get(CPUS, 0))} and {format_memory(pod.get(MEMORY, 0))}"
-    return f"a node with {what}" if job.nodes == 1 else f"{job.nodes} nodes with {what} each"
-
-
 def _format_limit(job: QueuedJob, limit: Limit, used: int) -> str:
     maximum = limit.maximum or 0
     if used + job.demand.gpus <= maximum:
-        return _BEHIND
+        return BEHIND
     if limit.team is None:
-        return f"the limit of {maximum} {_format_type(job)}: {used} are used"
-    return f"the limit of {_team(limit.team)}: {used} of {maximum} {_format_type(job)} are used"
+        return f"the limit of {maximum} {format_type(job)}: {used} are used"
+    return f"the limit of {_team(limit.team)}: {used} of {maximum} {format_type(job)} are used"
 
 
 def _format_stops(leases: Sequence[Lease]) -> str:
     names = ", ".join(lease.job.id[:7] for lease in leases)
     return f"{len(leases)} spot job{'s' if len(leases) != 1 else ''} to stop ({names})"
-
-
-def _format_type(job: QueuedJob) -> str:
-    return job.demand.gpu_type or "GPUs"
 
 
 def _team(name: str) -> str:

@@ -26,6 +26,8 @@ START_SECONDS: Final = 30.0
 """Seconds by the store's clock from one write of a starter to the next, before any other process
 may start the job. A starter that is only slow is refused at its next write."""
 _TEAM: Final = "team-"
+_MAX_USER: Final = 32
+"""Most characters of a user in a key: a folder's store has 255 for all facts."""
 
 
 def add_waiting_job(ledger: Ledger, job: QueuedJob, *, revision: int = 0) -> bool:
@@ -144,6 +146,9 @@ def _key(job: QueuedJob, revision: int) -> str:
         "j": job.project_id,
         "l": job.cluster,
         "n": job.nodes,
+        "a": job.node_cpus,
+        "b": job.node_memory,
+        "u": quote(job.user, safe="")[:_MAX_USER],
     }
     text = ",".join(f"{name}={value}" for name, value in facts.items())
     return f"{waiting_job_prefix(job.id)}/{text}/{_TEAM}{quote_name(job.team) if job.team else ''}"
@@ -167,5 +172,8 @@ def _parse(job_id: str, text: str, team: str) -> tuple[int, QueuedJob]:
         cluster=facts["l"],
         nodes=int(facts["n"]),
         event=int(facts.get("e", -1)),  # an older release's, which is void
+        node_cpus=int(facts.get("a", 0)),
+        node_memory=int(facts.get("b", 0)),
+        user=unquote(facts.get("u", "")),
     )
     return int(facts["v"]), job

@@ -95,9 +95,10 @@ def test_an_empty_queue(within: Within):
 
 def test_the_queue_as_a_table(within: Within, waiting: Queue):
     waiting.machine()
-    waiting.run(run_time=300 + 12 * 60 + 20)
+    held = waiting.run(run_time=300 + 12 * 60 + 20, user="alice")
     first = waiting.wait(age=3600, priority=5)
     second = waiting.wait(Demand(0, "", 2, 12 * GIB), age=65, spot=True, host="gone")
+    until = time.strftime("%H:%M", time.gmtime(held.ends_at))
     done = within("queue")
     head, names, *rows = done.out.splitlines()
     assert (done.code, done.err, head) == (0, "", "Queue")
@@ -107,7 +108,8 @@ def test_the_queue_as_a_table(within: Within, waiting: Queue):
     name = [waiting.ledger.get_job(job.id).name for job in (first, second)]
     assert [cell.strip() for cell in cells[0]] == [
         "1", first.id, name[0], "tiny", "8 H100", "On-demand", "5",
-        "8 H100: 0 of 8 are free", "1 h 0 min", "in 12 min",
+        f"8 H100: big has 0 of 8 free; job {held.job.id} of alice holds 8, until about {until} UTC",
+        "1 h 0 min", "in 12 min",
     ]  # fmt: skip
     assert [cell.strip() for cell in cells[1]][:8] == [
         "2", second.id, name[1], "tiny", "2 CPUs, 12 GiB", "Spot", "0", "its machine is away",
@@ -127,7 +129,7 @@ def test_a_start_that_is_far_away_is_a_time(within: Within, waiting: Queue):
 
 def test_the_queue_as_json(within: Within, waiting: Queue):
     waiting.machine()
-    waiting.run(FOUR)
+    held = waiting.run(FOUR, user="bob")
     starts = waiting.wait(FOUR, age=10)
     later = waiting.wait(age=5, team="research")
     found = within("queue", "-o", "json").json
@@ -148,6 +150,18 @@ def test_the_queue_as_json(within: Within, waiting: Queue):
         "memory": 256 * GIB,
         "spot": False,
         "submitted_at": found[1]["submitted_at"],
+        "held_by": [found[1]["held_by"][0]],
+        "machine": None,
+    }
+    assert found[0]["machine"] == "big"
+    assert found[1]["held_by"][0] == {
+        "id": held.job.id,
+        "user": "bob",
+        "gpus": 4,
+        "gpu_type": "H100",
+        "cpus": 16,
+        "memory": 128 * GIB,
+        "ends_at": None,
     }
     assert found[1]["since"].endswith("+00:00")
     assert "Team" in within("queue").out

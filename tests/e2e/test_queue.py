@@ -31,7 +31,7 @@ def test_the_second_of_two_jobs_for_all_the_memory_waits_without_a_process(
     assert f"Training job {second} is number 1 of the queue." in told
     assert "cache summarize" not in told, "it has no cache"
     assert (row["place"], row["priority"]) == (1, 0)
-    assert row["waiting_for"].startswith("4 GiB of memory: 0 ")
+    assert " has 0 MiB of 4 GiB free; job " in row["waiting_for"]
     assert row["since"]
     assert queue_machine.view(second)["current_status"] == "TRAINING_JOB_PENDING"
     run_id = check_shown(queue_machine, second, row["waiting_for"], monkeypatch)

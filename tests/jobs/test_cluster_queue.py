@@ -10,19 +10,24 @@ from typing import Any
 import pytest
 
 from prefect_bt.definitions import Compute
+from prefect_bt.errors import UsageError
 from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.starting import cluster_reader
-from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue
-from prefect_bt.jobs.starting.cluster_reader import RETRY_INTERVAL, find_cluster
+from prefect_bt.jobs.starting.acceptance import accept_here, enter_queue, put_back
+from prefect_bt.jobs.starting.cluster_reader import RETRY_INTERVAL, find_cluster, report_cluster
 from prefect_bt.jobs.starting.start_queued import (
     admit_new_job,
     list_cluster_notes,
     start_waiting_jobs,
 )
+from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.object_store import open_store
 from prefect_bt.queue.leases import Leases
+from prefect_bt.queue.machines import list_machines, report_machine
+from prefect_bt.queue.records import Machine
 from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 from prefect_bt.settings import Settings
 from tests.jobs.records import new_record, small_project
@@ -78,7 +83,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def test_a_job_waits_for_the_resources_of_its_cluster(site: Site) -> None:
     first, second = site.record(), site.record()
     assert site.admit(first) == ""
-    assert site.admit(second) == "8.1 CPUs: 7.8 of 15.9 are free"
+    held = f"job {first.id} holds 8.1"
+    assert site.admit(second) == f"8.1 CPUs: c/rec has 7.8 of 15.9 free; {held}"
     assert site.leases == [first.id]
     (waiting,) = list_waiting_jobs(site.ledger.store)
     assert (waiting.id, waiting.cluster) == (second.id, find_cluster(Settings()).id)
@@ -118,7 +124,7 @@ def test_a_job_of_kueue_is_not_queued_here(site: Site, monkeypatch: pytest.Monke
 def test_a_job_that_waits_stays_in_the_queue_while_the_api_server_is_away(site: Site) -> None:
     serve(site.api, [node("a")], [pod("a", "15")])
     record = site.record()
-    assert site.admit(record) == "8.1 CPUs: 0.9 of 15.9 are free"
+    assert site.admit(record) == "8.1 CPUs: c/rec has 0.9 of 15.9 free"
     site.locks.pop().release_and_remove()
     find_cluster(Settings()).forget()
     site.api.on("GET nodes", drop)
@@ -136,7 +142,7 @@ def test_a_silent_api_server_delays_a_local_job_by_seconds(
     monkeypatch.setattr(cluster_reader, "TIMEOUT", 0.1)
     serve(site.api, [node("a")], [pod("a", "15")])
     waiting = site.record()
-    assert site.admit(waiting) == "8.1 CPUs: 0.9 of 15.9 are free"
+    assert site.admit(waiting) == "8.1 CPUs: c/rec has 0.9 of 15.9 free"
     site.locks.pop().release_and_remove()
     find_cluster(Settings()).forget()
     answered = Event()
@@ -153,3 +159,59 @@ def test_a_silent_api_server_delays_a_local_job_by_seconds(
     assert not answered.is_set()
     assert local.id in site.leases
     answered.set()
+
+
+@pytest.mark.parametrize("used", ["no", "by a job", "by the settings"])
+def test_an_idle_worker_reports_the_cluster_that_jobs_use(
+    site: Site, monkeypatch: pytest.MonkeyPatch, used: str
+) -> None:
+    """So that a machine without a kubeconfig finds it; a cluster of other work is left alone."""
+    cluster = find_cluster(Settings())
+    if used == "by a job":
+        _report(site, cluster.id)
+    if used == "by the settings":
+        monkeypatch.setenv("PREFECT_BT_SUBSTRATE", "kubernetes")
+    report_cluster(site.ledger, Settings())
+    reported = {one.name for one in list_machines(site.ledger.store)}
+    assert (reported, bool(site.api.requests)) == (({"c/rec"}, True), (set(), False))[used == "no"]
+
+
+def _report(site: Site, *names: str) -> None:
+    for name in names:
+        offered = Machine(name, f"{name}/ml", 64, 2**39, {"H100": 8}, 1.0, ("kubernetes",))
+        report_machine(site.ledger.store, offered)
+
+
+def _push(site: Site) -> dict[str, Any]:
+    folder = site.state_dir.with_name("work")
+    folder.mkdir(exist_ok=True)
+    (folder / "run.sh").touch()
+    options = SubmitOptions(substrate="kubernetes", store=site.ledger.store.url)
+    return submit(small_project(), source_dir=folder, options=options)
+
+
+@pytest.fixture
+def laptop(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A machine without a kubeconfig, beside which others reach clusters."""
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES", json.dumps({"store_claim": "jobs"}))
+    monkeypatch.setenv("KUBECONFIG", str(site.state_dir / "none"))
+    monkeypatch.setattr("os.getuid", lambda: 65532)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return site
+
+
+def test_a_machine_without_a_cluster_leaves_its_job_to_those_that_have_one(laptop: Site) -> None:
+    _report(laptop, "c1")
+    job = _push(laptop)
+    assert job["current_status"] == "TRAINING_JOB_PENDING"
+    assert start_waiting_jobs(laptop.ledger) == []
+    _report(laptop, "c2")
+    assert put_back(laptop.ledger, laptop.ledger.get_job(job["id"]))
+    [waiting] = list_waiting_jobs(laptop.ledger.store)
+    assert waiting.cluster == "c1", "that of its push, although there are two by now"
+
+
+def test_of_several_clusters_none_is_guessed(laptop: Site) -> None:
+    _report(laptop, "c1", "c2")
+    with pytest.raises(UsageError, match=r"2 clusters: c1/ml, c2/ml"):
+        _push(laptop)

@@ -49,7 +49,7 @@ def decide(waiting, places, leases=(), limits=()):
 
 
 def reasons(schedule: Schedule) -> list[str]:
-    return [wait.reason for wait in schedule.waits]
+    return [wait.reason.partition("; job")[0] for wait in schedule.waits]
 
 
 def started(schedule: Schedule) -> dict[str, str]:
@@ -59,7 +59,7 @@ def started(schedule: Schedule) -> dict[str, str]:
 def test_leases_of_two_machines_count_in_one_cluster():
     leases = [lease(1, "a", gpus=4), lease(2, "b", gpus=4)]
     result = decide([job("x", 4)], [cluster(host())], leases)
-    assert reasons(result) == ["4 H100: 0 of 8 are free"]
+    assert reasons(result) == ["4 H100: prod/training has 0 of 8 free"]
     assert started(decide([job("x", 4)], [cluster(host())], leases[:1])) == {"x": "c"}
 
 
@@ -68,7 +68,7 @@ def test_a_lease_counts_in_its_cluster_and_not_on_the_machine_that_watches_it():
     local = QueuedJob("here", Demand(cpus=8), 0.0)
     result = decide([local, job("x", 8)], [machine, cluster(host())], [lease(1, "a")])
     assert started(result) == {"here": "a"}
-    assert reasons(result) == ["8 H100: 0 of 8 are free"]
+    assert reasons(result) == ["8 H100: prod/training has 0 of 8 free"]
 
 
 def test_the_pods_of_a_lease_count_once():
@@ -77,18 +77,24 @@ def test_the_pods_of_a_lease_count_once():
     for place in (running, cluster(host())):
         leases = [lease(1, gpus=4, cpus=32.0)]
         assert started(decide([job("x", 4)], [place], leases)) == {"x": "c"}
-        assert reasons(decide([job("x", 5)], [place], leases)) == ["5 H100: 4 of 8 are free"]
+        assert reasons(decide([job("x", 5)], [place], leases)) == [
+            "5 H100: prod/training has 4 of 8 free"
+        ]
 
 
 def test_a_lease_with_pods_on_a_closed_machine_holds_nothing_of_the_others():
     place = cluster(PodHost({}, {}, {"run1": 1}), host(free=6, jobs={"run2": 1}))
     leases = [lease(1, gpus=8), lease(2, gpus=2, cpus=16.0)]
     assert started(decide([job("x", 6)], [place], leases)) == {"x": "c"}
-    assert reasons(decide([job("x", 7)], [place], leases)) == ["7 H100: 6 of 8 are free"]
+    assert reasons(decide([job("x", 7)], [place], leases)) == [
+        "7 H100: prod/training has 6 of 8 free"
+    ]
 
 
 def test_the_pods_of_others_count():
-    assert reasons(decide([job("x", 8)], [cluster(host(free=3))])) == ["8 H100: 3 of 8 are free"]
+    assert reasons(decide([job("x", 8)], [cluster(host(free=3))])) == [
+        "8 H100: prod/training has 3 of 8 free"
+    ]
     result = decide([job("x", 0, cpus=10.1)], [cluster(host(0, cpus=10.0))])
     assert reasons(result) == ["a node with 10.1 CPUs and 1 GiB: the whole cluster has room for 0"]
 
@@ -218,6 +224,6 @@ def test_others_see_the_cluster_that_a_machine_has_read(ledger: Ledger, tmp_path
     assert list_waiting_jobs(ledger.store) == [replace(waiting, since=waiting.submitted_at)]
     assert admit_all(queue) == []
     assert place in [replace(x, seen_at=place.seen_at) for x in list_machines(ledger.store)]
-    assert reasons(read_schedule(ledger)) == ["8 H100: 4 of 8 are free"]
+    assert reasons(read_schedule(ledger)) == ["8 H100: prod/training has 4 of 8 free"]
     row = next(x for x in capacity_document(ledger.store)["machines"] if x["host"] == "c")
     assert (row["cpus_used"], row["gpus"]) == (32, [{"gpu_type": "H100", "count": 8, "used": 4}])

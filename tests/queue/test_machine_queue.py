@@ -62,7 +62,8 @@ def test_a_lease_ends_with_the_owner_of_its_job(queue: MachineQueue, tmp_path: P
         assert isinstance(admit(queue, job("first")), Lease)
         refused = admit(queue, job("second"))
         assert isinstance(refused, Schedule)
-        assert [wait.reason for wait in refused.waits] == ["2 CPUs: 0 of 2 are free"]
+        reason = f"2 CPUs: {queue.machine.name} has 0 of 2 free; job first holds 2"
+        assert [wait.reason for wait in refused.waits] == [reason]
         process.kill()
         process.wait()
         assert isinstance(admit(queue, job("second")), Lease)
@@ -117,3 +118,7 @@ def test_an_unknown_gpu_type_becomes_that_of_the_host(queue: MachineQueue, ledge
     assert queue.match_gpus(Demand(0, "", 1, 1)).gpu_type == ""
     report_machine(ledger.store, Machine("b", "big", 8, 2**33, {"H100": 8}, queue.machine.seen_at))
     assert queue.match_gpus(wanted) == wanted
+    own = queue.match_gpus(wanted, only_here=True)
+    assert own.gpu_type == "GeForce RTX 4090", "no other machine may run the job"
+    queue.machine.gpus.clear()
+    assert queue.match_gpus(Demand(2, "B200", 1, 1)).gpu_type == "H100", "it runs there"

@@ -37,7 +37,7 @@ def started(schedule: Schedule) -> dict[str, str]:
 
 
 def reasons(schedule: Schedule) -> dict[str, str]:
-    return {wait.job.id: wait.reason for wait in schedule.waits}
+    return {wait.job.id: wait.reason.partition("; job")[0] for wait in schedule.waits}
 
 
 def test_a_job_takes_the_machine_that_it_fills_best():
@@ -48,7 +48,7 @@ def test_a_job_takes_the_machine_that_it_fills_best():
 
 def test_a_job_with_more_cpus_and_memory_than_the_machine_takes_all_of_them():
     result = decide([job("x", 1, cpus=1000, memory=1000), job("y")])
-    assert reasons(result) == {"y": "1 CPU: 0 of 64 are free"}
+    assert reasons(result) == {"y": "1 CPU: a has 0 of 64 free"}
 
 
 def test_a_job_of_an_absent_machine_blocks_no_other_job():
@@ -58,7 +58,7 @@ def test_a_job_of_an_absent_machine_blocks_no_other_job():
 
 def test_overcommitted_amounts_count_as_nothing():
     result = decide([job("x", 2), job("y")], leases=[lease(1, 9), lease(2, 9)])
-    assert (started(result), reasons(result)) == ({"y": "a"}, {"x": "2 H100: 0 of 8 are free"})
+    assert (started(result), reasons(result)) == ({"y": "a"}, {"x": "2 H100: a has 0 of 8 free"})
 
 
 def test_a_lease_on_an_absent_machine_counts_only_for_limits():
@@ -82,13 +82,36 @@ def test_jobs_that_no_machine_can_run_block_no_other_job():
     assert reasons(decide([job("x", 8, host="a")], machines)) == {"x": "8 H100: its machine has 4"}
 
 
+@pytest.mark.parametrize(
+    ("least", "reason"),
+    [
+        ({"node_cpus": 65}, "no machine has 65 CPUs; the largest has 64"),
+        ({"node_memory": 17 * GIB}, "no machine has 17 GiB of memory; the largest has 16 GiB"),
+        ({"node_cpus": 33, "node_memory": 9 * GIB}, "a machine that has all of it: 33 CPUs and 9"),
+    ],
+)
+def test_a_machine_with_less_than_a_node_needs_runs_no_job_of_it(least, reason):
+    """A gang may share fewer CPUs than its nodes ask for together; one node may not."""
+    machines = [machine("a", memory=8), machine("b", cpus=32)]
+    result = decide([job("x", cpus=99, **least), job("y", cpus=99, node_cpus=64)], machines)
+    assert (started(result), reasons(result)["x"].startswith(reason)) == ({"y": "a"}, True)
+
+
+def test_a_reason_names_who_holds_what_is_short():
+    held = [lease(1, 3, user="eve", run_time=70), lease(2, 2), lease(3, 1), lease(4, cpus=8)]
+    [wait] = decide([job("x", 8)], leases=held).waits
+    names = "job run1 of eve holds 3, until about 00:17 UTC, job run2 holds 2, 1 more job holds 1"
+    assert wait.reason == f"8 H100: a has 2 of 8 free; {names}"
+    assert [one.job.id for one in wait.held_by] == ["run1", "run2", "run3"]
+
+
 def test_a_short_job_starts_ahead_of_one_with_a_known_start_and_a_long_one_does_not():
     waiting = [job("big", 8), job("short", 4, run_time=90), job("long", 4, run_time=91)]
     result = decide(waiting, leases=[lease(1, 4, run_time=100)])
     assert started(result) == {"short": "a"}
     assert [(w.place, w.starts_at) for w in result.waits] == [(1, NOW + 90), (2, None)]
     alone = decide(waiting[::2], leases=[lease(1, 4, run_time=100)])
-    assert reasons(alone) == {"big": "8 H100: 4 of 8 are free", "long": "the jobs ahead of it"}
+    assert reasons(alone) == {"big": "8 H100: a has 4 of 8 free", "long": "the jobs ahead of it"}
 
 
 def test_an_end_that_has_passed_is_unknown():
@@ -115,14 +138,14 @@ def test_a_blocked_job_reserves_only_the_machine_where_it_starts_first():
     leases = [lease(1, 4, run_time=100), lease(2, 4, host="b", run_time=50)]
     result = decide([job("big", 8), job("x", 4)], machines, leases)
     assert started(result) == {"x": "a"}
-    assert reasons(result) == {"big": "8 H100: at most 4 are free on one machine"}
+    assert reasons(result) == {"big": "8 H100: a has 4 of 8 free"}
     assert result.waits[0].starts_at == NOW + 40
 
 
 def test_the_reason_names_the_missing_resource():
     for waiting, running, reason in (
-        (job("x", memory=12), lease(1, memory=13), "12 GiB of memory: 3 GiB of 16 GiB are free"),
-        (job("x", cpus=2), lease(1, cpus=64), "2 CPUs: 0 of 64 are free"),
+        (job("x", memory=12), lease(1, memory=13), "12 GiB of memory: a has 3 GiB of 16 GiB free"),
+        (job("x", cpus=2), lease(1, cpus=64), "2 CPUs: a has 0 of 64 free"),
     ):
         assert reasons(decide([waiting], leases=[running])) == {"x": reason}
 

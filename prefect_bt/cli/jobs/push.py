@@ -13,6 +13,7 @@ from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.ui.options import (
     Deployment,
     DryRun,
+    Here,
     InjectedTerminal,
     MaxRunTime,
     Output,
@@ -29,9 +30,8 @@ from prefect_bt.definitions import (
     load_training_project,
 )
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.starting.launcher import open_launcher
 from prefect_bt.jobs.submit import dry_run as plan_job
-from prefect_bt.jobs.submit import submit
+from prefect_bt.jobs.submit import open_job_launcher, submit
 from prefect_bt.settings import Settings
 from prefect_bt.workspace.pack_summary import workspace_document
 
@@ -59,6 +59,7 @@ def push(
     keep_every: PositiveCount = None,
     max_run_time: MaxRunTime = None,
     deployment: Deployment = None,
+    here: Here = False,
     dry_run: DryRun = False,
     output: Output = "cli-table",
     remote: Remote = None,
@@ -109,15 +110,16 @@ def push(
         spot=spot,
     )
     # The launcher starts while the job is planned.
-    with nullcontext() if dry_run else open_launcher(deployment) as launcher:
-        options = SubmitOptions(
-            substrate=substrate or Settings().substrate,
-            retry_choices=retrying.build_overrides(),
-            deployment=deployment,
-            keep_last=keep_last,
-            keep_every=keep_every,
-            max_run_time=max_run_time,
-        )
+    options = SubmitOptions(
+        substrate=substrate or Settings().substrate,
+        retry_choices=retrying.build_overrides(),
+        deployment=deployment,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        max_run_time=max_run_time,
+        here=here,
+    )
+    with nullcontext() if dry_run else open_job_launcher(options) as launcher:
         folder = config.absolute().parent
         project, warnings = apply_overrides(load_training_project(config), overrides)
         for warning in warnings:

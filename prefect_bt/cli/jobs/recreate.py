@@ -7,6 +7,7 @@ from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.ui.options import (
     Deployment,
+    Here,
     InjectedTerminal,
     JobFilter,
     MaxRunTime,
@@ -28,6 +29,7 @@ def recreate(
     tail: Tail = False,
     wait: Wait = False,
     deployment: Deployment = None,
+    here: Here = False,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
     max_run_time: MaxRunTime = None,
     yes: Yes = False,
@@ -55,6 +57,7 @@ def recreate(
             deployment=deployment,
             retry_choices=retrying.build_overrides(),
             max_run_time=max_run_time,
+            here=here,
         )
         document = submit_again(chosen, options=options)
     return print_and_follow(terminal, document, tail=tail, wait=wait)

@@ -188,6 +188,8 @@ _JOB_FIELDS = [
     Column("Place in Queue", "queue_context.place"),
     Column("Waits For", "queue_context.waiting_for"),
     Column("Starts", "queue_context.starts_at", format_time),
+    Column("Machine", "queue_context.machine"),
+    Column("Only On", "only_on"),
     Column("Priority", "priority"),
     Column("Availability Model", "availability_model"),
     Column("Created By", "user.email"),

@@ -22,6 +22,8 @@ def show_plan(terminal: Terminal, plan: GangPlan, workspace: Document | None = N
     leader = plan.nodes[0]
     terminal.echo(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
     terminal.echo(f"  Substrate: {plan.substrate}")
+    if plan.machine:
+        terminal.echo(f"  Machine:   {plan.machine}")
     terminal.echo(f"  Image:     {leader.image.reference}")
     terminal.echo(f"  Each node: {format_resources(leader.resources)}")
     if workspace:

@@ -13,7 +13,6 @@ from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.open_ledger import load_definition, open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server
-from prefect_bt.queue.overview import queue_documents, read_schedule
 from prefect_bt.settings import Settings
 
 
@@ -52,6 +51,8 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
     team = document["training_project"].get("team_name")
     of_team = f", team {team}" if team else ""
     terminal.echo(f"  Job:     {job_id} ({name}) of project {project}{of_team}")
+    if document.get("machine"):
+        terminal.echo(f"  Machine: {document['machine']}")
     terminal.echo(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
     terminal.echo(f"  Details: prefect-bt view --job-id {job_id}")
     if workspace := document.get("workspace"):
@@ -63,13 +64,13 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
 
 
 def _format_wait(document: dict[str, Any]) -> str:
-    """Return what a pending job waits for: its place in the queue, or a worker."""
-    rows = queue_documents(read_schedule(open_ledger(document.get("store"))))
-    found = next((row for row in rows if row["id"] == document["id"]), None)
-    if found is None:
+    """Return what a pending job waits for: a machine of the queue, or a worker."""
+    if "place" not in document:
         return "is waiting for capacity: a worker must take it."
-    place, reason = found["place"], found["waiting_for"]
-    return f"is number {place} of the queue. It waits for {reason}.\n  Queue:   prefect-bt queue"
+    number, machine = f"is number {document['place']} of the queue", document["machine"]
+    if machine:
+        return f"{number}. It runs on {machine}, which is about to start it."
+    return f"{number}. It waits for {document['waiting_for']}.\n  Queue:   prefect-bt queue"
 
 
 def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:

@@ -34,6 +34,7 @@ MaxRunTime = Annotated[
 Deployment = Annotated[
     str | None, Parameter(help="Prefect deployment that runs the job, as FLOW/DEPLOYMENT.")
 ]
+Here = Annotated[bool, Parameter(help="Run the job on this machine only.")]
 _TAIL_HELP = "Follow the log until the job ends; without --wait, exit with 0 also if it fails."
 Tail = Annotated[bool, Parameter(name=["--tail", "--follow", "-f"], help=_TAIL_HELP)]
 Wait = Annotated[bool, Parameter(help="Wait until the job ends; exit with 0 only if it completed.")]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from prefect_bt.errors import PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.jobs.job_json import store_ended_job
+from prefect_bt.jobs.job_json import job_document, store_ended_job
+from prefect_bt.jobs.starting.cluster_reader import find_cluster
 from prefect_bt.jobs.starting.launcher import JobLauncher, default_deployment
 from prefect_bt.jobs.starting.queued_runs import show_queued_job
 from prefect_bt.jobs.starting.start_queued import (
@@ -23,6 +25,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.queue.keepers import has_run_since
+from prefect_bt.queue.overview import find_wait
 from prefect_bt.queue.waiting_jobs import add_waiting_job
 from prefect_bt.settings import Settings
 
@@ -72,6 +75,16 @@ def _start_or_queue(ledger: Ledger, record: JobRecord, launcher: JobLauncher, *,
             accept_here(ledger, record, host_id(launcher.state_dir))
         launcher.hand_over(ledger, record)
     return ""
+
+
+def accepted_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
+    """Return the job's document with its `machine`, or with what it waits for in the queue."""
+    document = job_document(ledger, record)
+    if document["current_status"] == JobState.PENDING.value:
+        return {**document, **find_wait(ledger, record.id)}
+    cluster = find_cluster(Settings()).find_machine(record.cluster)
+    name = cluster.name if cluster else host_id(Settings().state_dir).partition(":")[0]
+    return {**document, "machine": name}
 
 
 def accept_here(ledger: Ledger, record: JobRecord, host: str) -> int:

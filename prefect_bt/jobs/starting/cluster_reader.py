@@ -11,9 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.errors import SubstrateError
+from prefect_bt.errors import SubstrateError, UsageError
 from prefect_bt.kubernetes_settings import ClusterSettings
+from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Cause, Resources
+from prefect_bt.queue.machines import list_machines, report_machine
+from prefect_bt.queue.overview import list_machines_by_use
 from prefect_bt.queue.pod_placement import PodPlacement
 from prefect_bt.queue.records import KUBERNETES, Demand, Machine, to_cpus
 from prefect_bt.settings import Settings, process_environment
@@ -87,20 +90,6 @@ class ClusterReader:
             self._due_at = time.monotonic() + interval
         return self._machine
 
-    def build_demand(self, each: Resources, nodes: int) -> Demand:
-        """Return what the pods of a job request."""
-        cpus, memory = measure_pod(each, self._settings)
-        gpu_type = self._match_gpus(each.gpu_type) if each.gpus else ""
-        return Demand(each.gpus * nodes, gpu_type, to_cpus(cpus * nodes), memory * nodes)
-
-    def _match_gpus(self, gpu_type: str) -> str:
-        """Return the type; if no label chooses machines and none has it, the most frequent one."""
-        machine, settings = self.find_machine(self.id), self._settings
-        is_chosen = gpu_type in {*settings.accelerator_selectors, *settings.gpu_resources}
-        if is_chosen or machine is None or not machine.gpus or gpu_type in machine.gpus:
-            return gpu_type
-        return max(machine.gpus, key=lambda kind: machine.gpus[kind])
-
     def _read(self, cluster_id: str) -> Machine:
         hosts = read_pod_hosts(self._client, self._settings)
         total = dict(PodPlacement(hosts, []).total)
@@ -114,6 +103,71 @@ class ClusterReader:
             (KUBERNETES,),
             hosts,
         )
+
+
+def find_job_cluster(ledger: Ledger, settings: Settings, known: str = "") -> str:
+    """Return the ID of the cluster for a job; `known`: that of its push. "" if there is none.
+
+    It is the cluster of the settings. A machine without one takes that of the store's queue. Raises
+    UsageError if there are several.
+    """
+    own = find_cluster(settings).id
+    if own and known in {"", own}:
+        return own
+    used, _ = list_machines_by_use(ledger.store)
+    clusters = {one.host: one.name for one in used if one.is_cluster}
+    if own or known in clusters:
+        return known if known in clusters else own
+    if known or not clusters:
+        return known
+    if len(clusters) > 1:
+        raise UsageError(
+            f"The queue of {ledger.store.url} has {len(clusters)} clusters: "
+            f"{', '.join(sorted(clusters.values()))}. This machine has the settings of none of "
+            "them, so it is not known which is meant.",
+            next_step="Set KUBECONFIG, or PREFECT_BT_KUBERNETES with the context of the cluster.",
+        )
+    return next(iter(clusters))
+
+
+def build_cluster_demand(
+    ledger: Ledger, settings: Settings, cluster_id: str, each: Resources, nodes: int
+) -> Demand:
+    """Return what the pods of a job request in a cluster."""
+    cpus, memory = measure_pod(each, settings.kubernetes)
+    gpu_type = _match_gpus(ledger, settings, cluster_id, each.gpu_type) if each.gpus else ""
+    return Demand(each.gpus * nodes, gpu_type, to_cpus(cpus * nodes), memory * nodes)
+
+
+def _match_gpus(ledger: Ledger, settings: Settings, cluster_id: str, gpu_type: str) -> str:
+    """Return the type; if no label chooses machines and none has it, the most frequent one."""
+    chosen = {*settings.kubernetes.accelerator_selectors, *settings.kubernetes.gpu_resources}
+    if gpu_type in chosen:
+        return gpu_type
+    cluster, machine = find_cluster(settings), None
+    if cluster.id == cluster_id:
+        machine = cluster.find_machine(cluster_id)
+    elif cluster_id:
+        machine = next((x for x in list_machines(ledger.store) if x.host == cluster_id), None)
+    if machine is None or not machine.gpus or gpu_type in machine.gpus:
+        return gpu_type
+    return max(machine.gpus, key=lambda kind: machine.gpus[kind])
+
+
+def report_cluster(ledger: Ledger, settings: Settings) -> None:
+    """Report the cluster of the settings: machines without its kubeconfig push jobs for it.
+
+    A kubeconfig alone asks for no request to its cluster: jobs of the store use it, or the settings
+    name the substrate.
+    """
+    known = {one.host for one in list_machines(ledger.store) if one.is_cluster}
+    if not known and settings.substrate != KUBERNETES:
+        return
+    cluster = find_cluster(settings)
+    if settings.substrate != KUBERNETES and cluster.id not in known:
+        return
+    if machine := cluster.find_machine(cluster.id):
+        report_machine(ledger.store, machine)
 
 
 def find_cluster(settings: Settings) -> ClusterReader:

@@ -141,12 +141,15 @@ def _take_prestarted() -> JobLauncher | None:
 
 
 @contextmanager
-def open_launcher(deployment: str | None = None) -> Generator[JobLauncher | None]:
+def open_launcher(
+    deployment: str | None = None, *, here: bool = False
+) -> Generator[JobLauncher | None]:
     """Yield a launcher to make a job with; None if a deployment runs it.
 
+    `here`: whether this machine runs it, whatever deployment the settings name.
     ServerError if there is no such deployment, before anything is written.
     """
-    chosen = deployment or default_deployment()
+    chosen = "" if here else deployment or default_deployment()
     launcher = None if chosen else _take_prestarted() or JobLauncher()
     try:
         if chosen:

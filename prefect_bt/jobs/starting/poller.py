@@ -17,6 +17,7 @@ from typing import Final
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.stale_nodes import UnfinishedRemovals
 from prefect_bt.jobs.starting.cancelled_runs import CancelledRuns
+from prefect_bt.jobs.starting.cluster_reader import report_cluster
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.queued_runs import WaitReasons
 from prefect_bt.jobs.starting.start_queued import (
@@ -38,6 +39,8 @@ _REASONS_EVERY: Final = 3
 """Looks for cancelled runs, after which the reasons that Prefect shows are updated."""
 REMOVAL_INTERVAL: Final = 20.0
 """Seconds between two looks for nodes of ended jobs that are not removed."""
+CLUSTER_INTERVAL: Final = 20.0
+"""Seconds between two reports of the machine's cluster, which cost two lists of the API server."""
 LOST_INTERVAL: Final = 20.0
 """Seconds between two looks for jobs that no process has, and for records that are damaged."""
 MAX_CPU_SHARE: Final = 0.01
@@ -55,7 +58,8 @@ class QueuePoller:
         self._queue = open_machine_queue(self._ledger)
         self._due_at = self._report_due_at = self._head_due_at = 0.0
         self._news = SimpleQueue[str]()
-        for follow in (self._follow_lost_jobs, self._follow_removals, _follow_prefect):
+        follows = (self._follow_lost_jobs, self._follow_removals, _follow_prefect, _report_cluster)
+        for follow in follows:
             threading.Thread(target=follow, daemon=True, name=follow.__name__).start()
 
     @property
@@ -105,6 +109,15 @@ class QueuePoller:
                         self._news.put(sentence)
                     known.add(sentence)
             time.sleep(REMOVAL_INTERVAL)
+
+
+def _report_cluster() -> None:
+    """Report the cluster of this machine, for ever."""
+    ledger = open_ledger()
+    while True:
+        with suppress(PrefectBtError, OSError, *DAMAGED):
+            report_cluster(ledger, Settings())
+        time.sleep(CLUSTER_INTERVAL)
 
 
 def _follow_prefect() -> None:

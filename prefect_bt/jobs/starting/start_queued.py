@@ -9,15 +9,19 @@ that ends the wait, the end of the entry, and the start of the supervisor.
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prefect_bt.credentials.secrets import EnvironmentSecrets, secret_variable
-from prefect_bt.definitions import AvailabilityModel
+from prefect_bt.definitions import AvailabilityModel, parse_memory
 from prefect_bt.errors import PrefectBtError, ServerError, StateError
 from prefect_bt.host.job_lock import JobLock, has_lock_file, host_id
-from prefect_bt.jobs.starting.cluster_reader import find_cluster
+from prefect_bt.jobs.starting.cluster_reader import (
+    build_cluster_demand,
+    find_cluster,
+    find_job_cluster,
+)
 from prefect_bt.jobs.starting.launcher import hand_over_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
@@ -26,12 +30,14 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING
 from prefect_bt.planning.planner import list_job_secret_names
 from prefect_bt.queue.machine_queue import MachineQueue
-from prefect_bt.queue.records import KUBERNETES, Demand, QueuedJob
+from prefect_bt.queue.machines import measure_machine
+from prefect_bt.queue.records import KUBERNETES, Demand, Machine, QueuedJob
 from prefect_bt.queue.schedule import Schedule
 from prefect_bt.queue.waiting_jobs import START_SECONDS, remove_waiting_job
 from prefect_bt.settings import Settings, process_environment
 
 _DOCKER_SOCKET: Final = "/var/run/docker.sock"
+_ENGINE_TIMEOUT: Final = 1.0
 
 
 def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> MachineQueue:
@@ -40,17 +46,35 @@ def open_machine_queue(ledger: Ledger, settings: Settings | None = None) -> Mach
     `settings`: those of a job whose block names its state folder; None: the process's.
     """
     settings = settings or Settings()
-    engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
-    has_docker = Path(engine.removeprefix("unix://")).exists()
-    queue = MachineQueue(
-        ledger,
-        settings.state_dir.absolute(),
-        cpus=settings.capacity_cpus,
-        memory=settings.capacity_memory,
-        substrates=("local", "docker") if has_docker else ("local",),
-    )
+    queue = MachineQueue(ledger, settings.state_dir.absolute(), **_find_offer(settings))
     queue.read_cluster = lambda cluster_id: find_cluster(settings).find_machine(cluster_id)
     return queue
+
+
+def measure_this_machine(settings: Settings) -> Machine:
+    """Return what this machine offers to jobs; write nothing."""
+    return measure_machine(settings.state_dir.absolute(), **_find_offer(settings))
+
+
+def _find_offer(settings: Settings) -> dict[str, Any]:
+    """Return what the settings say about the machine, and the substrates that it has."""
+    engine = settings.docker_host or process_environment().get("DOCKER_HOST") or _DOCKER_SOCKET
+    return {
+        "cpus": settings.capacity_cpus,
+        "memory": settings.capacity_memory,
+        "substrates": ("local", "docker") if _answers(engine) else ("local",),
+    }
+
+
+def _answers(engine: str) -> bool:
+    """Return whether a process listens there: the socket of an Engine that is stopped remains."""
+    if engine.startswith("tcp://"):
+        return True
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ENGINE_TIMEOUT)
+        connection.connect(engine.removeprefix("unix://"))
+        return True
+    return False
 
 
 def is_queued_here(record: JobRecord, settings: Settings | None = None) -> bool:
@@ -69,13 +93,16 @@ def build_queued_job(
 ) -> QueuedJob:
     """Return what the queue knows of a job that asks whether it may start."""
     project, settings = load_definition(record), settings or Settings()
-    nodes, each = project.job.compute.node_count, record.resources or Resources()
+    compute = project.job.compute
+    nodes, each = compute.node_count, record.resources or Resources()
     demand = Demand(each.gpus * nodes, each.gpu_type, each.cpus * nodes, each.memory * nodes)
-    cluster = find_cluster(settings) if record.substrate == KUBERNETES else None
-    if cluster:
-        demand = cluster.build_demand(each, nodes)
+    cluster_id = ""
+    if record.substrate == KUBERNETES:
+        cluster_id = find_job_cluster(ledger, settings, record.cluster)
+        demand = build_cluster_demand(ledger, settings, cluster_id, each, nodes)
     elif each.gpus:
-        demand = open_machine_queue(ledger, settings).match_gpus(demand)
+        queue = open_machine_queue(ledger, settings)
+        demand = queue.match_gpus(demand, only_here=bool(record.host))
     number, last = ledger.find_last_event(record.id)
     return QueuedJob(
         id=record.id,
@@ -86,11 +113,16 @@ def build_queued_job(
         team=project.team_name or "",
         spot=project.job.compute.availability_model is AvailabilityModel.SPOT,
         run_time=record.max_run_time,
+        host=record.host.partition(":")[2],
         substrate=record.substrate,
         project_id=record.project_id,
-        cluster=cluster.id if cluster else "",
+        cluster=cluster_id,
         nodes=nodes,
         event=number,
+        # A node of a cluster is measured by its pod.
+        node_cpus=0 if cluster_id else compute.cpu_count,
+        node_memory=0 if cluster_id else parse_memory(compute.memory),
+        user=record.user,
     )
 
 
@@ -114,7 +146,8 @@ def admit_job(
         if job.substrate == KUBERNETES:
             cluster = queue.read_cluster(job.cluster)
             if cluster is None:
-                return "" if is_new else find_reason(Schedule(), job.id)
+                reaches = job.cluster == find_cluster(settings or Settings()).id
+                return "" if is_new and reaches else find_reason(Schedule(), job.id)
             waits = waits and not cluster.has_pods_of(job.id)  # recovered
         decided = queue.admit(job, waits=waits)
     if isinstance(decided, Schedule):

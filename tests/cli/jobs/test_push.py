@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -113,11 +114,12 @@ def test_a_job_that_completes_and_is_recreated_and_fails(cli: Cli, shop: Shop, c
     path = config(start_commands=[greeting, f"if test -e {again}; then exit 3; fi"])
     done = cli("push", str(path), "--tail", "--wait")
     assert done.code == 0, done.err
-    first, *block = done.out.splitlines()[:4]
+    first, *block = done.out.splitlines()[:5]
     assert first == "Training job successfully created!"
     job_id = block[0].split()[1]
     assert block[0] == f"  Job:     {job_id} (job-1) of project tiny"
-    assert block[1] == f"  Logs:    prefect-bt logs --job-id {job_id} --tail"
+    assert block[1] == f"  Machine: {os.uname().nodename}"
+    assert block[2] == f"  Logs:    prefect-bt logs --job-id {job_id} --tail"
     assert "(rank-0) hello from rank 0\n" in done.out
     said, _, page = done.err.rpartition("  UI:      ")
     assert said.endswith(f"Training job {job_id} completed successfully.\n")
