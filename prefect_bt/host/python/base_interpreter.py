@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ PYTHON_VARIABLE: Final = "PREFECT_BT_PYTHON"
 _OFFICIAL_IMAGE: Final = re.compile(r"(?:docker\.io/)?(?:library/)?python:(\d+\.\d+)(?:[.\-@].*)?")
 _BINARY: Final = re.compile(r"python(\d+\.\d+)")
 _ELF: Final = b"\x7fELF"
+_LIBRARIES: Final = ("torch", "jax", "tensorflow")
+"""Who has one of them beside prefect-bt, as with `prefect-bt[demo]`, has it there for jobs."""
 
 
 def choose_interpreter(
@@ -80,9 +83,14 @@ def _find_activated(variables: Mapping[str, str], ours: Path) -> Path | None:
 
 
 def _find_image_python(image: str, path: str | None) -> Path | None:
-    """Return the interpreter on PATH of the version of an official image, if it is not ours."""
+    """Return the interpreter on PATH of the version of an official image.
+
+    None if ours has this version, or has libraries for training.
+    """
     named = _OFFICIAL_IMAGE.fullmatch(image)
     if named is None or named[1] == find_version(Path(sys.executable)):
+        return None
+    if any(find_spec(library) for library in _LIBRARIES):
         return None
     program = shutil.which(f"python{named[1]}", path=path)
     if program is None:

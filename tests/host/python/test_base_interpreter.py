@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.host.python import base_interpreter
 from prefect_bt.host.python.base_interpreter import choose_interpreter, describe_python
 
 OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -58,10 +59,23 @@ def choose(machine: Path, setting: str = "", image: str = "x", **given: str) -> 
     ],
 )
 def test_the_interpreter_of_a_job(
-    machine: Path, setting: str, image: str, active: dict[str, str], chosen: str
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    image: str,
+    active: dict[str, str],
+    chosen: str,
 ) -> None:
+    monkeypatch.setattr(base_interpreter, "_LIBRARIES", ())
     given = {name: str(machine / prefix) for name, prefix in active.items()}
     assert choose(machine, setting.format(machine=machine), image, **given) == chosen
+
+
+def test_libraries_for_training_beside_prefect_bt_are_used(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_interpreter, "_LIBRARIES", ("nowhere", "pytest"))
+    assert choose(machine, image="python:3.8") == "ours"
 
 
 @pytest.mark.parametrize("setting", ["python3.99", "{machine}/removed/bin/python", "{machine}"])
