@@ -128,7 +128,7 @@ def _read_change(path: str) -> int:
 def _read_complete(path: Path) -> ProjectEnvironment | None:
     """Return the environment; None if it is missing, incomplete or damaged."""
     record = read_record(EnvironmentRecord, path / RECORD_NAME)
-    if record is None or path.is_symlink():
+    if record is None or path.is_symlink() or (path / "bin").is_symlink():
         return None
     usable = (
         os.access(path / "bin" / "python", os.X_OK)
@@ -261,8 +261,9 @@ def _read_script(script: Path, record: EnvironmentRecord) -> bytes | None:
 def _write_script(path: Path, python: Path, body: bytes) -> None:
     # The path may be too long for the kernel, or contain blanks; pip writes the same lines then.
     head = f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"
-    path.write_bytes(os.fsencode(head) + body)
-    path.chmod(0o755)
+    with path.open("xb") as file:  # never through a link
+        file.write(os.fsencode(head) + body)
+        os.fchmod(file.fileno(), 0o755)
 
 
 def _shorten(version: str) -> str:

@@ -141,12 +141,18 @@ def put_link(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
+def put_link_to_programs(path: Path) -> None:
+    (path / "bin").rename(path / "programs")
+    (path / "bin").symlink_to("programs")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         break_link,
         leave_half,
         put_link,
+        put_link_to_programs,
         shutil.rmtree,
         lambda path: (path / "prefect-bt.json").write_text("{"),  # pyright: ignore
         lambda path: (path / "pyvenv.cfg").unlink(),  # pyright: ignore
@@ -160,6 +166,7 @@ def test_a_damaged_environment_is_created_anew(
     damage(environment.path)
     assert open_base(tmp_path, base) == environment
     assert not environment.path.is_symlink()
+    assert not (environment.path / "bin").is_symlink()
     assert run(environment, f"python -c '{VERSION}'") == "2.0"
     assert {path.name for path in environment.path.parent.glob("*.new")} == set()
 
