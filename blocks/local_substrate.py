@@ -86,3 +86,21 @@ class LocalSubstrate(HostSubstrate):
     substrate = LocalSubstrate.load("BLOCK_NAME").build()
     ```
     """
+
+    python: str = Field(
+        default="",
+        title="Python",
+        description="Python interpreter of the jobs, a path or a name on PATH. Empty: an activated "
+        "environment, that of the version of an official Python image, or the flow's own.",
+    )
+    python_environment: bool = Field(
+        default=True,
+        title="Python environment per project",
+        description="Run the commands in a virtual environment of the project, so that pip install "
+        "changes no other one and is there at the next job.",
+    )
+
+    def settings(self, **fields: Any) -> Settings:
+        return super().settings(
+            python=self.python, python_environment=self.python_environment, **fields
+        )

@@ -75,6 +75,11 @@ class Settings(BaseModel):
     """`flow/deployment` to which `push` submits jobs; empty: it starts a process for each job."""
     substrate: str = "local"
     """Default substrate: `local`, `docker` or `kubernetes`."""
+    python: str = ""
+    """Python interpreter of local jobs, a path or a name on PATH; empty: an activated environment,
+    that of the version of an official Python image, or the one that runs prefect-bt."""
+    python_environment: bool = True
+    """Whether local jobs of a project have a virtual environment, in which `pip install` stays."""
     docker_host: str = ""
     """Socket of the Docker Engine; empty: DOCKER_HOST, or the Engine's default socket."""
     docker_enforce_limits: bool = False
@@ -153,7 +158,7 @@ class Settings(BaseModel):
             return {"cluster": self.kubernetes, "store": store or self.store}
         options = {"state_dir": self.state_dir, "orphan_deadline": self.orphan_deadline}
         if name != "docker":
-            return options
+            return {**options, "python": self.python if self.python_environment else None}
         privileges = Privileges(
             self.docker_capabilities, self.docker_new_privileges, self.docker_processes
         )

@@ -52,6 +52,19 @@ def test_only_docker_is_told_to_enforce_limits(
     assert "enforce_limits" not in Settings().substrate_options("local")
 
 
+@pytest.mark.parametrize(
+    ("python", "environment", "option"),
+    [("", "", ""), ("python3.12", "", "python3.12"), ("python3.12", "false", None)],
+)
+def test_only_local_nodes_have_a_python_environment(
+    monkeypatch: pytest.MonkeyPatch, python: str, environment: str, option: str | None
+) -> None:
+    monkeypatch.setenv("PREFECT_BT_PYTHON", python)
+    monkeypatch.setenv("PREFECT_BT_PYTHON_ENVIRONMENT", environment)
+    assert Settings().substrate_options("local")["python"] == option
+    assert "python" not in Settings().substrate_options("docker")
+
+
 def test_what_containers_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().substrate_options("docker")["privileges"] == Privileges()
     monkeypatch.setenv("PREFECT_BT_DOCKER_CAPABILITIES", "sys_ptrace,IPC_LOCK")

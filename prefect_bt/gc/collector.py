@@ -11,6 +11,7 @@ from prefect_bt.gc.findings import Findings, Scan, run_scans
 from prefect_bt.gc.job_folders import JobScanner
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.gc.processes import ProcessScanner, scan_routers
+from prefect_bt.gc.python_environments import scan_python_environments
 from prefect_bt.gc.queue import scan_queue, scan_unwritten_jobs
 from prefect_bt.gc.store_objects import UploadScanner, scan_brief_objects, scan_holds
 from prefect_bt.gc.weights import WeightsScanner
@@ -48,6 +49,7 @@ def scan_for_orphans(
         ("The processes of this machine", ProcessScanner(state_dir, stores).scan),
         ("The deployments of this machine", partial(scan_routers, state_dir, stores)),
         ("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
+        ("The Python environments", partial(scan_python_environments, state_dir)),
         ("Uploads into the store", UploadScanner(stores, older_than).scan),
         ("Holds in the store", partial(scan_holds, stores)),
         ("Brief objects in the store", partial(scan_brief_objects, stores, older_than)),

@@ -24,6 +24,7 @@ class OrphanKind(StrEnum):
     ROUTER = "router"
     LEASE = "weights lease"
     WEIGHTS = "unfinished weights"
+    PYTHON_ENVIRONMENT = "Python environment"
     UPLOAD = "unfinished upload"
     HOLD = "checkpoint hold"
     SHARED_DOWNLOAD = "shared download"

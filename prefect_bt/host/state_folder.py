@@ -21,6 +21,7 @@
             mapped/                 substitutes for parent folders when paths are mapped
     cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
     cache/huggingface/<project id>  `huggingface` in the base, and /root/.cache/huggingface
+    cache/environments/<project id> the project's Python environments (prefect_bt.host.python)
     weights/trees/<name>/files      read-only files of a source at one revision (prefect_bt.weights)
     gpus/<i>.lock                   flock held while a node uses the device
     deployments/<quoted name>/      routers of serving deployments (prefect_bt.serving.router)
@@ -109,6 +110,8 @@ class NodeRecord:
     map_paths: bool = False
     """Whether to map paths even if a mount namespace is possible."""
     uploader: tuple[str, ...] = ()
+    python: str | None = None
+    """Value of PREFECT_BT_PYTHON; None: its commands get no Python environment of the project."""
     contained: bool = False
     """Whether its commands run in a container, and not directly on this machine."""
     mounts: tuple[tuple[str, str], ...] = ()
@@ -148,3 +151,9 @@ def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: Node
         VolumeKind.HF_CACHE: state_dir / "cache" / "huggingface" / key,
         VolumeKind.WEIGHTS: state_dir / "weights" / "trees" / key / "files",
     }[volume.kind]
+
+
+def environments_folder(state_dir: Path, project_id: str = "") -> Path:
+    """Return the folder of the project's Python environments; without an id, of all projects'."""
+    root = state_dir / "cache" / "environments"
+    return root / quote_name(project_id) if project_id else root

@@ -42,7 +42,7 @@ from prefect_bt.settings import Settings
 
 _EXIT_TIMEOUT: Final = 10.0
 """Seconds that the processes of a job that has ended may take to exit."""
-_CACHES = ("bases", "projects", "huggingface")
+_CACHES = ("bases", "projects", "huggingface", "environments")
 
 
 def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, object]:

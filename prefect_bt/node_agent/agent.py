@@ -24,6 +24,7 @@ from prefect_bt.host.mounts.volumes import (
 )
 from prefect_bt.host.nodes.container_pipes import ContainerRecord, Pipes
 from prefect_bt.host.nodes.files import StatusFile, read_record, read_upload_end
+from prefect_bt.host.python.environment import ProjectEnvironment
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, StopReason
 from prefect_bt.node_agent import staging
@@ -32,6 +33,7 @@ from prefect_bt.node_agent.agent_failure import classify_staging_error, has_mess
 from prefect_bt.node_agent.command_environment import (
     HostEnvironment,
     build_command_environment,
+    open_node_environment,
 )
 from prefect_bt.node_agent.commands.container_runner import ContainerRunner, ContainerStartError
 from prefect_bt.node_agent.commands.loop import (
@@ -80,6 +82,7 @@ class Agent:
         self.uploader: UploaderProcess | None = None
         self.mapped: dict[str, Path] | None = None
         self.container: ContainerRunner | None = None
+        self.python: ProjectEnvironment | None = None
 
     def run(self) -> None:
         self.status.update(phase=NodePhase.STAGING, clock=processes.read_boot_id())
@@ -107,6 +110,7 @@ class Agent:
         try:
             paths = self._prepare_paths()
             self._stage(paths)
+            self._open_python_environment()
             self._enter_container()
             self._wait_for_gang()
         except Exception as error:  # every other error is ours
@@ -156,6 +160,11 @@ class Agent:
                 f"paths are mapped, not mounted ({why}): the BT_* variables name the folders of "
                 "the job, but absolute paths in scripts do not lead there"
             )
+
+    def _open_python_environment(self) -> None:
+        self.python = open_node_environment(self.task.record, self.task.plan, os.environ)
+        if self.python is not None:
+            self.log.write_platform(f"{self.python}: pip install stays there")
 
     def _enter_container(self) -> None:
         """Wait for the container, which its launcher made, and send it what it needs."""
@@ -293,6 +302,7 @@ class Agent:
             mark=self.task.record.mark,
             gpus=self.task.gpus,
             virtual_environment=sys.prefix if sys.prefix != sys.base_prefix else "",
+            python=self.python,
         )
         return build_command_environment(
             self.task.plan, machine, secrets=self.task.secrets, mapped_paths=self.mapped

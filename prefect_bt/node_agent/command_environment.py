@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 
 from prefect_bt.host.mounts.namespace_plan import is_below
 from prefect_bt.host.processes import MARK_VARIABLE
+from prefect_bt.host.python.base_interpreter import choose_interpreter
+from prefect_bt.host.python.environment import ProjectEnvironment, open_environment
+from prefect_bt.host.state_folder import NodeRecord
 from prefect_bt.planning.plan import NodePlan
 from prefect_bt.reserved_variables import RESERVED_PREFIX
 
@@ -26,12 +29,32 @@ _PASSED_VARIABLE: Final = re.compile(
 
 
 class HostEnvironment(NamedTuple):
-    """Facts of the host. `virtual_environment`: that of our interpreter, or ""."""
+    """Facts of the host. `virtual_environment`: that of our interpreter, or "".
+
+    `python`: the environment of the project; None: the commands run with our interpreter.
+    """
 
     variables: Mapping[str, str]
     mark: str
     gpus: Sequence[str] = ()
     virtual_environment: str = ""
+    python: ProjectEnvironment | None = None
+
+
+def open_node_environment(
+    record: NodeRecord, plan: NodePlan, variables: Mapping[str, str]
+) -> ProjectEnvironment | None:
+    """Return the Python environment of a node's project; None if its commands get none.
+
+    Raises OSError and PrefectBtError.
+    """
+    if record.python is None or record.contained:
+        return None
+    state_dir = Path(record.state_dir)
+    base = choose_interpreter(
+        record.python, image=plan.image.reference, variables=variables, state_dir=state_dir
+    )
+    return open_environment(state_dir, plan.project_id, base)
 
 
 def build_command_environment(
@@ -48,7 +71,10 @@ def build_command_environment(
     """
     host = {k: v for k, v in host_environment.variables.items() if _PASSED_VARIABLE.fullmatch(k)}
     host.setdefault("PATH", DEFAULT_PATH)
-    _enter_virtual_environment(host, host_environment.virtual_environment)
+    if host_environment.python is not None:
+        host_environment.python.enter(host)
+    else:
+        _enter_virtual_environment(host, host_environment.virtual_environment)
     own = {
         name: _map_path(value, mapped_paths or {}) if name.startswith(RESERVED_PREFIX) else value
         for name, value in plan.environment.items()

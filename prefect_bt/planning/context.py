@@ -37,6 +37,8 @@ class PlanContext:
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     supports_images: bool = False
     """Whether nodes run in the definition's image (Substrate.images)."""
+    python: str = ""
+    """Sentence about the Python of commands that do not run in the image; "" if there is none."""
     pinned_image: str = ""
     """Pinned reference of the job's image; "" before its first attempt."""
     machine: str = THIS_MACHINE

@@ -38,6 +38,8 @@ def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]
         f"The image {job.image.base_image} is not used: the local substrate runs the commands "
         f"with what {context.machine} has installed."
     )
+    if context.python:
+        yield context.python
     if not context.capacity.exact_paths:
         yield (
             "This machine cannot give a job its own view of the file system "

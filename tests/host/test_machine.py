@@ -16,6 +16,7 @@ from prefect_bt.host.gpu_reservation import (
     parse_gpu_model,
     reserve_gpus,
 )
+from prefect_bt.host.python.environment import EnvironmentRecord, ProjectEnvironment
 from prefect_bt.node_agent.command_environment import HostEnvironment, build_command_environment
 from prefect_bt.planning.plan import NodePlan, Resources
 from tests.node_agent.rig import Rig, make_plan, wait_over
@@ -144,6 +145,14 @@ def test_python_in_a_command_is_ours_unless_an_environment_is_active() -> None:
     assert got["PATH"] == "/usr/bin"
     got = build_command_environment(plan_with(), HostEnvironment({}, "m"), secrets={})
     assert got["PATH"].startswith("/usr/local/sbin:")
+
+
+def test_python_in_a_command_is_that_of_the_projects_environment() -> None:
+    python = ProjectEnvironment(Path("/e"), EnvironmentRecord("/c/bin/python", "3.11.2", "/c/bin"))
+    for path, expected in (("/usr/bin", "/e/bin:/c/bin:/usr/bin"), ("/c/bin", "/e/bin:/c/bin")):
+        host = HostEnvironment({"PATH": path, "CONDA_PREFIX": "/c"}, "m", (), "/venv", python)
+        got = build_command_environment(plan_with(), host, secrets={})
+        assert (got["PATH"], got["VIRTUAL_ENV"], got["CONDA_PREFIX"]) == (expected, "/e", "/c")
 
 
 def test_the_jobs_own_variables_win_over_the_hosts() -> None:

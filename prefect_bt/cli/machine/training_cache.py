@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Order, Remote, TableOutput
 from prefect_bt.cli.ui.tables import Column, format_time, print_csv, show_table
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
+from prefect_bt.filesystem.trees import measure_folder
+from prefect_bt.host.state_folder import environments_folder
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.settings import Settings
@@ -69,7 +72,19 @@ def summarize(
     sort_entries(summary, sort, descending=order == "desc")
     document = cache_document(summary)
     terminal.print_result(document, lambda: _show(terminal, document))
+    _show_environments(terminal, Settings().state_dir, known.id)
     return _report_uncounted(terminal, summary)
+
+
+def _show_environments(terminal: Terminal, state_dir: Path, project_id: str) -> None:
+    """Print the size of the project's Python environments, which are beside its cache."""
+    folder = environments_folder(state_dir, project_id)
+    if folder.is_dir():
+        size, _ = measure_folder(folder)
+        terminal.info(
+            f"The Python environment of its local jobs, {folder}, is not listed: "
+            f"{format_size(size)}."
+        )
 
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:

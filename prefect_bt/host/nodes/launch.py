@@ -69,18 +69,19 @@ class NodeLauncher:
     `environment`: of this process, by default.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (facts of every launch)
         self,
         state_dir: Path,
         *,
         orphan_deadline: float | None = None,
         map_paths: bool = False,
         uploader: Sequence[str] = (),
+        python: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.state_dir = Path(state_dir).expanduser().resolve()
         self.orphan_deadline, self.map_paths = orphan_deadline, map_paths
-        self.uploader = tuple(uploader)
+        self.uploader, self.python = tuple(uploader), python
         self.environment = os.environ if environment is None else environment
 
     def create_node_folder(
@@ -156,6 +157,7 @@ class NodeLauncher:
             orphan_deadline=self.orphan_deadline,
             map_paths=self.map_paths,
             uploader=self.uploader,
+            python=self.python,
         )
 
 

@@ -23,7 +23,9 @@ from prefect_bt.definitions import (
     TrainingProject,
 )
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import JobLock
+from prefect_bt.host.state_folder import environments_folder
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.logs.line_format import PLATFORM_PREFIX
 from prefect_bt.logs.rank_reader import read_last_lines
@@ -119,6 +121,7 @@ class TrialGang:
                 handle.remove()
             for info in list(self._store.list(project_prefix(self._project_id))):
                 self._store.delete(info.key)
+            remove_tree(environments_folder(self._settings.state_dir, self._project_id))
         finally:
             self._lock.release_and_remove()
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import project_document
 from prefect_bt.errors import DefinitionError, SubstrateError
+from prefect_bt.host.python.base_interpreter import choose_interpreter
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.starting.launcher import JobLauncher, default_secret_sources
 from prefect_bt.jobs.submit import plan_submission, submit
@@ -181,9 +182,18 @@ def deploy(choice: ModelSelection, options: DeployOptions) -> DeployedRevision:
 
 def _check_installed(serving: ServingJob) -> None:
     """Raise DefinitionError for a server that is not on PATH, unless the job sets its own PATH."""
-    variables = serving.project.job.runtime.environment_variables
-    if "PATH" in variables or shutil.which(serving.program):
+    job, settings = serving.project.job, Settings()
+    if "PATH" in job.runtime.environment_variables or shutil.which(serving.program):
         return
+    if settings.python and settings.python_environment:
+        python = choose_interpreter(
+            settings.python,
+            image=job.image.base_image,
+            variables=process_environment(),
+            state_dir=settings.state_dir,
+        )
+        if shutil.which(serving.program, path=str(python.parent)):
+            return
     raise DefinitionError(
         f"{serving.program} is not on this machine's PATH, where the local substrate looks for it.",
         next_step="Install or activate it, choose another --engine, or --substrate docker.",

@@ -32,15 +32,17 @@ class LocalProcessSubstrate:
     `state_dir` is on a local disk (Settings.state_dir). `orphan_deadline`: seconds for which a node
     continues while no process owns its job (host.job_lock); None: no limit. Only launches use it.
     `map_paths`: use no private views. `uploader`: command line of the uploader, for tests.
+    `python`: as in NodeRecord.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (facts of every launch)
         self,
         state_dir: Path,
         *,
         orphan_deadline: float | None = None,
         map_paths: bool = False,
         uploader: Sequence[str] = (),
+        python: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.launcher = NodeLauncher(
@@ -48,6 +50,7 @@ class LocalProcessSubstrate:
             orphan_deadline=orphan_deadline,
             map_paths=map_paths,
             uploader=uploader,
+            python=python,
             environment=environment,
         )
         self.state_dir = self.launcher.state_dir

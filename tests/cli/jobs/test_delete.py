@@ -92,7 +92,8 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     second = shop.job("tiny", *ended)
     kept = shop.job("kept", *ended)
     caches = Path(cli.env["PREFECT_BT_STATE_DIR"]) / "cache"
-    for kind in ("bases", "projects", "huggingface", "teams"):
+    kinds = ("bases", "projects", "huggingface", "environments", "teams")
+    for kind in kinds:
         for name in (job.project_id, kept.project_id):
             (caches / kind / name).mkdir(parents=True)
     # A push that died before its job was written.
@@ -103,7 +104,6 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     assert not [key for key in keys(shop) if f"training_projects/{job.project_id}" in key]
     assert [project.id for project in shop.ledger.projects.list()] == [kept.project_id]
     left = {str(path.relative_to(caches)) for path in caches.glob("*/*")}
-    kinds = ("bases", "projects", "huggingface", "teams")
     assert left == {f"{kind}/{kept.project_id}" for kind in kinds} | {f"teams/{job.project_id}"}
     for job_id in (job.id, second.id):
         assert shop.ledger.reserve_job_id(kept.project_id, preferred=job_id) != job_id

@@ -56,6 +56,16 @@ def test_a_dry_run_writes_nothing(cli: Cli, config):
     assert not (cli.folder / "state").exists()
 
 
+def test_push_names_the_python_of_the_commands(cli: Cli, config):
+    note = "in the project's environment in "
+    assert note in cli("push", str(config()), "--dry-run").out
+    cli.env["PREFECT_BT_PYTHON"] = "/nonexistent/python3"
+    error = cli("push", str(config()), "--dry-run").refusal()
+    assert "PREFECT_BT_PYTHON is '/nonexistent/python3', which is not an executable" in error
+    cli.env["PREFECT_BT_PYTHON_ENVIRONMENT"] = "false"
+    assert note not in cli("push", str(config()), "--dry-run").out
+
+
 def test_options_win_over_the_config(cli: Cli, config):
     done = cli(
         "push",

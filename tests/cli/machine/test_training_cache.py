@@ -116,6 +116,15 @@ def test_the_table(cli: Cli, filled: Path, project: str):
     assert "Tip" not in done.out
 
 
+def test_the_python_environment_is_named_beside_the_list(cli: Cli, filled: Path, project: str):
+    folder = filled.parents[1] / "environments" / project
+    put(folder / "python3.11-0" / "torch.so", 500_000)
+    done = cli("cache", "summarize", "tiny", "-o", "json")
+    assert f"Python environment of its local jobs, {folder}, is not listed: 50" in done.err
+    assert done.json == json.loads(done.out)
+    assert "torch.so" not in done.out
+
+
 def test_a_long_path_brings_a_tip(cli: Cli, cache: Path):
     put(cache / ("p" * 60), 1)
     assert "Tip" not in cli("cache", "summarize", "tiny").out

@@ -25,11 +25,14 @@ def run_trial(
 ) -> dict[str, CheckResult]:
     monkeypatch.setattr(trial_gang, "_SCRIPT", commands)
     settings = Settings(store=str(tmp_path / "store"), state_dir=tmp_path / "state")
-    trial = TrialGang(LocalProcessSubstrate(settings.state_dir), settings, "", accelerator)
+    trial = TrialGang(
+        LocalProcessSubstrate(settings.state_dir, python=""), settings, "", accelerator
+    )
     with trial:
         results = {one.name: one for one in trial.run(timeout=60)}
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
     assert list((tmp_path / "state").glob("jobs/*")) == []
+    assert list((tmp_path / "state").glob("cache/environments/*")) == []
     return results
 
 

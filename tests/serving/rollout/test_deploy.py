@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.errors import StoreError
+from prefect_bt.errors import DefinitionError, StoreError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
-from prefect_bt.serving.rollout.deploy import DeployOptions, deploy
-from prefect_bt.serving.serving_job import ServerOptions
+from prefect_bt.serving.rollout.deploy import DeployOptions, _check_installed, deploy
+from prefect_bt.serving.serving_job import ServerOptions, build_serving_job
 from tests.checkpoints.buckets import Bucket, use
 from tests.object_store.faulty import Fault, FaultyServer, Request, StripRequest
 from tests.s3_server import shared_s3
+from tests.serving.chosen import choice, gpus, lora
 from tests.serving.committed import Shop, full, select
 
 
@@ -27,7 +28,7 @@ def test_a_store_without_conditional_writes_gets_no_revision_and_no_router(
         shop = Shop(tmp_path / "checkpoints", Ledger(store))
         job = shop.job()
         shop.commit(job, {"checkpoint-1": full()})
-        choice, before = select(shop, job, "checkpoint-1"), [info.key for info in store.list("")]
+        selected, before = select(shop, job, "checkpoint-1"), [info.key for info in store.list("")]
 
         def ignore_condition(request: Request) -> Fault:
             return StripRequest("If-None-Match") if request.conditional else None
@@ -35,7 +36,21 @@ def test_a_store_without_conditional_writes_gets_no_revision_and_no_router(
         server.arrive = ignore_condition
         options = DeployOptions("stories", ServerOptions(), substrate="local", store=bucket.url)
         with pytest.raises(StoreError, match="ignores the header If-None-Match"):
-            deploy(choice, options)
+            deploy(selected, options)
         assert [info.key for info in store.list("")] == before
         assert not (state_dir / "deployments").exists()
         bucket.empty()
+
+
+def test_an_engine_beside_the_interpreter_of_the_jobs_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    serving = build_serving_job(choice(lora()), ServerOptions(engine="vllm", compute=gpus()))
+    (tmp_path / "empty").mkdir()
+    for name in ("python", "vllm"):
+        (tmp_path / name).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(DefinitionError, match="vllm is not on this machine's PATH"):
+        _check_installed(serving)
+    monkeypatch.setenv("PREFECT_BT_PYTHON", str(tmp_path / "python"))
+    _check_installed(serving)
