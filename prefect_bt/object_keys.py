@@ -44,6 +44,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             stop.json                         request to stop the job
             preempt.json                      request to give up the place of a spot job
             max_run_time.json                 seconds that a retry set instead of the job's limit
+            environment.json                  variables that retries set instead of the definition's
             priority.json                     priority that replaces that of the definition
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only

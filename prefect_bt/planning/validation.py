@@ -10,7 +10,7 @@ from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.mount_validation import has_control_characters, validate_mounts
 from prefect_bt.planning.node_layout import gpu_count, gpu_type
 from prefect_bt.planning.weights_validation import iter_source_problems
-from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX
+from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX, is_reserved
 from prefect_bt.substrates.protocol import Capacity
 from prefect_bt.text.usable_text import is_too_long
 
@@ -110,7 +110,7 @@ def _validate_commands(job: TrainingJob) -> Iterator[str]:
 
 def _validate_environment(job: TrainingJob) -> Iterator[str]:
     for name, value in job.runtime.environment_variables.items():
-        if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES:
+        if is_reserved(name):
             yield (
                 f"runtime.environment_variables sets {name}; names that begin with "
                 f"{RESERVED_PREFIX}, {' and '.join(RESERVED_NAMES)} are the platform's. "
