@@ -140,14 +140,11 @@ def _validate_checkpointing(job: TrainingJob, capacity: Capacity) -> Iterator[st
         yield f"checkpointing_config.volume_size_gib asks for {size} GiB; {free}."
 
 
-_SHELLS: Final = {"docker": "use docker exec.", "kubernetes": "use kubectl exec -c commands."}
-
-
 def _validate_session(job: TrainingJob, substrate: str) -> Iterator[str]:
     session = job.interactive_session
     if session and session.trigger is not InteractiveSessionTrigger.ON_DEMAND:
         yield (
             f"interactive_session.trigger is {session.trigger.value}; the {substrate} substrate "
             "has no interactive sessions. Leave interactive_session out: "
-            + _SHELLS.get(substrate, "the node is this machine.")
+            "prefect-bt shell opens a shell in a running node."
         )
