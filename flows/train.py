@@ -52,6 +52,7 @@ def train(
     keep_last: PositiveInt | None = None,
     keep_every: PositiveInt | None = None,
     max_run_time: float | str | None = None,
+    env: dict[str, str] | None = None,
     image: TrainingImage | None = None,
     compute: TrainingCompute | None = None,
     secrets: TrainingSecrets | None = None,
@@ -79,6 +80,8 @@ def train(
         keep_last: Number of newest committed checkpoints of each series to keep; by default all.
         keep_every: Keep also the checkpoints whose step is a multiple of this number.
         max_run_time: Seconds that the commands of a new job may run in all attempts, or "12h".
+        env: Environment variables of a new job that replace those of the definition. They are
+            visible in Prefect; put secrets into Secret blocks.
         image: Image; replaces that of the definition.
         compute: Compute; replaces that of the definition.
         secrets: Secrets that have precedence over Prefect's Secret blocks and the environment.
@@ -100,6 +103,7 @@ def train(
         job_id=job_id,
         source_dir=source_dir,
         job_name=job_name,
+        env=env,
         image=image,
         compute=compute,
         secrets=secrets,

@@ -42,6 +42,8 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             runs/<Prefect flow run id>.json   Prefect flow runs of the job
             calls/<parent's flow run id>/<request>-<n>   calls of parent runs for this job
             max_run_time.json                 seconds that a retry set instead of the job's limit
+            logins/<nanoseconds>-<nonce>.json a shell that a user opened in a node; create-only
+            environment.json                  variables that retries set instead of the definition's
             priority.json                     priority that replaces that of the definition
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
@@ -188,6 +190,10 @@ def job_calls_prefix(project_id: str, job_id: str) -> str:
 def job_objects_prefix(project_id: str, job_id: str) -> str:
     """Return the folder of the objects of all attempts."""
     return f"{job_prefix(project_id, job_id)}/objects"
+
+
+def logins_prefix(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/logins"
 
 
 def mirroring_prefix(project_id: str, job_id: str) -> str:

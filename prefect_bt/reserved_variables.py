@@ -13,6 +13,11 @@ LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
 SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
 
 
+def is_reserved(name: str) -> bool:
+    """Return whether the platform reserves the variable."""
+    return name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES
+
+
 def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int) -> dict[str, str]:
     """Return variables that launchers on every node of a gang use unless flags override them.
 

@@ -32,6 +32,7 @@ from prefect_bt.definitions import (
     load_training_project,
     training_project_from_json,
 )
+from prefect_bt.definitions.variable_overrides import check_variables, override_variables
 from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
@@ -68,6 +69,7 @@ class JobRequest:
     job_id: str | None = None
     source_dir: str | None = None
     job_name: str | None = None
+    env: dict[str, str] | None = None
     image: TrainingImage | None = None
     compute: TrainingCompute | None = None
     secrets: TrainingSecrets | None = None
@@ -82,6 +84,12 @@ class JobRequest:
         The process owns the job before it exists (JobSite.claim), so no other process recovers it
         meanwhile, and a death of this process at any point is noticed.
         """
+        if self.job_id and self.env:
+            raise DefinitionError(
+                "`env` is for a new job; `job_id` names one that exists.",
+                next_step=f"Change its variables: prefect-bt retry --job-id {self.job_id} --env …",
+                field="env",
+            )
         ledger, settings = self.ledger(), self.settings()
         check_creates_once(ledger.store, settings.state_dir)
         claim = JobLock(settings.state_dir)
@@ -127,6 +135,7 @@ class JobRequest:
             "substrate": chosen,
             "blocks": [block and block.model_dump(mode="json") for block in blocks],
             "options": {name: getattr(options, name) for name in limits},
+            **({"env": self.env} if self.env else {}),
             "retry_policy": repr(options.retry_policy),
         }
 
@@ -165,7 +174,8 @@ class JobRequest:
         }
         given = {name: value for name, value in changes.items() if value}
         job = project.job.model_copy(update=given)
-        return project.model_copy(update={"job": job}), folder.expanduser()
+        project = project.model_copy(update={"job": job})
+        return override_variables(project, check_variables(self.env or {})), folder.expanduser()
 
     @classmethod
     def from_run_parameters(cls, parameters: Mapping[str, Any]) -> JobRequest:

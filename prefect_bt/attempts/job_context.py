@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.open_ledger import load_definition
+from prefect_bt.ledger.open_ledger import load_current_definition
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
@@ -30,7 +30,7 @@ class JobContext:
         self.settings, self.secret_sources = settings, tuple(secret_sources)
         self.lock = JobLock(settings.state_dir)
         """The job's lock, for whoever runs the job; nothing is claimed in those who look at it."""
-        self.project = load_definition(record)
+        self.project = load_current_definition(ledger, record)
         self.holds: list[str] = []
         """Keys of what says that this job needs checkpoints of others."""
         self.notes: tuple[str, ...] = ()

@@ -7,8 +7,8 @@ docs/compatibility.md, Validation at push.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import ValidationError
@@ -27,6 +27,7 @@ from prefect_bt.definitions.interactive_session import (
     InteractiveSessionTrigger,
 )
 from prefect_bt.definitions.job import TrainingJob, TrainingProject
+from prefect_bt.definitions.variable_overrides import override_variables
 from prefect_bt.errors import DefinitionError
 
 NO_ACCELERATOR: Final = "none"
@@ -40,7 +41,7 @@ class Overrides:
 
     `interactive` is a trigger (`on_startup`, `on_failure`, `on_demand`); `accelerator` is
     `TYPE[:N]`, or `none` (ours) for a CPU job; `cpu_count` and `memory` (ours) are those of
-    Compute; `spot=False` is the same as not given.
+    Compute; `spot=False` is the same as not given. `env` was checked by `check_variables`.
     """
 
     job_name: str | None = None
@@ -54,6 +55,7 @@ class Overrides:
     entrypoint: str | None = None
     priority: int | None = None
     spot: bool = False
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def apply_overrides(
@@ -67,7 +69,7 @@ def apply_overrides(
         _replace_values(changed, overrides)
     except ValidationError as error:
         raise definition_error(error, TrainingProject, where="Overrides") from error
-    return changed, warnings
+    return override_variables(changed, overrides.env), warnings
 
 
 def _iter_warnings(job: TrainingJob, overrides: Overrides) -> Iterator[str]:
@@ -91,12 +93,18 @@ def _iter_warnings(job: TrainingJob, overrides: Overrides) -> Iterator[str]:
     ):
         if new is not None and old != unset:
             yield f"The config file's {name} {old!r} is ignored: {flag} {new!r} was given."
+    variables = job.runtime.environment_variables
+    for variable in sorted(variables.keys() & overrides.env.keys()):
+        value = variables[variable]
+        if value != overrides.env[variable]:  # values can be secrets: they are not shown
+            what = "value" if isinstance(value, str) else "secret"
+            yield f"The config file's {what} of {variable} is ignored: --env {variable} was given."
 
 
 def _replace_values(project: TrainingProject, overrides: Overrides) -> None:
     job, timeout = project.job, overrides.interactive_timeout_minutes
     session = job.interactive_session or InteractiveSession()
-    for target, field, value in (
+    for target, name, value in (
         (project, "team_name", overrides.team),
         (job, "name", overrides.job_name),
         (job, "priority", overrides.priority),
@@ -106,7 +114,7 @@ def _replace_values(project: TrainingProject, overrides: Overrides) -> None:
         (session, "timeout_minutes", timeout),
     ):
         if value is not None:
-            setattr(target, field, value)
+            setattr(target, name, value)
     if overrides.entrypoint is not None:
         job.runtime.start_commands = [overrides.entrypoint]
     if overrides.interactive is not None:

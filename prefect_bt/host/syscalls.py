@@ -31,6 +31,7 @@ MS_RELATIME: Final = 1 << 21
 MNT_DETACH: Final = 2
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG = 1
 _OPENAT2 = 437
 """Number of the system call, the same on every architecture."""
 _RESOLVE_IN_ROOT, _NO_MAGIC_LINKS = 0x10, 0x02
@@ -92,6 +93,17 @@ def set_subreaper(enabled: bool = True) -> None:
     """Make orphaned descendants children of this process instead of init's, or undo it."""
     zero, wanted = ctypes.c_ulong(0), ctypes.c_ulong(enabled)
     _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), wanted, zero, zero, zero)
+
+
+def set_parent_death_signal(number: int) -> None:
+    """Have the kernel send this process the signal when its parent ends."""
+    zero = ctypes.c_ulong(0)
+    _call("prctl", ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(number), zero, zero, zero)
+
+
+def setns(descriptor: int, kind: int) -> None:
+    """Enter the namespace that was opened; a user namespace needs a process with one thread."""
+    _call("setns", ctypes.c_int(descriptor), ctypes.c_int(kind))
 
 
 def _call(name: str, *arguments: Any) -> int:

@@ -22,7 +22,7 @@ from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.job_index.entries import store_document
 from prefect_bt.jobs.provenance import provenance_document
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.open_ledger import load_definition
+from prefect_bt.ledger.open_ledger import load_current_definition
 from prefect_bt.ledger.records import JobEvent, JobRecord, Outcome, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.quantities import format_iso
@@ -44,7 +44,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     """
     events = ledger.list_events(record.id)
     last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
-    job = load_definition(record).job
+    job = load_current_definition(ledger, record).job
     error = last.message if last.state.failed else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     resources = ledger.find_resources(record)
@@ -86,6 +86,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "run_time": sum_run_time(ledger.list_outcomes(record.id)),
         "substrate": record.substrate,
         "only_on": record.host.partition(":")[0] or None,
+        "environment_variables": job.runtime.model_dump(mode="json")["environment_variables"],
         "image": {
             "reference": job.image.base_image,
             "pinned": ledger.pins.read_image(record.id) or None,

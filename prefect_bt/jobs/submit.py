@@ -8,7 +8,7 @@ job are written, in that order, and the job is started.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
+from prefect_bt.definitions.variable_overrides import check_variables, override_variables
 from prefect_bt.errors import NotFoundError, PrefectBtError, UsageError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.host.python.base_interpreter import describe_python
@@ -37,7 +38,7 @@ from prefect_bt.jobs.starting.probable_machine import find_probable_machine
 from prefect_bt.jobs.starting.start_queued import list_cluster_notes, list_secret_notes
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.open_ledger import load_definition, open_ledger
+from prefect_bt.ledger.open_ledger import load_current_definition, open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget
 from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR
@@ -72,6 +73,7 @@ def push(  # noqa: PLR0913 (truss names them)
     retry_choices: RetryOverrides = NO_OVERRIDES,
     max_run_time: float | str | None = None,
     here: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Submit a job, as `truss_train.push` does, and return when it is accepted.
 
@@ -91,6 +93,7 @@ def push(  # noqa: PLR0913 (truss names them)
         retry_choices: As `retry_choices` of SubmitOptions.
         max_run_time: As `max_run_time` of SubmitOptions.
         here: As `here` of SubmitOptions.
+        env: Environment variables that replace those of the definition.
 
     Returns:
         The job's document: the keys of the job, the same document under `training_job`, its project
@@ -119,6 +122,7 @@ def push(  # noqa: PLR0913 (truss names them)
         project, folder = to_training_project(config), Path(source_dir or Path.cwd())
     if team_id is not None:
         project = project.model_copy(update={"team_name": team_id})
+    project = override_variables(project, check_variables(env or {}))
     document = submit(project, source_dir=folder, options=options)
     if isinstance(config, (str, Path)):
         document["job_object"] = project.job
@@ -207,13 +211,19 @@ def dry_run(
     return replace(plan, nodes=nodes), packed.contents
 
 
-def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
+def recreate(
+    job_id: str,
+    *,
+    options: SubmitOptions | None = None,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Submit a new job with the stored definition and workspace of another job.
 
     Args:
         job_id: Id of the job to repeat.
         options: Options of the new job; None keeps the value of the repeated job.
             The substrate is always that of the repeated job.
+        env: Environment variables that replace those of the repeated job.
 
     Returns:
         The document of the new job, as from `submit`.
@@ -222,11 +232,13 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
         NotFoundError: The store has no job with this id.
         PrefectBtError: The job cannot be accepted.
     """
+    variables = check_variables(env or {})
     ledger = open_ledger((options or SubmitOptions()).store)
     old = ledger.get_job(job_id)
     options = replace(options or SubmitOptions(), substrate=old.substrate)
     team = {"team_name": ledger.projects.get_team(old.project_id)}
-    project = load_definition(old).model_copy(update=team)
+    project = load_current_definition(ledger, old).model_copy(update=team)
+    project = override_variables(project, variables)
     plan = plan_submission(ledger, project, options)
     with _download_workspace(ledger, old) as packed, open_job_launcher(options) as launcher:
         record = write_job(ledger, project, options, packed, owner=launcher, plan=plan, old=old)

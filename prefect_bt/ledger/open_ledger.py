@@ -1,11 +1,18 @@
-"""Open the ledger of a store, and load the definition of a job."""
+"""Open the ledger of a store, and load the definition of a job.
+
+A retry can replace environment variables of the definition: <job>/environment.json, name -> value.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from prefect_bt import codec
+from prefect_bt.ledger.job_objects import find_object
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_keys import job_prefix
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 
@@ -23,3 +30,28 @@ def load_definition(record: JobRecord) -> TrainingProject:
     from prefect_bt.definitions import training_project_from_json
 
     return training_project_from_json(record.definition)
+
+
+def load_current_definition(ledger: Ledger, record: JobRecord) -> TrainingProject:
+    """Return the definition that the next attempt uses: as pushed, with the variables of retries.
+
+    Raises StoreError, and ValueError or TypeError for a damaged record.
+    """
+    from prefect_bt.definitions.variable_overrides import override_variables
+
+    return override_variables(load_definition(record), _read_variables(ledger, record))
+
+
+def add_variables(ledger: Ledger, record: JobRecord, variables: Mapping[str, str]) -> None:
+    """Set these variables for the next attempts; those that earlier retries set are kept."""
+    if variables:
+        merged = {**_read_variables(ledger, record), **variables}
+        ledger.store.put(_variables_key(record), codec.dumps(merged).encode())
+
+
+def _read_variables(ledger: Ledger, record: JobRecord) -> dict[str, str]:
+    return find_object(ledger.store, _variables_key(record), dict[str, str]) or {}
+
+
+def _variables_key(record: JobRecord) -> str:
+    return f"{job_prefix(record.project_id, record.id)}/environment.json"

@@ -38,8 +38,8 @@ _by_time: Final = attrgetter("at")
 class JobLogs:
     """The logs of one job and how far they were read.
 
-    `list_live` returns the logs of running nodes, given the attempts (logs.live_logs). The lines of `platform` are
-    merged in, unless ranks are selected.
+    `list_live` returns the logs of running nodes, given the attempts (logs.live_logs). The lines of
+    `platform` are merged in, unless ranks are selected.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_filter import JobLine
 from prefect_bt.logs.line_format import PLATFORM_RANK, LogLine
+from prefect_bt.logs.logins import LoginReader
 from prefect_bt.object_keys import mirroring_prefix
 from prefect_bt.text.progress import Progress
 from prefect_bt.text.quantities import format_size
@@ -38,6 +39,7 @@ class JobHistory:
 
     def __init__(self, ledger: Ledger, record: JobRecord) -> None:
         self._ledger, self._record = ledger, record
+        self._logins = LoginReader(ledger, record)
         job: dict[str, Any] = record.definition.get("job", {})
         compute: dict[str, Any] = job.get("compute") or {}
         image: dict[str, Any] = job.get("image") or {}
@@ -54,6 +56,7 @@ class JobHistory:
         found = [
             *self._iter_weights_entries(),
             *self._iter_stop_entries(),
+            *((login.at, login.message, LogLevel.WARNING) for login in self._logins.read()),
             *self._iter_event_entries({outcome.message for outcome in outcomes}),
             *(_format_outcome(outcome) for outcome in outcomes if outcome.ended_at),
         ]

@@ -24,9 +24,7 @@ def iter_notes(project: TrainingProject, context: PlanContext) -> Iterator[str]:
             f"The job asks for {wanted}; {context.machine} has {', '.join(have)} and runs it on "
             "those."
         )
-    yield from _iter_ineffective_fields(
-        job, in_image=context.supports_images, on_cluster=context.substrate == "kubernetes"
-    )
+    yield from _iter_ineffective_fields(job, on_cluster=context.substrate == "kubernetes")
     for kind, name in (("JOB", context.job_name), ("PROJECT", project.name)):
         if (safe := to_directory_name(name)) != name:
             yield f"BT_TRAINING_{kind}_NAME is {safe!r}: scripts use it as the name of a folder."
@@ -71,14 +69,13 @@ def _iter_line_end_notes(commands: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _iter_ineffective_fields(
-    job: TrainingJob, *, in_image: bool, on_cluster: bool
-) -> Iterator[str]:
+def _iter_ineffective_fields(job: TrainingJob, *, on_cluster: bool) -> Iterator[str]:
     """Yield a note for each given field that has no effect in this release."""
     if on_cluster and job.priority is not None:
         yield f"priority {job.priority} has no effect yet on Kubernetes."
     if on_cluster and job.compute.availability_model is AvailabilityModel.SPOT:
         yield "availability_model SPOT has no effect yet on Kubernetes."
     if job.interactive_session:
-        how = "docker exec" if in_image else "a shell on this machine"
-        yield f"interactive_session has no effect yet: no session opens; use {how} instead."
+        yield (
+            "interactive_session has no effect yet: no session opens; use prefect-bt shell instead."
+        )

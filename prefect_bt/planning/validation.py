@@ -15,7 +15,7 @@ from prefect_bt.planning.machine_offers import (
 )
 from prefect_bt.planning.mount_validation import has_control_characters, validate_mounts
 from prefect_bt.planning.weights_validation import iter_source_problems
-from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX
+from prefect_bt.reserved_variables import RESERVED_NAMES, RESERVED_PREFIX, is_reserved
 from prefect_bt.substrates.protocol import Capacity
 from prefect_bt.text.usable_text import is_too_long
 
@@ -99,7 +99,7 @@ def _validate_commands(job: TrainingJob) -> Iterator[str]:
 
 def _validate_environment(job: TrainingJob) -> Iterator[str]:
     for name, value in job.runtime.environment_variables.items():
-        if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES:
+        if is_reserved(name):
             yield (
                 f"runtime.environment_variables sets {name}; names that begin with "
                 f"{RESERVED_PREFIX}, {' and '.join(RESERVED_NAMES)} are the platform's. "
@@ -129,14 +129,11 @@ def _validate_checkpointing(job: TrainingJob, capacity: Capacity) -> Iterator[st
         yield f"checkpointing_config.volume_size_gib asks for {size} GiB; {free}."
 
 
-_SHELLS: Final = {"docker": "use docker exec.", "kubernetes": "use kubectl exec -c commands."}
-
-
 def _validate_session(job: TrainingJob, substrate: str) -> Iterator[str]:
     session = job.interactive_session
     if session and session.trigger is not InteractiveSessionTrigger.ON_DEMAND:
         yield (
             f"interactive_session.trigger is {session.trigger.value}; the {substrate} substrate "
             "has no interactive sessions. Leave interactive_session out: "
-            + _SHELLS.get(substrate, "the node is this machine.")
+            "prefect-bt shell opens a shell in a running node."
         )

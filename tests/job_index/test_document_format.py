@@ -8,7 +8,8 @@ from tests.cli.conftest import ENDED, Shop
 
 FIELDS = (
     "attempts availability_model checkpoint_sync_error checkpoint_sync_status checkpoints "
-    "created_at current_status error_message events flow_run_id flow_run_url id image "
+    "created_at current_status environment_variables error_message events flow_run_id "
+    "flow_run_url id image "
     "instance_type max_run_time name node_count priority resources retries run_time "
     "store substrate training_project training_project_id truss_user_env uncommitted updated_at "
     "uploads user warnings weights"
@@ -17,7 +18,7 @@ FIELDS = (
 
 def test_other_fields_need_another_format(tmp_path: Path) -> None:
     """A reader would miss a new field in the documents that are stored already."""
-    assert entries.FORMAT == 3, "add the new fields above"
+    assert entries.FORMAT == 4, "add the new fields above"
     shop = Shop(str(tmp_path / "store"))
     found = job_document(shop.ledger, shop.job("tiny", *ENDED))
     assert " ".join(sorted(found)) == FIELDS

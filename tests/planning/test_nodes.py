@@ -163,7 +163,7 @@ def test_fields_without_effect_are_noted_and_no_others() -> None:
         "interactive_session",
     ]
     in_image = plan_gang(given, replace(CONTEXT, supports_images=True)).notes
-    assert any("use docker exec instead" in note for note in in_image)
+    assert any("use prefect-bt shell instead" in note for note in in_image)
     assert not any("no effect" in note for note in plan_gang(project(), CONTEXT).notes)
 
 

@@ -10,6 +10,7 @@ from prefect_bt import codec
 from prefect_bt.cli.jobs.render_plan import show_plan
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.jobs.submission_result import print_and_follow
+from prefect_bt.cli.jobs.variable_options import NO_VARIABLES, VariableOptions
 from prefect_bt.cli.ui.options import (
     Deployment,
     DryRun,
@@ -58,6 +59,7 @@ def push(
     keep_last: PositiveCount = None,
     keep_every: PositiveCount = None,
     max_run_time: MaxRunTime = None,
+    variables: VariableOptions = NO_VARIABLES,
     deployment: Deployment = None,
     here: Here = False,
     dry_run: DryRun = False,
@@ -94,6 +96,8 @@ def push(
 
     `prefect-bt push recipe.py --accelerator none --cpu-count 2 --memory 4Gi --node-count 1`
 
+    `prefect-bt push config.py --env LR=3e-4 --env WANDB_MODE`
+
     `prefect-bt push config.py --dry-run -o json`
     """
     overrides = Overrides(
@@ -108,6 +112,7 @@ def push(
         entrypoint=entrypoint,
         priority=priority,
         spot=spot,
+        env=variables.read(),
     )
     # The launcher starts while the job is planned.
     options = SubmitOptions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.jobs.submission_result import print_and_follow
+from prefect_bt.cli.jobs.variable_options import NO_VARIABLES, VariableOptions
 from prefect_bt.cli.ui.options import (
     Deployment,
     Here,
@@ -32,6 +33,7 @@ def recreate(
     here: Here = False,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
     max_run_time: MaxRunTime = None,
+    variables: VariableOptions = NO_VARIABLES,
     yes: Yes = False,
     output: Output = "cli-table",
     remote: Remote = None,
@@ -50,6 +52,7 @@ def recreate(
 
     `prefect-bt recreate --job-id abc1234 --tail`
     """
+    env = variables.read()
     chosen = job_id or select_job(open_ledger(), JobFilter(), terminal).id
     terminal.confirm(f"Recreate training job {chosen}?", yes=yes or job_id is not None)
     with terminal.spinner(f"Recreating job {chosen}"):
@@ -59,7 +62,7 @@ def recreate(
             max_run_time=max_run_time,
             here=here,
         )
-        document = submit_again(chosen, options=options)
+        document = submit_again(chosen, options=options, env=env)
     return print_and_follow(terminal, document, tail=tail, wait=wait)
 
 
@@ -69,6 +72,7 @@ def retry(
     tail: Tail = False,
     wait: Wait = False,
     max_run_time: MaxRunTime = None,
+    variables: VariableOptions = NO_VARIABLES,
     output: Output = "cli-table",
     remote: Remote = None,
     terminal: InjectedTerminal,
@@ -85,7 +89,10 @@ def retry(
     Examples:
 
     `prefect-bt retry --job-id abc1234 --tail`
+
+    `prefect-bt retry --job-id abc1234 --env BATCH_SIZE=8`
     """
+    env = variables.read()
     with terminal.spinner(f"Retrying job {job_id}"):
-        document = resubmit.retry(job_id, max_run_time=max_run_time)
+        document = resubmit.retry(job_id, max_run_time=max_run_time, env=env)
     return print_and_follow(terminal, document, tail=tail, wait=wait)

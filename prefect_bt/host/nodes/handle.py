@@ -100,7 +100,7 @@ class HostHandle:
             write_stop_request(
                 self.folder.stop_request, replace(before, force=True, unanswered=True)
             )
-        agents = [pid for pid in self._marked_processes() if _is_node_process(pid)]
+        agents = [pid for pid in self._marked_processes() if is_node_process(pid)]
         parents = {processes.read_parent(pid) for pid in agents}
         for pid in agents:
             if before.unanswered or pid not in parents:
@@ -108,7 +108,7 @@ class HostHandle:
                     os.kill(pid, signal.SIGKILL)
 
     def kill_commands(self) -> bool:
-        found = [pid for pid in self._marked_processes() if not _is_node_process(pid)]
+        found = [pid for pid in self._marked_processes() if not is_node_process(pid)]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -294,5 +294,6 @@ def _remove_mount_points(root: Path) -> None:
         list(threads.map(drop, [entry.path for entry in found]))
 
 
-def _is_node_process(pid: int) -> bool:
+def is_node_process(pid: int) -> bool:
+    """Return whether it is a guard or an agent."""
     return _NODE_MODULE in processes.read_command_line(pid)

@@ -129,9 +129,9 @@ def test_a_run_after_a_killed_prune_has_an_epoch_of_its_own(ledger: Ledger, here
 
 def test_of_two_retries_for_any_worker_one_is_refused(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
-    _request_attempt(ledger, job_id, None, any_host=True)
+    _request_attempt(ledger, ledger.get_job(job_id), None, {}, any_host=True)
     with pytest.raises(StateError, match="only a job that failed"):
-        _request_attempt(ledger, job_id, None, any_host=False)
+        _request_attempt(ledger, ledger.get_job(job_id), None, {}, any_host=False)
     asked = [event for event in ledger.list_events(job_id) if event.state is JobState.CREATED]
     assert len(asked) == 2, "the first one, and one retry"
     epochs = ledger.get_epochs(job_id)

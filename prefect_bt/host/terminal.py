@@ -1,0 +1,130 @@
+"""The terminal of this process, while a program somewhere else uses it."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+STDIN: Final = 0
+_CHUNK: Final = 65536
+
+
+@dataclass(frozen=True)
+class ShellRequest:
+    """A command to run in a node with this process's terminal; none for a shell."""
+
+    command: tuple[str, ...] = ()
+    with_secrets: bool = False
+    """Whether the command gets the variables that hold secrets."""
+
+
+class RemoteProgram(Protocol):
+    """A program whose input and output pass through this process."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable with output."""
+        ...
+
+    def read(self) -> list[tuple[int, bytes]] | None:
+        """Return output that is there, each with the descriptor to print it on; None at its end."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def close_input(self) -> None:
+        """Pass on the end of the input."""
+        ...
+
+    def resize(self, rows: int, columns: int) -> None: ...
+
+
+def has_terminal() -> bool:
+    """Return whether input and output are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def terminal_variables() -> dict[str, str]:
+    """Return the variables that describe the terminal to a program."""
+    return {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+
+
+def read_size() -> tuple[int, int]:
+    """Return rows and columns of the terminal."""
+    columns, rows = shutil.get_terminal_size()
+    return rows, columns
+
+
+@contextmanager
+def restored_terminal() -> Generator[None]:
+    """Restore the terminal's settings and its foreground group afterwards."""
+    if not os.isatty(STDIN):
+        yield
+        return
+    settings = termios.tcgetattr(STDIN)
+    try:
+        yield
+    finally:
+        previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with suppress(OSError, termios.error):  # the terminal was closed
+            os.tcsetpgrp(STDIN, os.getpgrp())
+            termios.tcsetattr(STDIN, termios.TCSADRAIN, settings)
+        signal.signal(signal.SIGTTOU, previous)
+
+
+def relay(program: RemoteProgram, *, interactive: bool) -> None:
+    """Pass input, output and, if `interactive`, every key and the window's size, until it ends."""
+    waking, wake = os.pipe()
+    for descriptor in (waking, wake):
+        os.set_blocking(descriptor, False)
+
+    def note_resize(*_: object) -> None:
+        with suppress(BlockingIOError):
+            os.write(wake, b"\0")
+
+    previous = signal.signal(signal.SIGWINCH, note_resize) if interactive else None
+    try:
+        with restored_terminal():
+            if interactive:
+                tty.setraw(STDIN)
+                program.resize(*read_size())
+            _copy(program, waking)
+    finally:
+        if interactive:
+            signal.signal(signal.SIGWINCH, previous)
+        os.close(waking)
+        os.close(wake)
+
+
+def _copy(program: RemoteProgram, waking: int) -> None:
+    sources = [program.fileno(), waking, STDIN]
+    while True:
+        ready = select.select(sources, [], [])[0]
+        if waking in ready:
+            os.read(waking, _CHUNK)
+            program.resize(*read_size())
+        if STDIN in ready:
+            if data := os.read(STDIN, _CHUNK):
+                program.write(data)
+            else:
+                sources.remove(STDIN)
+                program.close_input()
+        if sources[0] in ready:
+            output = program.read()
+            if output is None:
+                return
+            for descriptor, data in output:
+                _write_all(descriptor, data)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
