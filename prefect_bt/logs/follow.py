@@ -25,7 +25,7 @@ MAX_OUTAGE: Final = 600.0
 """Seconds of an outage of the store after which the following ends."""
 
 
-def follow_lines(
+def follow_lines(  # noqa: PLR0913 (what the caller sees between two passes)
     logs: JobLogs,
     query: LineFilter = ALL_LINES,
     *,
