@@ -118,6 +118,8 @@ class Settings(BaseModel):
     """Endpoint of cw:// stores; inside CoreWeave's clusters `http://cwlota.com`."""
     orphan_deadline: float = Field(default=60.0, gt=0)
     """Seconds after which a node stops because no process owns its job."""
+    departed_after: float = Field(default=600.0, ge=0)
+    """Seconds of silence of a machine after which another one takes up its jobs; 0: never."""
     server_port: int = Field(default=4200, ge=1, le=65535)
     """Port of the Prefect server that `prefect-bt up` starts."""
 

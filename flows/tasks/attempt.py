@@ -40,8 +40,10 @@ from prefect_bt.flows.tasks.reporting.upload_progress import report_upload_progr
 from prefect_bt.flows.tasks.retry_delay import RetryDelay
 from prefect_bt.flows.tasks.stop_requests import QueueWatcher, watch_for_stop
 from prefect_bt.host.job_lock import host_id
+from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
+from prefect_bt.substrates import CLUSTERS
 from prefect_bt.text.durations import format_duration
 from prefect_bt.text.number_ranges import format_ranks
 
@@ -178,6 +180,8 @@ def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], boo
             )
             wait(followers)
         except BaseException as error:
+            if isinstance(error, Superseded) and site.record.substrate in CLUSTERS:
+                raise  # the machine that runs the job now watches its pods
             lost = isinstance(error, Exception)
             why = f"it could no longer be monitored: {describe_error(error)}" if lost else ""
             gang.shut_down(why or StopReason.STOPPED)

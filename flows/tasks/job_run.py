@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from typing import Any
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 from rich.console import Console
 
+from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import was_preempted
+from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.accept_job import accept_job, mirror_job_weights, rename_flow_run
 from prefect_bt.flows.tasks.attempt import run_attempts, should_continue
 from prefect_bt.flows.tasks.finish_job import JobRun, final_state, finalize_job
-from prefect_bt.flows.tasks.job_task import call_task
+from prefect_bt.flows.tasks.job_task import call_task, start_thread
 from prefect_bt.flows.tasks.train_request import JobRequest
 from prefect_bt.flows.tasks.wait_for_capacity import wait_in_queue
+from prefect_bt.ledger.requests import OWNER, READER
+from prefect_bt.substrates import CLUSTERS
+
+MARK_INTERVAL: Final = 20.0
+"""Seconds between two marks of a flow, shorter than those for which a reader's mark counts."""
 
 
 def run_job_to_completion(
@@ -30,8 +39,32 @@ def run_job_to_completion(
         accepted = call_task(accept_job, request, job)
         if job.site is None:
             return Cancelled(message=accepted.message)
-        job.ended = _mirror_and_run(job)
+        with _mark_ownership(job.site):
+            job.ended = _mirror_and_run(job)
     return final_state(job)
+
+
+@contextmanager
+def _mark_ownership(site: JobContext) -> Generator[None]:
+    """Mark in the store, while the block runs, that a flow has the job; of pods, also read logs."""
+    ended = threading.Event()
+    names = (OWNER, READER) if site.record.substrate in CLUSTERS else (OWNER,)
+
+    def mark() -> None:
+        requests = site.ledger.controls.open_requests(site.job_id)
+        while True:
+            for name in names:
+                with suppress(StoreError):
+                    requests.mark(name)
+            if ended.wait(MARK_INTERVAL):
+                return
+
+    thread = start_thread(mark)
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=1)
 
 
 def _mirror_and_run(run: JobRun) -> list[State[Any]]:

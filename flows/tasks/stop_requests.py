@@ -29,17 +29,13 @@ from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.jobs.starting.launcher import prestart_launcher
 from prefect_bt.jobs.starting.start_queued import has_waiting_jobs, is_queued_here
-from prefect_bt.ledger.requests import OWNER
 from prefect_bt.object_store.protocols import SupportsLinks
-from prefect_bt.substrates import CLUSTERS
 
 RECORD_POLL_INTERVAL: Final = 0.5
 """Seconds between two reads of the requests in a folder of this machine."""
 REMOTE_POLL_INTERVAL: Final = 2.0
 """Seconds between two reads of the requests in a bucket."""
 QUEUE_POLL_INTERVAL: Final = 5.0
-MARK_INTERVAL: Final = 10.0
-"""Seconds between two marks that a flow watches the pods of its job, and reads their logs."""
 EPOCH_CHECK_INTERVAL: Final = 5.0
 """Interval between checks whether a person gave the job to another machine, in seconds."""
 MIN_RUN_POLL_INTERVAL: Final = 3.0
@@ -72,7 +68,7 @@ class StopWatcher:
     def __init__(self, site: JobContext) -> None:
         self._site = site
         self._stopped = False
-        self._record_due = self._prefect_due = self._epoch_due = self._mark_due = 0.0
+        self._record_due = self._prefect_due = self._epoch_due = 0.0
         self._pause = MIN_RUN_POLL_INTERVAL
         self._run_ids = [str(flow_run.get_id()), *site.parent_run_ids]
         self._events = _CancellationListener(self._run_ids)
@@ -94,9 +90,6 @@ class StopWatcher:
                     self._site.ledger.get_epochs(self._site.job_id).check(self._site.epoch)
                 if self._site.ledger.controls.find_stop_request(self._site.job_id):
                     self._stopped = True
-                if self._site.record.substrate in CLUSTERS and now >= self._mark_due:
-                    self._mark_due = now + MARK_INTERVAL
-                    self._site.ledger.controls.open_requests(self._site.job_id).mark(OWNER)
         if not self._stopped and (now >= self._prefect_due or self._events.poll()):
             # The runs' own word: an event may be of an earlier life of the same run.
             cancelled = is_any_cancelled(self._run_ids)

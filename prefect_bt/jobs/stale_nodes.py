@@ -20,6 +20,7 @@ from prefect_bt.ledger.removals import delete_removals, list_removals
 from prefect_bt.object_keys import INDEX_REMOVALS
 from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.settings import Settings
+from prefect_bt.substrates import CLUSTERS
 
 REMOVAL_GRACE: Final = 60.0
 """Seconds after the end of a job in which the process that ended it removes its nodes."""
@@ -29,20 +30,16 @@ def shut_down_local_nodes(site: JobContext, why: str) -> None:
     """End the nodes that this machine launched for the job, and record nothing.
 
     The caller owns the job on this machine. Files that the nodes had not committed stay in their
-    checkpoint folders. In a cluster, nodes of the machine that runs the job now are listed too, and
-    are left alone.
+    checkpoint folders. Pods of a running job are left to the machine that runs it now, which may
+    have taken up their attempt.
     """
-    foreign = {
-        begun.attempt
-        for begun in site.ledger.list_attempts(site.job_id)
-        if not is_this_host(site.settings.state_dir, begun.host)
-    }
-    nodes = site.substrate.list_nodes(site.job_id)
-    handles = [handle for handle in nodes if handle.attempt not in foreign]
-    for attempt in {handle.attempt for handle in handles}:
-        nodes = [handle for handle in handles if handle.attempt == attempt]
-        Gang(attempt, nodes, grace=site.settings.grace).shut_down(why)
-    remove_nodes(site, handles)
+    is_over = site.ledger.get_state(site.job_id).terminal
+    if is_over or site.record.substrate not in CLUSTERS:
+        handles = site.substrate.list_nodes(site.job_id)
+        for attempt in {handle.attempt for handle in handles}:
+            nodes = [handle for handle in handles if handle.attempt == attempt]
+            Gang(attempt, nodes, grace=site.settings.grace).shut_down(why)
+        remove_nodes(site, handles)
     kill_flow_helpers(site.job_id)
 
 

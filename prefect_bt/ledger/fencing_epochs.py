@@ -131,18 +131,25 @@ class Epochs:
             raise Superseded(self.job_id, self._read(newest))
 
     def claim(
-        self, host: str, *, purpose: str = RUN, abandoned: bool = False, unstarted: bool = False
+        self,
+        host: str,
+        *,
+        purpose: str = RUN,
+        abandoned: bool = False,
+        unstarted: bool = False,
+        departed: int = 0,
     ) -> int:
         """Return the number of the epoch in which `host` may act.
 
         The caller holds the job's lock on `host`. Raises StateError while another machine holds
         the job, unless a person says that it is `abandoned`, or the job is `unstarted`: it waits,
-        and the time of the starter that claimed it has passed. NotFoundError when the job is
-        deleted meanwhile.
+        and the time of the starter that claimed it has passed. `departed`: number of a claim whose
+        machine has been silent for long. NotFoundError when the job is deleted meanwhile.
         """
         while True:
             held, ended = self._newest_and_ended()
-            followed = abandoned or (unstarted and held.purpose == RUN)
+            is_departed = held.number == departed > 0
+            followed = abandoned or is_departed or (unstarted and held.purpose == RUN)
             if held.host != ANY_HOST and not ended:
                 if not is_same_host(held.host, host):
                     if not followed:
@@ -150,6 +157,7 @@ class Epochs:
                 elif held.number and held.purpose == purpose == RUN:
                     return held.number
             by = "" if ended or not followed else "abandoned" if abandoned else "unstarted"
+            by = "departed" if is_departed and not ended else by
             mine = Epoch(held.number + 1, host, self.new_nonce(), self._clock(), purpose, by)
             if self._create(mine):
                 return mine.number

@@ -129,7 +129,7 @@ class Ledger:
         """Return the claims of the job: which machine may act for it."""
         return Epochs(self.store, job_id, self._job_prefix(job_id), clock=self._clock)
 
-    def claim(
+    def claim(  # noqa: PLR0913 (as Epochs.claim)
         self,
         job_id: str,
         host: str,
@@ -137,10 +137,12 @@ class Ledger:
         purpose: str = RUN,
         abandoned: bool = False,
         unstarted: bool = False,
+        departed: int = 0,
     ) -> int:
         """Return the epoch in which `host` may act for the job (Epochs.claim)."""
-        epochs = self.get_epochs(job_id)
-        return epochs.claim(host, purpose=purpose, abandoned=abandoned, unstarted=unstarted)
+        return self.get_epochs(job_id).claim(
+            host, purpose=purpose, abandoned=abandoned, unstarted=unstarted, departed=departed
+        )
 
     # -- lifecycle --------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
                               is back in the queue
     <attempt>-rank-<r>.json   to one node; replaced
     reader                    empty; replaced while a process reads the live logs
-    owner                     empty; replaced while a flow watches pods, whose logs it reads
+    owner                     empty; replaced while a flow runs the job
 
 A node's machine acts by itself on a stop that no flow passes on.
 """
@@ -59,8 +59,6 @@ class PendingRequests:
     """Ranks of the attempt that have a request."""
     reader_mark: float = 0.0
     """Date of the last mark of a reader, by the store's clock; 0: there is none."""
-    owner_mark: float = 0.0
-    """Date of the last mark of a flow, by the store's clock; 0: there is none."""
 
     @property
     def stops_job(self) -> bool:
@@ -92,7 +90,6 @@ class NodeRequests:
             frozenset(modified),
             frozenset(int(match[2]) for match in ranks if int(match[1]) == self.attempt),
             modified.get(READER, 0.0),
-            modified.get(OWNER, 0.0),
         )
 
     def mark(self, name: str) -> None:

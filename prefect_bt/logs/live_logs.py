@@ -46,6 +46,12 @@ class PublishedLog:
         return b""
 
 
+def list_published_logs(store: Store, record: JobRecord, attempt: int) -> list[PublishedLog]:
+    """Return the logs of an attempt as far as their machine has published them. StoreError."""
+    gang = GangObjects.of_attempt(store, record.project_id, record.id, attempt)
+    return [PublishedLog(gang, attempt, rank) for rank in gang.list_ranks()]
+
+
 class LiveLogs:
     """The logs of the running nodes of one job, as a process of this machine reads them."""
 

@@ -230,12 +230,11 @@ class GangPublisher:
                 node.node.apply_request(node.request, request)
                 node.request = request
         self._follow_stop(is_requested=pending.stops_job)
-        mark = max(pending.reader_mark, pending.owner_mark)
-        if mark == self._mark:
+        if pending.reader_mark == self._mark:
             return False
         # The dates of the store are compared with each other: no machine's clock matters.
         begins = time.monotonic() >= self._read_until
-        self._mark, self._read_until = mark, time.monotonic() + READER_SECONDS
+        self._mark, self._read_until = pending.reader_mark, time.monotonic() + READER_SECONDS
         return begins
 
     def _follow_stop(self, *, is_requested: bool) -> None:

@@ -18,6 +18,7 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.stale_nodes import UnfinishedRemovals
 from prefect_bt.jobs.starting.cancelled_runs import CancelledRuns
 from prefect_bt.jobs.starting.cluster_reader import report_cluster
+from prefect_bt.jobs.starting.departed_jobs import DepartedJobs
 from prefect_bt.jobs.starting.lost_jobs import LostJobs
 from prefect_bt.jobs.starting.queued_runs import WaitReasons
 from prefect_bt.jobs.starting.start_queued import (
@@ -41,6 +42,8 @@ REMOVAL_INTERVAL: Final = 20.0
 """Seconds between two looks for nodes of ended jobs that are not removed."""
 CLUSTER_INTERVAL: Final = 20.0
 """Seconds between two reports of the machine's cluster, which cost two lists of the API server."""
+DEPARTED_INTERVAL: Final = 20.0
+"""Seconds between two looks for jobs of machines that are gone."""
 LOST_INTERVAL: Final = 20.0
 """Seconds between two looks for jobs that no process has, and for records that are damaged."""
 MAX_CPU_SHARE: Final = 0.01
@@ -98,6 +101,15 @@ class QueuePoller:
                 for sentence in lost.put_back():
                     self._news.put(sentence)
             time.sleep(LOST_INTERVAL)
+
+    def _follow_departed_jobs(self) -> None:
+        """Take up the jobs of departed machines, for ever."""
+        departed = DepartedJobs(open_ledger(), Settings())
+        while True:
+            with suppress(PrefectBtError, OSError, *DAMAGED):
+                for job_id, what in departed.take_up():
+                    self._news.put(f"job {job_id}: {what}")
+            time.sleep(DEPARTED_INTERVAL)
 
     def _follow_removals(self) -> None:
         """Remove nodes of ended jobs, for ever; report each result once."""
