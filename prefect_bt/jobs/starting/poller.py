@@ -61,8 +61,8 @@ class QueuePoller:
         self._queue = open_machine_queue(self._ledger)
         self._due_at = self._report_due_at = self._head_due_at = 0.0
         self._news = SimpleQueue[str]()
-        follows = (self._follow_lost_jobs, self._follow_removals, _follow_prefect, _report_cluster)
-        for follow in follows:
+        follows_news = (self._follow_lost_jobs, self._follow_departed_jobs, self._follow_removals)
+        for follow in (*follows_news, _follow_prefect, _report_cluster):
             threading.Thread(target=follow, daemon=True, name=follow.__name__).start()
 
     @property
