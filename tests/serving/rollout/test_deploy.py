@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.errors import StoreError
+from prefect_bt.definitions import Compute
+from prefect_bt.errors import PlanError, StoreError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
+from prefect_bt.queue.machines import report_machine
+from prefect_bt.queue.records import Machine
 from prefect_bt.serving.rollout.deploy import DeployOptions, deploy
 from prefect_bt.serving.serving_job import ServerOptions
 from tests.checkpoints.buckets import Bucket, use
@@ -39,3 +42,19 @@ def test_a_store_without_conditional_writes_gets_no_revision_and_no_router(
         assert [info.key for info in store.list("")] == before
         assert not (state_dir / "deployments").exists()
         bucket.empty()
+
+
+def test_a_server_is_planned_for_the_machine_of_its_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine of the queue could run it, but nothing would reach it there."""
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    store = open_store(str(tmp_path / "store"))
+    shop = Shop(tmp_path / "checkpoints", Ledger(store))
+    job = shop.job()
+    shop.commit(job, {"checkpoint-1": full()})
+    report_machine(store, Machine("b1", "gpu2", 999, 2**40, seen_at=1.0))
+    server = ServerOptions(compute=Compute(cpu_count=999))
+    options = DeployOptions("stories", server, substrate="local", store=store.url)
+    with pytest.raises(PlanError, match="999 CPUs a node; this machine has"):
+        deploy(select(shop, job, "checkpoint-1"), options)
