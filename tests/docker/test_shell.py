@@ -9,8 +9,8 @@ import pytest
 
 from prefect_bt.ledger.records import NodePhase
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
-from tests.node_agent.rig import wait_line, wait_over
-from tests.node_shells import PATIENCE, Terminal
+from tests.node_agent.rig import wait_line, wait_over, wait_until
+from tests.node_shells import PATIENCE, Terminal, list_processes_of
 
 from .node_rig import DockerRig
 
@@ -87,7 +87,8 @@ def test_a_terminal_in_a_container(rig: DockerRig, node: DockerNodeHandle) -> No
     terminal.type("stty size; echo $TERM-$LR\n")
     terminal.wait_for("30 100")
     terminal.wait_for("xterm-3e-4")
-    terminal.type("sleep 1000\n")
+    terminal.type("sleep 1003\n")
+    wait_until(lambda: list_processes_of("1003"))
     terminal.type("\x03")
     terminal.type("echo code-$((1 + 1))\n")
     terminal.wait_for("code-2")

@@ -117,7 +117,7 @@ def _connect(handle: KubernetesNodeHandle, command: list[str], interactive: bool
             f"Kubernetes did not {action}: {error}.",
             status=status,
             next_step="Your user needs the verbs get and create on pods/exec "
-            "(deployments/kubernetes/rbac.yaml)."
+            "(deployments/kubernetes/shell-rbac.yaml)."
             if forbidden
             else "Check that `kubectl exec` works with the same kubeconfig.",
             cause=Cause.FORBIDDEN if forbidden else Cause.LAUNCH_FAILED,
