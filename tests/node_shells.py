@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import struct
 import subprocess
 import sys
@@ -77,6 +78,8 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE
         while text not in self.shown:
             assert time.monotonic() < deadline, (text, self.shown)
+            if not select.select([self._ours], [], [], 1)[0]:
+                continue
             self.shown += os.read(self._ours, 65536).decode(errors="replace")
         self.shown = self.shown.partition(text)[2]
 

@@ -81,7 +81,9 @@ def _poll(site: JobContext, job: QueuedJob) -> bool:
     with watch_for_stop(site) as stop_requested:
         while not stop_requested():
             if not admit_job(site.ledger, job, is_new=False, settings=site.settings):
-                transition_job(site, JobState.CREATED, message="this machine has room for it")
+                transition_job(
+                    site, JobState.CREATED, message="starts: this machine has room for it"
+                )
                 return True
             time.sleep(POLL_INTERVAL)
     transition_job(site, JobState.STOPPED, message="Stopped while it waited in the queue.")

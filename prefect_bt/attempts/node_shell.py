@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.definitions import secret_names
 from prefect_bt.errors import StateError, UsageError
 from prefect_bt.host.job_lock import host_id, is_this_host
 from prefect_bt.host.terminal import ShellRequest
@@ -33,6 +35,8 @@ def open_shell(site: JobContext, rank: int, request: ShellRequest, *, user: str)
         with_secrets=request.with_secrets,
     )
     write_login(site.ledger, site.record, login)
+    secrets = secret_names(site.project.job.runtime.environment_variables)
+    request = replace(request, secret_variables=tuple(secrets))
     return run_shell(site.substrate.name, node, request)
 
 

@@ -25,6 +25,8 @@ class ShellRequest:
     command: tuple[str, ...] = ()
     with_secrets: bool = False
     """Whether the command gets the variables that hold secrets."""
+    secret_variables: tuple[str, ...] = ()
+    """Names of these variables, for nodes whose plan is not on this machine."""
 
 
 class RemoteProgram(Protocol):
@@ -32,6 +34,10 @@ class RemoteProgram(Protocol):
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable with output."""
+        ...
+
+    def has_unread(self) -> bool:
+        """Return whether there is output that was received before, so that nothing signals it."""
         ...
 
     def read(self) -> list[tuple[int, bytes]] | None:
@@ -94,7 +100,7 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
     try:
         with restored_terminal():
             if interactive:
-                tty.setraw(STDIN)
+                tty.setraw(STDIN, termios.TCSADRAIN)  # what was typed meanwhile is kept
                 program.resize(*read_size())
             _copy(program, waking)
     finally:
@@ -107,7 +113,7 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
 def _copy(program: RemoteProgram, waking: int) -> None:
     sources = [program.fileno(), waking, STDIN]
     while True:
-        ready = select.select(sources, [], [])[0]
+        ready = select.select(sources, [], [], 0 if program.has_unread() else None)[0]
         if waking in ready:
             os.read(waking, _CHUNK)
             program.resize(*read_size())
@@ -117,7 +123,7 @@ def _copy(program: RemoteProgram, waking: int) -> None:
             else:
                 sources.remove(STDIN)
                 program.close_input()
-        if sources[0] in ready:
+        if sources[0] in ready or program.has_unread():
             output = program.read()
             if output is None:
                 return

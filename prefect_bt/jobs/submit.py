@@ -44,6 +44,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.object_keys import job_prefix, make_id
 from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.machine_offers import THIS_MACHINE
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.planning.text_validation import ensure_usable_texts
@@ -273,7 +274,9 @@ def plan_submission(
         remedy=machine.away,
         substrate=substrate.name,
         supports_images=substrate.supports_images,
-        python=_describe_python(project, settings) if not substrate.supports_images else "",
+        python=_describe_python(project, settings, machine.name)
+        if not substrate.supports_images
+        else "",
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
         missing_references=tuple(
             find_missing(ledger, project, options.secret_sources, images=substrate.supports_images)
@@ -285,7 +288,9 @@ def plan_submission(
     return replace(plan_gang(project, context), max_run_time=options.find_max_run_time(None))
 
 
-def _describe_python(project: TrainingProject, settings: Settings) -> str:
+def _describe_python(project: TrainingProject, settings: Settings, machine: str) -> str:
+    if machine != THIS_MACHINE:
+        return f"The commands run with the Python of {machine}, which the log names at its start."
     if not settings.python_environment:
         return ""
     return describe_python(

@@ -29,7 +29,7 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.records import NodeStatus
-from prefect_bt.ledger.requests import NodeRequests
+from prefect_bt.ledger.requests import OWNER, NodeRequests
 from prefect_bt.object_keys import job_nodes_prefix, nodes_prefix
 from prefect_bt.object_store.protocols import ObjectInfo, Store
 
@@ -275,6 +275,24 @@ def delete_node_objects(
     for attempt in sorted(int(name) for name in folders if name.isdigit()):
         if attempts is None or attempt in attempts:
             GangObjects.of_attempt(store, project_id, job_id, attempt).delete()
+
+
+def find_last_sign(store: Store, project_id: str, job_id: str, *, in_pods: bool) -> float:
+    """Return when the machine of a running job wrote to the store last, by the store's clock.
+
+    Return 0 if no flow has marked the job. `in_pods`: pods write without the machine that watches
+    them. StoreError.
+    """
+    prefix = job_nodes_prefix(project_id, job_id)
+    owner, requests = f"{prefix}/requests/{OWNER}", f"{prefix}/requests/"
+    written = {
+        info.key: info.modified
+        for info in store.list(prefix)
+        if info.key == owner or not info.key.startswith(requests)
+    }
+    if owner not in written:
+        return 0.0
+    return written[owner] if in_pods else max(written.values())
 
 
 def _read_segment(info: ObjectInfo) -> Segment:

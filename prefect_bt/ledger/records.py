@@ -320,7 +320,6 @@ class JobRecord:
     max_run_time: float | None = None
     """Seconds that the commands may run in all attempts together; None: no limit."""
     provenance: Provenance | None = None
-    """Code and versions that the job is made from."""
     host: str = ""
     """Only machine that may run it (job_lock.host_id); "" for any machine."""
     cluster: str = ""
@@ -379,7 +378,6 @@ class UploadStatus:
     bytes_done: int = 0
     bytes_total: int = 0
     rate: float = 0.0
-    """Bytes per second of the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
     current: str = ""
@@ -393,7 +391,6 @@ class UploadStatus:
     trouble: str = ""
     """Error of the store while the uploader retries."""
     pruned: tuple[str, ...] = ()
-    """Names of checkpoints that the retention policy deleted."""
     flushed: bool = False
     error: str = ""
     """Error that ended the upload, with rank, file and cause."""

@@ -86,8 +86,12 @@ class JobHistory:
 
     def _format_event(self, event: JobEvent, shown: set[str]) -> str:
         match event.state:
-            case JobState.PENDING:
+            case JobState.PENDING if event.deployment:
                 return "Job submitted; a Prefect flow run will start it."
+            case JobState.PENDING if event.message.startswith("waits for "):
+                return f"Job {event.message}."
+            case JobState.PENDING:
+                return "Job submitted; a machine of the queue will start it."
             case JobState.CREATED if event.attempt is not None and event.message:
                 return event.message
             case JobState.CREATED:
@@ -114,8 +118,10 @@ class JobHistory:
 
     def _format_waiting(self, last: JobEvent) -> str:
         match last.state:
-            case JobState.PENDING:
+            case JobState.PENDING if last.deployment:
                 return "Waiting for a Prefect worker to start the job's run."
+            case JobState.PENDING:
+                return "Waiting in the queue; `prefect-bt queue` says what for."
             case JobState.CREATED if last.attempt is None:
                 return self._format_mirroring() or "Waiting for the job's flow to begin an attempt."
             case JobState.DEPLOYING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 START_DELAY: Final = 1.0
 """Age in seconds at which a node is published: a short one does not open the store for it."""
-POLL_INTERVAL: Final = 1.0
+POLL_INTERVAL: Final = 0.5
 ALIVE_INTERVAL: Final = 30.0
 """Seconds between two marks that the machine runs and reaches the store."""
 END_TIMEOUT: Final = 5.0

@@ -29,7 +29,7 @@ INTERVAL: Final = 0.5
 """Seconds between two steps, each of which reads the nodes' states on this machine."""
 REQUEST_INTERVAL: Final = 2.0
 """Seconds between two listings of the requests."""
-READ_INTERVAL: Final = 2.0
+READ_INTERVAL: Final = 1.5
 """Seconds between two publications of a node while a process reads them."""
 IDLE_INTERVAL: Final = 30.0
 """Seconds between two publications of a node that no process reads."""

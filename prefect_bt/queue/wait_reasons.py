@@ -14,11 +14,13 @@ from prefect_bt.substrates.protocol import CPUS, MEMORY
 BEHIND: Final = "the jobs ahead of it"
 _NAMED_HOLDERS: Final = 2
 """Jobs that a phrase names; the others are counted."""
+MOST_HOLDERS: Final = 20
+"""Jobs in a list of those that hold what is short: a thousand jobs may wait for the same."""
 _DAY: Final = 86400.0
 
 
 class Shortage(NamedTuple):
-    """What is short for a job, and the leases that hold it, the one with the most first."""
+    """What is short for a job, and the leases that hold the most of it, the largest first."""
 
     reason: str
     held_by: tuple[Lease, ...] = ()
@@ -40,7 +42,7 @@ def find_shortage(job: QueuedJob, rooms: Sequence[Room], now: float) -> Shortage
     amounts = f"{_format_number(free, name)} of {_format_number(total, name)}"
     held_by = _find_holders(room, name)
     holders = _format_holders(held_by, room, name, now)
-    return Shortage(f"{asked}: {room.name} has {amounts} free{holders}", held_by)
+    return Shortage(f"{asked}: {room.name} has {amounts} free{holders}", held_by[:MOST_HOLDERS])
 
 
 def find_lack(job: QueuedJob, rooms: Sequence[Room], *, is_host_there: bool) -> str:

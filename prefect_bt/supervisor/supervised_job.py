@@ -15,7 +15,7 @@ import httpx
 
 from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.lifecycle import remove_nodes
-from prefect_bt.errors import StateError
+from prefect_bt.errors import StateError, StoreError
 from prefect_bt.host.job_lock import (
     OWNER_FD_VARIABLE,
     JobLock,
@@ -103,7 +103,8 @@ class SupervisedJob:
     def wait_for_api(self, stop_requested: Callable[[], bool]) -> bool:
         """Wait until Prefect's API answers again; return whether it does.
 
-        The nodes run meanwhile. True if only Prefect's own profile names the API.
+        The nodes run meanwhile. True if only Prefect's own profile names the API. A stop of the job
+        ends the wait.
         """
         server = read_server(self.state_dir) or {}
         url = str(os.environ.get("PREFECT_API_URL") or server.get("api_url") or "")
@@ -112,6 +113,9 @@ class SupervisedJob:
             time.sleep(POLL_INTERVAL)
             if not url or is_api_healthy(url):
                 return True
+            with suppress(StoreError):
+                if self.ledger.controls.find_stop_request(self.job_id):
+                    return False
         return False
 
     def finalize(self, output: bytes, *, stopped_by: str = "") -> None:

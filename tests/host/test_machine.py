@@ -150,9 +150,11 @@ def test_python_in_a_command_is_ours_unless_an_environment_is_active() -> None:
 def test_python_in_a_command_is_that_of_the_projects_environment() -> None:
     python = ProjectEnvironment(Path("/e"), EnvironmentRecord("/c/bin/python", "3.11.2", "/c/bin"))
     for path, expected in (("/usr/bin", "/e/bin:/c/bin:/usr/bin"), ("/c/bin", "/e/bin:/c/bin")):
-        host = HostEnvironment({"PATH": path, "CONDA_PREFIX": "/c"}, "m", (), "/venv", python)
+        variables = {"PATH": path, "CONDA_PREFIX": "/c", "PIP_USER": "1", "PIP_INDEX_URL": "x"}
+        host = HostEnvironment(variables, "m", (), "/venv", python)
         got = build_command_environment(plan_with(), host, secrets={})
         assert (got["PATH"], got["VIRTUAL_ENV"], got["CONDA_PREFIX"]) == (expected, "/e", "/c")
+        assert {name for name in got if name.startswith("PIP_")} == {"PIP_INDEX_URL"}
 
 
 def test_the_jobs_own_variables_win_over_the_hosts() -> None:

@@ -10,7 +10,7 @@ FIELDS = (
     "attempts availability_model checkpoint_sync_error checkpoint_sync_status checkpoints "
     "created_at current_status environment_variables error_message events flow_run_id "
     "flow_run_url id image "
-    "instance_type max_run_time name node_count priority resources retries run_time "
+    "instance_type max_run_time name node_count only_on priority resources retries run_time "
     "store substrate training_project training_project_id truss_user_env uncommitted updated_at "
     "uploads user warnings weights"
 )

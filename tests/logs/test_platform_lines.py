@@ -71,7 +71,7 @@ def told(lines: list[JobLine]) -> list[str]:
 
 
 def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job: TrainingJob):
-    assert waits_for(ledger, record) == "Waiting for a Prefect worker to start the job's run."
+    assert waits_for(ledger, record) == "Waiting in the queue; `prefect-bt queue` says what for."
     ledger.append_event(record.id, JobState.CREATED, message="started by a Prefect flow run")
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE}."
     (plan,) = plan_weights(job)
@@ -110,7 +110,7 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
 
     lines = JobHistory(ledger, record).read_lines()
     assert told(lines) == [
-        "Job submitted; a Prefect flow run will start it.",
+        "Job submitted; a machine of the queue will start it.",
         "Job started by a Prefect flow run.",
         f"Weights {SOURCE} are mirrored: 2 files, 100 B, revision abc.",
         "Attempt 0 begins: 2 nodes.",
@@ -142,8 +142,8 @@ def test_following_a_job_that_never_prints(ledger: Ledger, record: JobRecord):
     logs = JobLogs(ledger, record, platform=JobHistory(ledger, record))
     found = [one for one in follow_lines(logs, sleep=sleep) if one]
     assert told(found) == [
-        "Job submitted; a Prefect flow run will start it.",
-        "Waiting for a Prefect worker to start the job's run.",
+        "Job submitted; a machine of the queue will start it.",
+        "Waiting in the queue; `prefect-bt queue` says what for.",
         "Job created.",
         f"Mirroring weights: {SOURCE}.",
         "Job could not be deployed: No GPU here.",

@@ -79,13 +79,17 @@ def _read(
     """Return the document and a function that prints it. `limit`: None for all, 0 if not given."""
     from prefect_bt.cli.jobs import render
     from prefect_bt.queue.queue_context import queue_context
+    from prefect_bt.settings import Settings
 
     jobs = open_job_index(ledger, terminal)
     if which.job_id:
         [record] = select_jobs(ledger, which, terminal)
         job = jobs.read(record.id)
         if not JobState(job["current_status"]).terminal:
-            job = {**job, "queue_context": queue_context(ledger, record.id)}
+            from prefect_bt.jobs.live_nodes import live_document
+
+            live = live_document(ledger, record, Settings().state_dir)
+            job = {**job, "queue_context": queue_context(ledger, record.id), "live": live}
         return job, lambda: render.show_job(terminal, job)
     if which.selected_project or limit != 0:
         newest = _list_newest(terminal, jobs, which, limit if limit is None else limit or _LIMIT)

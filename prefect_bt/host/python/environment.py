@@ -47,6 +47,8 @@ _SCRIPT_HEAD: Final = re.compile(
     rb"#!\s*(?P<direct>/\S+)[^\n]*\n"
     rb"|#!\s*/bin/sh\n'''exec' \"?(?P<quoted>[^\"\n]+?)\"? \"\$0\" \"\$@\"\n' '''\n"
 )
+_PIP_TARGETS: Final = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON")
+"""Variables of a machine that lead pip into another folder."""
 _PIP: Final = b"import sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
 
 
@@ -87,11 +89,13 @@ class ProjectEnvironment:
     record: EnvironmentRecord
 
     def enter(self, variables: dict[str, str]) -> None:
-        """Put its programs first in PATH, and those of its base after them."""
+        """Put its programs first in PATH, and those of its base after them; pip installs here."""
         path = variables["PATH"].split(":")
         base = [self.record.scripts] if self.record.scripts not in path else []
         variables["PATH"] = ":".join([str(self.path / "bin"), *base, *path])
         variables["VIRTUAL_ENV"] = str(self.path)
+        for name in _PIP_TARGETS:
+            variables.pop(name, None)
 
     def __str__(self) -> str:
         return f"Python {_shorten(self.record.version)} of the project's environment {self.path}"
@@ -254,7 +258,7 @@ def _read_script(script: Path, record: EnvironmentRecord) -> bytes | None:
     if head is None or len(content) > MAX_SCRIPT_BYTES:
         return None
     python = Path(os.fsdecode(head["direct"] or head["quoted"]))
-    of_base = python.parent == Path(record.scripts) or python == Path(record.python)
+    of_base = python.parent in {Path(record.scripts), Path(record.python).parent}
     return content[head.end() :] if of_base and python.name.startswith("python") else None
 
 

@@ -81,9 +81,13 @@ def accepted_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     """Return the job's document with its `machine`, or with what it waits for in the queue."""
     document = job_document(ledger, record)
     if document["current_status"] == JobState.PENDING.value:
-        return {**document, **find_wait(ledger, record.id)}
+        wait = find_wait(ledger, record.id)
+        if "place" not in wait:  # another machine has started it, unless a worker is to do it
+            document = job_document(ledger, record)
+        if document["current_status"] == JobState.PENDING.value:
+            return {**document, **wait}
     cluster = find_cluster(Settings()).find_machine(record.cluster)
-    name = cluster.name if cluster else host_id(Settings().state_dir).partition(":")[0]
+    name = cluster.name if cluster else ledger.get_host(record.id).partition(":")[0]
     return {**document, "machine": name}
 
 

@@ -27,12 +27,11 @@ from prefect_bt.jobs.starting.queued_runs import show_queued_job
 from prefect_bt.jobs.starting.start_queued import open_machine_queue
 from prefect_bt.ledger.fencing_epochs import Epoch
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.node_objects import find_last_sign
 from prefect_bt.ledger.records import JobRecord
-from prefect_bt.ledger.requests import OWNER
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.live_logs import list_published_logs
 from prefect_bt.logs.log_archive import LogArchiver
-from prefect_bt.object_keys import job_nodes_prefix
 from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.machines import is_present, list_machines
@@ -81,28 +80,17 @@ class DepartedJobs:
         for lease in Leases(self._store).read():
             if lease.host in present or lease.host == self._host.partition(":")[2]:
                 continue
-            if not (sign := self._find_sign(lease)):
+            job = lease.job
+            in_pods = bool(job.cluster)
+            sign = find_last_sign(self._store, job.project_id, job.id, in_pods=in_pods)
+            if not sign:  # its release marks no job
                 continue
-            first = known.get(lease.job.id, (0.0, now))
-            signs[lease.job.id] = first if first[0] == sign else (sign, now)
-            if now - signs[lease.job.id][1] >= self._settings.departed_after:
+            first = known.get(job.id, (0.0, now))
+            signs[job.id] = first if first[0] == sign else (sign, now)
+            if now - signs[job.id][1] >= self._settings.departed_after:
                 silent.append(lease)
         self._signs, self._looked_at = signs, now
         return silent
-
-    def _find_sign(self, lease: Lease) -> float:
-        """Return the date of the last object that the job's machine wrote; 0 if it marks none."""
-        prefix = job_nodes_prefix(lease.job.project_id, lease.job.id)
-        owner, requests = f"{prefix}/requests/{OWNER}", f"{prefix}/requests/"
-        written = {
-            info.key: info.modified
-            for info in self._store.list(prefix)
-            if info.key == owner or not info.key.startswith(requests)
-        }
-        if owner not in written:
-            return 0.0
-        # Pods write without the machine that watches them.
-        return written[owner] if lease.job.cluster else max(written.values())
 
     def _take_up(self, lease: Lease) -> str:
         record = self._ledger.get_job(lease.job.id)

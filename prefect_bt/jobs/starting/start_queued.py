@@ -270,7 +270,7 @@ def _begin(ledger: Ledger, queue: MachineQueue, job: QueuedJob) -> None:
             raise
         follows, epoch = True, ledger.claim(job.id, host, unstarted=True)
     ledger.controls.delete_preemption(job.id)  # of an earlier lease
-    message = f"{queue.machine.name} has room for it"
+    message = f"starts on {queue.machine.name}, which has room for it"
     try:
         ledger.append_event(job.id, JobState.CREATED, message=message, epoch=epoch, after=job.event)
     except StateError:

@@ -282,5 +282,6 @@ def _submit_options(options: DeployOptions, serving: ServingRef | None) -> Submi
         store=options.store,
         retry_policy=RESTART_BUDGET,
         serving=serving,
+        here=True,  # its router is here
         secret_sources=options.secret_sources,
     )

@@ -88,6 +88,12 @@ class ClusterClient:
         self._has_succeeded = False
 
     @property
+    def configuration(self) -> Any:
+        """Return the configuration of the `kubernetes` package. ClusterError."""
+        self.connect()
+        return self._configuration
+
+    @property
     def server(self) -> str:
         """Return the address of the API server. ClusterError."""
         self.connect()

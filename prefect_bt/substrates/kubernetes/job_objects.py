@@ -19,7 +19,7 @@ class JobObjects:
     """A Job of this name. Every method raises ClusterError."""
 
     def __init__(self, client: ClusterClient, namespace: str, name: str) -> None:
-        self.name, self._client = name, client
+        self.name, self.client = name, client
         self._core = f"/api/v1/namespaces/{namespace}"
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._path = f"{self._jobs}/{name}"
@@ -28,35 +28,33 @@ class JobObjects:
     def create(self, manifest: Json) -> Json:
         """Create the Job; return it as stored."""
         action = f"create Job {self.name}"
-        return self._client.request("POST", self._jobs, body=manifest, action=action)
+        return self.client.request("POST", self._jobs, body=manifest, action=action)
 
     def create_object(self, manifest: Json) -> None:
         """Create another object of the core API in the Job's namespace."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         path = f"{self._core}/{kind.lower()}s"
-        self._client.request("POST", path, body=manifest, action=f"create the {kind} {name}")
+        self.client.request("POST", path, body=manifest, action=f"create the {kind} {name}")
 
     def start(self) -> None:
         """Let the suspended Job create its pods."""
         start = {"spec": {"suspend": False}}
-        self._client.request("PATCH", self._path, body=start, action=f"start Job {self.name}")
+        self.client.request("PATCH", self._path, body=start, action=f"start Job {self.name}")
 
     def find_job(self) -> Json | None:
-        return self._client.find(self._path, action=f"read Job {self.name}")
+        return self.client.find(self._path, action=f"read Job {self.name}")
 
     def list_pods(self) -> Json:
         """Return the list of pods: `items`, and `metadata` with the version to watch from."""
         action = f"list the pods of Job {self.name}"
-        return self._client.request(
-            "GET", f"{self._core}/pods", query=self._selector, action=action
-        )
+        return self.client.request("GET", f"{self._core}/pods", query=self._selector, action=action)
 
     def watch_pods(
         self, version: str, *, seconds: int, silence: float
     ) -> AbstractContextManager[Generator[Json]]:
         """Watch the pods for `seconds`. `silence`: seconds without data that end the connection."""
         query = {**self._selector, "resourceVersion": version, "timeoutSeconds": seconds}
-        return self._client.watch(f"{self._core}/pods", query, timeout=silence)
+        return self.client.watch(f"{self._core}/pods", query, timeout=silence)
 
     def list_events(self) -> list[Json]:
         """Return the events of the Job."""
@@ -70,13 +68,13 @@ class JobObjects:
 
     def _list_events(self, selector: str, action: str) -> list[Json]:
         query = {"fieldSelector": selector}
-        found: Any = self._client.request("GET", f"{self._core}/events", query=query, action=action)
+        found: Any = self.client.request("GET", f"{self._core}/events", query=query, action=action)
         return cast("list[Json]", found["items"])
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod without a final flush. A missing pod is not an error."""
         query = {"gracePeriodSeconds": KILL_GRACE}
-        self._client.delete(
+        self.client.delete(
             f"{self._core}/pods/{name}", query=query, action=f"delete the pod {name}"
         )
 
@@ -90,6 +88,6 @@ class JobObjects:
         action = f"delete the pods of Job {self.name}"
         background = {"propagationPolicy": "Background"}
         try:
-            self._client.delete(f"{self._core}/pods", query=query, action=action)
+            self.client.delete(f"{self._core}/pods", query=query, action=action)
         finally:
-            self._client.delete(self._path, query=background, action=f"delete Job {self.name}")
+            self.client.delete(self._path, query=background, action=f"delete Job {self.name}")

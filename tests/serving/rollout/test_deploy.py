@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.errors import DefinitionError, StoreError
+from prefect_bt.definitions import Compute
+from prefect_bt.errors import DefinitionError, PlanError, StoreError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.object_store import open_store
+from prefect_bt.queue.machines import report_machine
+from prefect_bt.queue.records import Machine
 from prefect_bt.serving.rollout.deploy import DeployOptions, _check_installed, deploy
 from prefect_bt.serving.serving_job import ServerOptions, build_serving_job
 from tests.checkpoints.buckets import Bucket, use
@@ -54,3 +57,19 @@ def test_an_engine_beside_the_interpreter_of_the_jobs_is_installed(
         _check_installed(serving)
     monkeypatch.setenv("PREFECT_BT_PYTHON", str(tmp_path / "python"))
     _check_installed(serving)
+
+
+def test_a_server_is_planned_for_the_machine_of_its_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine of the queue could run it, but nothing would reach it there."""
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    store = open_store(str(tmp_path / "store"))
+    shop = Shop(tmp_path / "checkpoints", Ledger(store))
+    job = shop.job()
+    shop.commit(job, {"checkpoint-1": full()})
+    report_machine(store, Machine("b1", "gpu2", 999, 2**40, seen_at=1.0))
+    server = ServerOptions(compute=Compute(cpu_count=999))
+    options = DeployOptions("stories", server, substrate="local", store=store.url)
+    with pytest.raises(PlanError, match="999 CPUs a node; this machine has"):
+        deploy(select(shop, job, "checkpoint-1"), options)
