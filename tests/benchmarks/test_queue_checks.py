@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from prefect_bt.host.job_lock import host_id
 from prefect_bt.queue.machines import measure_machine, report_machine
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -72,6 +73,7 @@ def test_a_job_with_room_that_no_worker_starts_is_late(
     pool = modules.queue_machines.make_pool(tmp_path / "pool", {}, count=1, gpus=2)
     [machine] = pool.machines
     machine.state_dir.mkdir()
+    host_id(machine.state_dir)  # its worker has given the folder an ID
     monkeypatch.setenv("PATH", machine.environment["PATH"])
     there = measure_machine(machine.state_dir, cpus=64, memory=1 << 40, substrates=("local",))
     report_machine(pool.ledger.store, there)
