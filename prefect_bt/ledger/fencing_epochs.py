@@ -144,20 +144,22 @@ class Epochs:
         The caller holds the job's lock on `host`. Raises StateError while another machine holds
         the job, unless a person says that it is `abandoned`, or the job is `unstarted`: it waits,
         and the time of the starter that claimed it has passed. `departed`: number of a claim whose
-        machine has been silent for long. NotFoundError when the job is deleted meanwhile.
+        machine has been silent for long; StateError if that claim has ended or was followed.
+        NotFoundError when the job is deleted meanwhile.
         """
         while True:
             held, ended = self._newest_and_ended()
-            is_departed = held.number == departed > 0
-            followed = abandoned or is_departed or (unstarted and held.purpose == RUN)
+            if departed and (ended or held.number != departed):
+                raise self._held_error(held, host)
+            followed = abandoned or departed or (unstarted and held.purpose == RUN)
             if held.host != ANY_HOST and not ended:
                 if not is_same_host(held.host, host):
                     if not followed:
                         raise self._held_error(held, host)
                 elif held.number and held.purpose == purpose == RUN:
                     return held.number
-            by = "" if ended or not followed else "abandoned" if abandoned else "unstarted"
-            by = "departed" if is_departed and not ended else by
+            why = "abandoned" if abandoned else "departed" if departed else "unstarted"
+            by = why if followed and not ended else ""
             mine = Epoch(held.number + 1, host, self.new_nonce(), self._clock(), purpose, by)
             if self._create(mine):
                 return mine.number

@@ -35,15 +35,20 @@ class PublishedLog:
     gang: GangObjects
     attempt: int
     rank: int
+    is_followed: bool = False
+    """Whether its reader comes again: then nothing is new while the store does not answer."""
 
     def log_size(self) -> int:
         return self.gang.log_size(self.rank)
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
-        """Return at most `limit` bytes; none while the store does not answer."""
-        with suppress(StoreError):
+        """Return at most `limit` bytes. StoreError unless it is followed."""
+        try:
             return self.gang.read_log(self.rank, offset=offset, limit=limit)
-        return b""
+        except StoreError:
+            if self.is_followed:
+                return b""
+            raise
 
 
 def list_published_logs(store: Store, record: JobRecord, attempt: int) -> list[PublishedLog]:
@@ -94,4 +99,4 @@ class LiveLogs:
             self._mark_due = self._clock() + MARK_INTERVAL
             with suppress(StoreError):  # who may only read sees what is published rarely
                 gang.requests.mark(READER)
-        return [PublishedLog(gang, attempt, rank) for rank in gang.list_ranks()]
+        return [PublishedLog(gang, attempt, rank, is_followed=True) for rank in gang.list_ranks()]

@@ -86,20 +86,18 @@ class JobHistory:
 
     def _format_event(self, event: JobEvent, shown: set[str]) -> str:
         match event.state:
-            case JobState.PENDING if event.deployment:
-                return "Job submitted; a Prefect flow run will start it."
             case JobState.PENDING if event.message.startswith("waits for "):
                 return f"Job {event.message}."
             case JobState.PENDING:
-                return "Job submitted; a machine of the queue will start it."
+                starter = "a Prefect flow run" if event.deployment else "a machine of the queue"
+                return f"Job submitted; {starter} will start it."
             case JobState.CREATED if event.attempt is not None and event.message:
                 return event.message
             case JobState.CREATED:
                 return f"Job {event.message or 'created'}."
-            case JobState.DEPLOYING:
-                return f"Attempt {event.attempt or 0} begins: {self._nodes}."
-            case JobState.RUNNING:
-                return f"Attempt {event.attempt or 0} runs."
+            case JobState.DEPLOYING | JobState.RUNNING as state:
+                begins = f"begins: {self._nodes}" if state is JobState.DEPLOYING else "runs"
+                return f"Attempt {event.attempt or 0} {begins}."
             case end:
                 reason = "" if event.message in shown else event.message
                 return f"Job {_PAST_TENSE[end]}{f': {reason}' if reason else '.'}"

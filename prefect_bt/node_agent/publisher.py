@@ -82,7 +82,7 @@ class HostNode:
         if now.reason:
             with suppress(SubstrateError):
                 self.handle.stop(reason=now.reason, force=now.force, grace=now.grace)
-        if now.kill != before.kill:
+        if now.kill and now.kill != before.kill:
             self._kill_commands()
 
     def _kill_commands(self) -> None:
@@ -125,14 +125,14 @@ class _NodePublication:
     def is_complete(self) -> bool:
         return self._published is not None and self._published.is_over
 
-    def update(self, interval: float, *, soon: bool) -> None:
+    def update(self, now: float, interval: float, *, soon: bool) -> None:
         """Publish what is new, if it is time or `soon`, or if the node is in another phase.
 
         StoreError.
         """
         if self.is_complete:
             return
-        status, now = self.node.observe(), time.monotonic()
+        status = self.node.observe()
         if not (soon or now >= self._due or self._is_urgent(status)):
             return
         if self._segment is None:
@@ -183,13 +183,17 @@ class GangPublisher:
         list_nodes: Callable[[], Sequence[PublishedNode]],
         *,
         prints: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects, self._list_nodes, self._prints = objects, list_nodes, prints
+        self._clock = clock
         self._nodes = dict[int, _NodePublication]()
         self._requests_due = 0.0
         self._mark: float = 0.0
         self._read_until = 0.0
         self._stop_seen: float | None = None
+        self._is_behind = False
+        """Whether a reader has come, and not all that is new is published yet."""
 
     def step(self, *, soon: bool = False) -> bool:
         """Publish what is due, and read the requests. Return False if the store failed.
@@ -198,12 +202,14 @@ class GangPublisher:
         """
         try:
             self._find_nodes()
-            if time.monotonic() >= self._requests_due:
-                self._requests_due = time.monotonic() + REQUEST_INTERVAL
-                soon = self._read_requests() or soon
-            is_read = time.monotonic() < self._read_until
+            now = self._clock()
+            if now >= self._requests_due:
+                self._requests_due = now + REQUEST_INTERVAL
+                self._is_behind = self._read_requests() or self._is_behind
+            interval = READ_INTERVAL if now < self._read_until else IDLE_INTERVAL
             for node in self._nodes.values():
-                node.update(READ_INTERVAL if is_read else IDLE_INTERVAL, soon=soon)
+                node.update(now, interval, soon=soon or self._is_behind)
+            self._is_behind = False
         except StoreError as error:
             sys.stderr.write(f"{error}\n")
             return False
@@ -233,13 +239,14 @@ class GangPublisher:
         if pending.reader_mark == self._mark:
             return False
         # The dates of the store are compared with each other: no machine's clock matters.
-        begins = time.monotonic() >= self._read_until
-        self._mark, self._read_until = pending.reader_mark, time.monotonic() + READER_SECONDS
+        now = self._clock()
+        begins = now >= self._read_until
+        self._mark, self._read_until = pending.reader_mark, now + READER_SECONDS
         return begins
 
     def _follow_stop(self, *, is_requested: bool) -> None:
         """Stop the nodes of a job whose stop no flow passes on: it is dead, or does not answer."""
-        now = time.monotonic()
+        now = self._clock()
         if not is_requested:
             self._stop_seen = None
         elif self._stop_seen is None:

@@ -11,21 +11,26 @@ it ends what it still runs (docs/decisions/016 and 027).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from prefect_bt.attempts.job_context import JobContext, open_job_context
-from prefect_bt.attempts.lifecycle import decide_job_retry, finalize_unfinished_attempts
-from prefect_bt.errors import NotFoundError, StateError
+from prefect_bt.attempts.lifecycle import (
+    decide_job_retry,
+    finalize_unfinished_attempts,
+    was_preempted,
+)
+from prefect_bt.errors import NotFoundError, PrefectBtError, StateError, StoreError
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.jobs.reconcile import finalize_abandoned_job
+from prefect_bt.jobs.reconcile import finalize_abandoned_job, report_end
 from prefect_bt.jobs.starting.acceptance import enter_queue
 from prefect_bt.jobs.starting.cluster_reader import find_cluster
 from prefect_bt.jobs.starting.launcher import hand_over_job
 from prefect_bt.jobs.starting.queued_runs import show_queued_job
 from prefect_bt.jobs.starting.start_queued import open_machine_queue
 from prefect_bt.ledger.fencing_epochs import Epoch
+from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import find_last_sign
 from prefect_bt.ledger.records import JobRecord
@@ -47,12 +52,19 @@ MAX_GAP: Final = 120.0
 class DepartedJobs:
     """Observes the machines of the running jobs of a store."""
 
-    def __init__(self, ledger: Ledger, settings: Settings) -> None:
-        self._ledger, self._settings = ledger, settings
-        self._store, self._clock = ledger.store, StoreClock(ledger.store)
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger, self._settings, self._clock = ledger, settings, clock
+        self._store, self._store_clock = ledger.store, StoreClock(ledger.store)
+        self._leases = Leases(ledger.store)
         self._host = host_id(settings.state_dir.absolute())
-        self._signs = dict[str, tuple[float, float]]()
-        """Job -> date of the last sign of its machine, and when this process saw it first."""
+        self._signs = dict[int, tuple[float, float]]()
+        """Lease -> date of the last sign of its machine, and when this process saw it first."""
         self._looked_at = 0.0
 
     def take_up(self) -> Iterator[tuple[str, str]]:
@@ -64,20 +76,29 @@ class DepartedJobs:
             return
         silent = self._find_silent_leases()
         for lease in silent:
-            with suppress(StateError, NotFoundError):  # another machine was first
-                if done := self._take_up(lease):
-                    yield lease.job.id, done
+            try:
+                done = self._take_up(lease)
+            except (StateError, NotFoundError):  # another machine was first
+                continue
+            except StoreError:
+                raise
+            except (PrefectBtError, OSError, *DAMAGED) as error:
+                done = f"could not be taken up: {error!r}"
+            if done:
+                yield lease.job.id, done
 
     def _find_silent_leases(self) -> list[Lease]:
-        now, before = time.monotonic(), self._signs
+        now, before = self._clock(), self._signs
         # An error, or a process that was stopped, begins the observation again.
         self._signs = {}
         known = before if now - self._looked_at < MAX_GAP else {}
         present = {
-            one.host for one in list_machines(self._store) if is_present(one, self._clock.now())
+            one.host
+            for one in list_machines(self._store)
+            if is_present(one, self._store_clock.now())
         }
-        signs, silent = dict[str, tuple[float, float]](), list[Lease]()
-        for lease in Leases(self._store).read():
+        signs, silent = dict[int, tuple[float, float]](), list[Lease]()
+        for lease in self._leases.read():
             if lease.host in present or lease.host == self._host.partition(":")[2]:
                 continue
             job = lease.job
@@ -85,9 +106,9 @@ class DepartedJobs:
             sign = find_last_sign(self._store, job.project_id, job.id, in_pods=in_pods)
             if not sign:  # its release marks no job
                 continue
-            first = known.get(job.id, (0.0, now))
-            signs[job.id] = first if first[0] == sign else (sign, now)
-            if now - signs[job.id][1] >= self._settings.departed_after:
+            first = known.get(lease.number, (0.0, now))
+            signs[lease.number] = first if first[0] == sign else (sign, now)
+            if now - signs[lease.number][1] >= self._settings.departed_after:
                 silent.append(lease)
         self._signs, self._looked_at = signs, now
         return silent
@@ -111,44 +132,49 @@ class DepartedJobs:
         """Watch the pods of the job from here; nothing if this machine does not reach them."""
         if find_cluster(self._settings).id != lease.job.cluster:
             return ""
-        lock = JobLock(self._settings.state_dir.absolute(), timeout=0.0)
-        lock.acquire(record.id, store=self._store.url)
-        try:
+        with self._lock(record) as lock:
             self._ledger.claim(record.id, self._host, departed=held.number)
             queue = open_machine_queue(self._ledger, self._settings)
             with queue.take_turn():
-                queue.begin_lease(lease.job)
+                queue.admit(lease.job, waits=False)
                 queue.end_lease(lease)
             hand_over_job(self._ledger, record, lock)
-        except BaseException:
-            lock.release_and_remove()
-            raise
         return f"taken up, because {reason}"
 
     def _requeue(self, record: JobRecord, held: Epoch, lease: Lease, reason: str) -> str:
         """End the attempt, and return the job to the queue, or end it without a retry."""
         site = open_job_context(self._ledger, record, settings=self._settings)
-        lock = JobLock(self._settings.state_dir.absolute(), timeout=0.0)
-        lock.acquire(record.id, store=self._store.url)
-        try:
+        waits = f"a machine, because {reason}"
+        with self._lock(record) as lock:
             site.epoch = self._ledger.claim(record.id, self._host, departed=held.number)
             self._archive_published(site)
             finalize_unfinished_attempts(site, reason=reason)
-            self._release(lease)
-            is_retried = decide_job_retry(site).retry or not self._ledger.list_attempts(record.id)
-            waits = f"a machine, because {reason}"
-            if is_retried:
+            self._leases.release(lease)
+            continues = _continues(site)
+            if continues:
                 message = f"waits for {waits}"
                 enter_queue(
                     self._ledger, record, message, epoch=site.epoch, settings=self._settings
                 )
-        finally:
-            lock.release_and_remove()
-        if is_retried:
+            else:
+                lock.release()  # finalize_abandoned_job takes it, and removes its file
+        if continues:
             show_queued_job(self._ledger, record, waits)
             return f"put back into the queue, because {reason}"
         finalize_abandoned_job(site, JobState.FAILED, reason)
+        report_end(self._ledger, record.id)
         return f"ended, because {reason}"
+
+    @contextmanager
+    def _lock(self, record: JobRecord) -> Generator[JobLock]:
+        """Own the job. After an error, the lock's file stays, by which recover_jobs goes on."""
+        lock = JobLock(self._settings.state_dir.absolute(), timeout=0.0)
+        lock.acquire(record.id, store=self._store.url)
+        try:
+            with lock.keep_on_error():
+                yield lock
+        finally:
+            lock.release_and_remove()
 
     def _archive_published(self, site: JobContext) -> None:
         """Archive what the machine had published of the logs."""
@@ -163,7 +189,10 @@ class DepartedJobs:
             )
             archiver.archive(list_published_logs(self._store, record, begun.attempt))
 
-    def _release(self, lease: Lease) -> None:
-        leases = Leases(self._store)
-        leases.read()
-        leases.release(lease)
+
+def _continues(site: JobContext) -> bool:
+    """Return whether the job is to run again."""
+    if site.ledger.controls.find_stop_request(site.job_id):
+        return False
+    has_run = bool(site.ledger.list_outcomes(site.job_id))
+    return not has_run or was_preempted(site) or decide_job_retry(site).retry

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
@@ -61,8 +62,13 @@ class QueuePoller:
         self._queue = open_machine_queue(self._ledger)
         self._due_at = self._report_due_at = self._head_due_at = 0.0
         self._news = SimpleQueue[str]()
-        follows_news = (self._follow_lost_jobs, self._follow_departed_jobs, self._follow_removals)
-        for follow in (*follows_news, _follow_prefect, _report_cluster):
+        for follow in (
+            self._follow_lost_jobs,
+            self._follow_departed_jobs,
+            self._follow_removals,
+            _follow_prefect,
+            _report_cluster,
+        ):
             threading.Thread(target=follow, daemon=True, name=follow.__name__).start()
 
     @property
@@ -104,23 +110,22 @@ class QueuePoller:
 
     def _follow_departed_jobs(self) -> None:
         """Take up the jobs of departed machines, for ever."""
-        departed = DepartedJobs(open_ledger(), Settings())
-        while True:
-            with suppress(PrefectBtError, OSError, *DAMAGED):
-                for job_id, what in departed.take_up():
-                    self._news.put(f"job {job_id}: {what}")
-            time.sleep(DEPARTED_INTERVAL)
+        self._repeat(DepartedJobs(open_ledger(), Settings()).take_up, DEPARTED_INTERVAL)
 
     def _follow_removals(self) -> None:
-        """Remove nodes of ended jobs, for ever; report each result once."""
-        removals, known = UnfinishedRemovals(open_ledger(), Settings()), set[str]()
+        """Remove nodes of ended jobs, for ever."""
+        self._repeat(UnfinishedRemovals(open_ledger(), Settings()).finish, REMOVAL_INTERVAL)
+
+    def _repeat(self, act: Callable[[], Iterable[tuple[str, str]]], interval: float) -> None:
+        """Act on jobs, for ever; report each result once."""
+        known = set[str]()
         while True:
             with suppress(PrefectBtError, OSError, *DAMAGED):
-                for job_id, what in removals.finish():
+                for job_id, what in act():
                     if (sentence := f"job {job_id}: {what}") not in known:
                         self._news.put(sentence)
                     known.add(sentence)
-            time.sleep(REMOVAL_INTERVAL)
+            time.sleep(interval)
 
 
 def _report_cluster() -> None:
