@@ -89,7 +89,8 @@ def _find_away(
     names = sorted({offer.name for offer in offers if has_enough(job, offer)})
     if not names:
         return ""
-    return f"{' and '.join(names)} could run it, but takes no jobs: run `prefect-bt worker` there."
+    take = "takes" if len(names) == 1 else "take"
+    return f"{' and '.join(names)} could run it, but {take} no jobs: run `prefect-bt worker` there."
 
 
 def _choose_type(job: TrainingJob, own: Machine, others: Sequence[Machine]) -> str:
