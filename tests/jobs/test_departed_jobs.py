@@ -318,8 +318,9 @@ def test_a_job_that_began_no_attempt(box: Box, here: Observer, is_stopped: bool)
 # -- several observers, and faults -----------------------------------------------------------------
 
 
-def test_of_two_observers_one_takes_it_up(
-    box: Box, here: Observer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("first", ["another observer", "the machine itself"])
+def test_one_machine_puts_the_job_back(
+    box: Box, here: Observer, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """The other one has decided before, and acts after the job is back in the queue."""
     other, record = Observer(box.folder, "other"), box.run()
@@ -329,7 +330,11 @@ def test_of_two_observers_one_takes_it_up(
 
     def open_late(*given: Any, **named: Any) -> Any:
         monkeypatch.setattr(departed_jobs, "open_job_context", open_context)
-        assert len(here.look()) == 1
+        if first == "another observer":
+            assert len(here.look()) == 1
+        else:
+            box.ledger.append_event(record.id, JobState.PENDING, epoch=1)
+            box.ledger.get_epochs(record.id).release(1)
         return open_context(*given, **named)
 
     monkeypatch.setattr(departed_jobs, "open_job_context", open_late)
