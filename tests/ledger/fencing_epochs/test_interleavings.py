@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,7 +23,7 @@ from tests.ledger.fencing_epochs.interleavings import Actor, Scene, World, explo
 from tests.written_jobs import write_job
 
 JOB, PROJECT = "job0001", "proj001"
-A, B = "a:id-a", "b:id-b"
+A, B, C = "a:id-a", "b:id-b", "c:id-c"
 FOLDER = f"training_projects/{PROJECT}/jobs/{JOB}"
 
 
@@ -52,6 +53,13 @@ class Unchecked(SteppedLedger):
         found = super().get_epochs(job_id)
         found.check = lambda number: None
         return found
+
+
+class Abandoning(SteppedLedger):
+    """A ledger whose claim of a departed machine's job follows any other claim."""
+
+    def claim(self, job_id: str, host: str, *, departed: int = 0, **given: Any) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().claim(job_id, host, abandoned=bool(departed), **given)
 
 
 Kind = Callable[[Actor], Ledger]
@@ -147,6 +155,26 @@ def abandon(ledger: Ledger, world: World, actor: Actor) -> None:
     ledger.get_epochs(JOB).release(epoch)
 
 
+def take_up(ledger: Ledger, world: World, actor: Actor) -> None:
+    """Act as a worker that declares the holder departed (jobs.starting.departed_jobs)."""
+    held = ledger.get_epochs(JOB).find_active()
+    if held is None or ledger.get_state(JOB).terminal or held.host != A:
+        return
+    epoch = ledger.claim(JOB, actor.host, departed=held.number)
+    world.objects[f"won/{id_of(actor)}"] = b""
+    ledger.end_attempt(JOB, Outcome(0, JobState.FAILED, ended_at=1.0), epoch=epoch)
+    completed = ledger.list_outcomes(JOB)[-1].state is JobState.COMPLETED
+    after = JobState.COMPLETED if completed else JobState.PENDING
+    ledger.append_event(JOB, after, epoch=epoch)
+    ledger.get_epochs(JOB).release(epoch)
+
+
+def end(ledger: Ledger, world: World, actor: Actor) -> None:
+    """Act as a flow whose gang has ended well."""
+    ledger.end_attempt(JOB, Outcome(0, JobState.COMPLETED, ended_at=1.0), epoch=1)
+    ledger.append_event(JOB, JobState.COMPLETED, epoch=1)
+
+
 def of(what: Callable[..., None], kind: Kind, **options: str) -> Callable[[World, Actor], None]:
     return lambda world, actor: what(kind(actor), world, actor, **options)
 
@@ -165,6 +193,11 @@ def one_winner(world: World, actors: Sequence[Actor]) -> str:
     crashed = any(actor.crashed for actor in actors)
     enough = len(won) == 1 or (not won and crashed)
     return "" if enough else f"retries that won: {won}"
+
+
+def at_most_one_winner(world: World, actors: Sequence[Actor]) -> str:
+    won = [key for key in world.objects if key.startswith("won/")]
+    return f"workers that took it up: {won}" if len(won) > 1 else ""
 
 
 def nothing_lost(world: World, actors: Sequence[Actor]) -> str:
@@ -208,6 +241,14 @@ def wrongly_abandoned(kind: Kind) -> tuple[World, Sequence[Actor]]:
     return written([JobState.CREATED], A), [Actor(A, of(run, kind)), Actor(B, of(abandon, kind))]
 
 
+def declared_departed(kind: Kind) -> tuple[World, Sequence[Actor]]:
+    """Let A wake up at any time, and end its job; two workers declare it departed."""
+    return written(FAILED[:3], A), [
+        Actor(A, of(end, kind)),
+        *(Actor(host, of(take_up, kind)) for host in (B, C)),
+    ]
+
+
 SCENES = {
     "second train": Scene(lambda: second_train(SteppedLedger), at_rest=events_in_order),
     "two workers": Scene(lambda: two_workers(SteppedLedger), at_rest=events_in_order),
@@ -217,6 +258,11 @@ SCENES = {
     ),
     "prune and retry": Scene(lambda: prune_and_retry(SteppedLedger), at_rest=nothing_lost),
     "wrongly abandoned": Scene(lambda: wrongly_abandoned(SteppedLedger), at_rest=events_in_order),
+    "departed": Scene(
+        lambda: declared_departed(SteppedLedger),
+        crashes=False,
+        at_rest=lambda *now: events_in_order(*now) or at_most_one_winner(*now),
+    ),
 }
 BROKEN = {
     "second train": Scene(lambda: second_train(Unfenced)),
@@ -224,6 +270,11 @@ BROKEN = {
     "two retries": Scene(lambda: two_retries(Unfenced), at_rest=one_winner),
     "prune and retry": Scene(lambda: prune_and_retry(Unfenced), at_rest=nothing_lost),
     "wrongly abandoned": Scene(lambda: wrongly_abandoned(Unchecked), at_rest=events_in_order),
+    "departed": Scene(
+        lambda: declared_departed(Abandoning),
+        crashes=False,
+        at_rest=at_most_one_winner,
+    ),
 }
 
 
