@@ -10,7 +10,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
                                               the document of an ended job
                                               (ledger/ended_documents.py)
     index/removals/<job id>/<nonce>           an ended job whose nodes are not removed yet
-                                              (ledger/removals.py)
+                                              (ledger/job_objects.py)
     index/team-projects/<quoted name>/team-<quoted team>
                                               -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}

@@ -44,8 +44,8 @@ LEVELS: dict[int, str] = {
     " object_store.faults object_store.protocols planning registries settings substrates"
     " substrates.protocol",
     # data
-    1: "definitions kubernetes_settings ledger.provenance_record ledger.records ledger.states"
-    " planning.plan",
+    1: "definitions kubernetes_settings ledger.provenance_record ledger.records ledger.requests"
+    " ledger.states planning.plan",
     # base: standard library only
     0: "codec errors filesystem node_paths object_keys reserved_variables text",
 }
@@ -70,7 +70,13 @@ ONLY_IN: dict[str, set[str]] = {
     "prompt_toolkit": {"cli"},
     "uvicorn": {"local_server"},
 }
-STDLIB_ONLY = {"ledger.provenance_record", "ledger.records", "ledger.states", "planning.plan"}
+STDLIB_ONLY = {
+    "ledger.provenance_record",
+    "ledger.records",
+    "ledger.requests",
+    "ledger.states",
+    "planning.plan",
+}
 """Beside the base: what a node reads before it imports anything else."""
 # What a node's process must be able to start without, however many imports away.
 NOT_IN_A_NODE = {"prefect", "docker", "kubernetes"}

@@ -31,6 +31,7 @@ from prefect_bt.errors import (
     StoreError,
 )
 from prefect_bt.host.job_lock import host_id
+from prefect_bt.ledger.job_objects import add_removal, delete_removals, list_removals
 from prefect_bt.ledger.node_objects import delete_node_objects
 from prefect_bt.ledger.records import (
     ArchivedLog,
@@ -41,7 +42,6 @@ from prefect_bt.ledger.records import (
     Outcome,
     StopReason,
 )
-from prefect_bt.ledger.removals import add_removal, delete_removals, list_removals
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.log_archive import LogArchiver
 from prefect_bt.node_paths import WORKSPACE_DIR

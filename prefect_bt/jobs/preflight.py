@@ -8,10 +8,14 @@ from prefect_bt.checkpoints.committed.load_references import resolve_loaded_chec
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingProject, secret_names
 from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
+from prefect_bt.host.python.base_interpreter import describe_python
 from prefect_bt.jobs.starting.launcher import default_secret_sources
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import normalize_team
+from prefect_bt.planning.machine_offers import THIS_MACHINE
 from prefect_bt.planning.planner import list_job_secret_names, plan_weights
+from prefect_bt.settings import Settings, process_environment
+from prefect_bt.substrates.protocol import Substrate
 from prefect_bt.weights.sources.pointer_check import find_pointer
 
 
@@ -65,4 +69,25 @@ def _try_load(ledger: Ledger, project: TrainingProject) -> None:
     known = ledger.projects.find(project.name, team=project.team_name)
     resolve_loaded_checkpoints(
         ledger, project, project_id=known.id if known else "", created_before=ledger.now()
+    )
+
+
+def describe_job_python(
+    project: TrainingProject, settings: Settings, substrate: Substrate, machine: str
+) -> str:
+    """Return a sentence about the Python of a job outside of images; "" for others.
+
+    PrefectBtError if this machine has no such interpreter.
+    """
+    if substrate.supports_images:
+        return ""
+    if machine != THIS_MACHINE:
+        return f"The commands run with the Python of {machine}, which the log names at its start."
+    if not settings.python_environment:
+        return ""
+    return describe_python(
+        settings.python,
+        image=project.job.image.base_image,
+        variables=process_environment(),
+        state_dir=settings.state_dir,
     )

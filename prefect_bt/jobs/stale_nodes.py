@@ -13,10 +13,9 @@ from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.errors import NotFoundError, PrefectBtError, SubstrateError
 from prefect_bt.host.job_lock import is_this_host
 from prefect_bt.host.processes import kill_flow_helpers
-from prefect_bt.ledger.job_objects import DAMAGED
+from prefect_bt.ledger.job_objects import DAMAGED, delete_removals, list_removals
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Cause, JobRecord
-from prefect_bt.ledger.removals import delete_removals, list_removals
 from prefect_bt.object_keys import INDEX_REMOVALS
 from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.settings import Settings

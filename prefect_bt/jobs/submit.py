@@ -21,10 +21,9 @@ from prefect_bt.definitions.truss_compat.conversion import to_training_project
 from prefect_bt.definitions.variable_overrides import check_variables, override_variables
 from prefect_bt.errors import NotFoundError, PrefectBtError, UsageError
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.host.python.base_interpreter import describe_python
 from prefect_bt.jobs.job_json import current_user
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.preflight import assign_team, find_missing
+from prefect_bt.jobs.preflight import assign_team, describe_job_python, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.starting.acceptance import (
     accept_here,
@@ -44,12 +43,11 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.object_keys import job_prefix, make_id
 from prefect_bt.planning.context import PlanContext
-from prefect_bt.planning.machine_offers import THIS_MACHINE
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.planning.text_validation import ensure_usable_texts
 from prefect_bt.queue.records import KUBERNETES
-from prefect_bt.settings import Settings, process_environment
+from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
 from prefect_bt.workspace.pack_summary import WorkspaceContents, workspace_document
@@ -274,9 +272,7 @@ def plan_submission(
         remedy=machine.away,
         substrate=substrate.name,
         supports_images=substrate.supports_images,
-        python=_describe_python(project, settings, machine.name)
-        if not substrate.supports_images
-        else "",
+        python=describe_job_python(project, settings, substrate, machine.name),
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
         missing_references=tuple(
             find_missing(ledger, project, options.secret_sources, images=substrate.supports_images)
@@ -286,19 +282,6 @@ def plan_submission(
         retention=options.build_retention(None),
     )
     return replace(plan_gang(project, context), max_run_time=options.find_max_run_time(None))
-
-
-def _describe_python(project: TrainingProject, settings: Settings, machine: str) -> str:
-    if machine != THIS_MACHINE:
-        return f"The commands run with the Python of {machine}, which the log names at its start."
-    if not settings.python_environment:
-        return ""
-    return describe_python(
-        settings.python,
-        image=project.job.image.base_image,
-        variables=process_environment(),
-        state_dir=settings.state_dir,
-    )
 
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:

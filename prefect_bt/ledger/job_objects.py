@@ -7,23 +7,26 @@
 <job>/image.json                            image that all attempts use; create-only
 <job>/runs/<run id>.json                    a Prefect flow run with its URL and host
 index/runs/<run id>                         the job of the run; create-only
+index/removals/<job id>/<nonce>             an ended job whose nodes are not removed yet; written
+                                            before the end is published, one for each end
 """
 
 from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.errors import ObjectNotFound, StoreError
-from prefect_bt.ledger.creation import create_object
+from prefect_bt.ledger.creation import create_object, new_nonce
 from prefect_bt.ledger.ended_documents import delete_ended_document
+from prefect_bt.ledger.node_objects import NodeRequests
 from prefect_bt.ledger.records import FlowRunRecord, JobRecord
-from prefect_bt.ledger.requests import PREEMPT, STOP, NodeRequests, StopRequest
-from prefect_bt.object_keys import run_index_key
+from prefect_bt.ledger.requests import PREEMPT, STOP, StopRequest
+from prefect_bt.object_keys import removals_prefix, run_index_key
 from prefect_bt.object_store.protocols import Store
 
 T = TypeVar("T")
@@ -215,3 +218,19 @@ class FlowRuns(_JobObjects):
         infos = self._store.list(f"{self._job_prefix(job_id)}/runs")
         runs = [codec.loads(FlowRunRecord, self._store.get(info.key)) for info in infos]
         return sorted(runs, key=lambda run: run.at)
+
+
+def add_removal(store: Store, job_id: str) -> None:
+    """Record that the nodes of the job are to be removed. StoreError."""
+    store.put(f"{removals_prefix(job_id)}/{new_nonce()}", b"")
+
+
+def list_removals(store: Store, job_id: str) -> list[str]:
+    """Return the keys of the job's entries. StoreError."""
+    return [info.key for info in store.list(removals_prefix(job_id))]
+
+
+def delete_removals(store: Store, keys: Iterable[str]) -> None:
+    """Delete entries that were listed before the nodes that are removed now. StoreError."""
+    for key in keys:
+        store.delete(key)

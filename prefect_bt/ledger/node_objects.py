@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
@@ -29,12 +29,13 @@ from prefect_bt import codec
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.records import NodeStatus
-from prefect_bt.ledger.requests import OWNER, NodeRequests
+from prefect_bt.ledger.requests import OWNER, READER, PendingRequests, StopRequest
 from prefect_bt.object_keys import job_nodes_prefix, nodes_prefix
 from prefect_bt.object_store.protocols import ObjectInfo, Store
 
 T = TypeVar("T")
 _STATUS: Final = re.compile(r"/status-(\d+)\.json\Z")
+_REQUEST: Final = re.compile(r"(\d+)-rank-(\d+)\.json\Z")
 REFRESH_INTERVAL: Final = 1.0
 """Seconds between two listings of a watcher."""
 ALIVE: Final = "alive"
@@ -51,6 +52,56 @@ class GangRecord:
     """Address of the API server. It distinguishes clusters whose contexts have the same name."""
     size: int
     created_at: float
+
+
+@dataclass(frozen=True)
+class NodeRequests:
+    """Requests folder of one job: `prefix` is `<job>/nodes/requests`."""
+
+    store: Store
+    prefix: str
+    attempt: int = field(default=0)
+
+    def list_pending(self) -> PendingRequests:
+        """Return what is requested of the job and of this attempt. StoreError."""
+        return self.parse(self.store.list(self.prefix))
+
+    def parse(self, listed: Iterable[ObjectInfo]) -> PendingRequests:
+        """Return the requests among listed objects."""
+        begin = f"{self.prefix}/"
+        modified = {
+            info.key.removeprefix(begin): info.modified
+            for info in listed
+            if info.key.startswith(begin)
+        }
+        ranks = [match for name in modified if (match := _REQUEST.match(name))]
+        return PendingRequests(
+            frozenset(modified),
+            frozenset(int(match[2]) for match in ranks if int(match[1]) == self.attempt),
+            modified.get(READER, 0.0),
+        )
+
+    def mark(self, name: str) -> None:
+        """Write READER or OWNER again, whose date changes by that. StoreError."""
+        self.store.put(f"{self.prefix}/{name}", b"")
+
+    def read(self, rank: int) -> StopRequest:
+        """Return the current request to a node; an empty one if there is none. StoreError."""
+        with suppress(ObjectNotFound, ValueError, TypeError, KeyError):
+            return codec.loads(StopRequest, self.store.get(self._rank_key(rank)))
+        return StopRequest()
+
+    def write(self, rank: int, request: StopRequest) -> None:
+        """Replace the request to a node. StoreError."""
+        self.store.put(self._rank_key(rank), codec.dumps(request).encode())
+
+    def delete_ranks(self) -> None:
+        """Delete the requests to the nodes of this attempt. StoreError. Idempotent."""
+        for rank in self.list_pending().ranks:
+            self.store.delete(self._rank_key(rank))
+
+    def _rank_key(self, rank: int) -> str:
+        return f"{self.prefix}/{self.attempt:04d}-rank-{rank}.json"
 
 
 @dataclass(frozen=True)

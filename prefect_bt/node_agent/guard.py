@@ -2,10 +2,10 @@
 
 Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when both
 have ended. While the agent lives, the guard makes sure that a process watches the job
-(node_agent.owner_monitor), and publishes the nodes of this machine (node_agent.host_publisher). If
-the agent ends without a final status, the guard ends the commands, waits for the uploader's final
-flush (which the closing of its stdin has begun) and writes LOST. An error of guard or agent itself
-is the reason (agent_failure).
+(node_agent.owner_monitor), and publishes the nodes of this machine (node_agent.publishing). If the
+agent ends without a final status, the guard ends the commands, waits for the uploader's final flush
+(which the closing of its stdin has begun) and writes LOST. An error of guard or agent itself is the
+reason (agent_failure).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.node_agent.agent import Agent, AgentConfig, exit_process
 from prefect_bt.node_agent.agent_failure import report_failure
 from prefect_bt.node_agent.commands.stop_signal import TERMINATION_SIGNALS
-from prefect_bt.node_agent.host_publisher import HostPublisher
 from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.owner_monitor import RecoveryMonitor
+from prefect_bt.node_agent.publishing.host_publisher import HostPublisher
 from prefect_bt.planning.plan import NodePlan
 
 AGENT_LOST = "the node's agent died"

@@ -15,7 +15,7 @@ from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.ledger.node_objects import REFRESH_INTERVAL, GangObjects
 from prefect_bt.ledger.records import NodePhase, NodeStatus
 from prefect_bt.ledger.requests import READER, STOP, StopRequest
-from prefect_bt.node_agent.publisher import (
+from prefect_bt.node_agent.publishing.publisher import (
     ANSWER_SECONDS,
     IDLE_INTERVAL,
     MIN_SEGMENT_BYTES,

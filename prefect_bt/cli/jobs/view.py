@@ -86,7 +86,7 @@ def _read(
         [record] = select_jobs(ledger, which, terminal)
         job = jobs.read(record.id)
         if not JobState(job["current_status"]).terminal:
-            from prefect_bt.jobs.live_nodes import live_document
+            from prefect_bt.attempts.live_nodes import live_document
 
             live = live_document(ledger, record, Settings().state_dir)
             job = {**job, "queue_context": queue_context(ledger, record.id), "live": live}

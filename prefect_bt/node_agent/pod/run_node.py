@@ -13,7 +13,7 @@ from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
 from prefect_bt.node_agent.pod.pod_files import PodFiles
-from prefect_bt.node_agent.publisher import INTERVAL, GangPublisher, HostNode
+from prefect_bt.node_agent.publishing.publisher import INTERVAL, GangPublisher, HostNode
 
 EXIT_LOST: Final = 1
 

@@ -17,7 +17,7 @@ from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.node_agent.agent_failure import classify_staging_error, describe_failure
 from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.pod.pod_files import PodFiles
-from prefect_bt.node_agent.publisher import INTERVAL, GangPublisher
+from prefect_bt.node_agent.publishing.publisher import INTERVAL, GangPublisher
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import VolumeKind, WeightsPlan
 from prefect_bt.settings import Settings

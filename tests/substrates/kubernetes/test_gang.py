@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.ledger.node_objects import RankObjects
+from prefect_bt.ledger.node_objects import NodeRequests, RankObjects
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
-from prefect_bt.ledger.requests import NodeRequests, StopRequest
+from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.gang_status import CAUSE_TIMEOUT, WAITING_INTERVAL
 from tests.cluster.recordings import recorded

@@ -7,26 +7,27 @@ takes the lock and continues where the store shows that the last one ended.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.host.job_lock import is_owned, try_lock
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.planning.plan import NodePlan
 
 if TYPE_CHECKING:
     from prefect_bt.ledger.node_objects import GangObjects
-    from prefect_bt.node_agent.publisher import GangPublisher, HostNode
+    from prefect_bt.node_agent.publishing.publisher import GangPublisher, HostNode
 
 START_DELAY: Final = 1.0
 """Age in seconds at which a node is published: a short one does not open the store for it."""
 POLL_INTERVAL: Final = 0.5
 ALIVE_INTERVAL: Final = 30.0
 """Seconds between two marks that the machine runs and reaches the store."""
+_ERRORS: Final = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
 END_TIMEOUT: Final = 5.0
 """Longest delay of a guard's exit by the last publication, in seconds."""
 
@@ -60,7 +61,7 @@ class HostPublisher:
             return
         is_owned_now = is_owned(Path(self._record.state_dir), self._record.job_id)
         if self._lock is not None or (not is_owned_now and self._acquire()):
-            with suppress(Exception):  # the node has ended, and its flow archives the rest
+            with suppress(*_ERRORS):  # the node has ended, and its flow archives the rest
                 self._open().finish(timeout=END_TIMEOUT)
 
     def _run(self) -> None:
@@ -69,11 +70,9 @@ class HostPublisher:
             delay = POLL_INTERVAL
             if self._lock is None and not self._acquire():
                 continue
-            # Any error: a node must end as it would without this thread.
             try:
                 self._publish()
-            except Exception as error:
-                sys.stderr.write(f"the nodes are not published: {error!r}\n")
+            except _ERRORS:  # as if the store did not answer: the node goes on
                 delay = ALIVE_INTERVAL
 
     def _publish(self) -> None:
@@ -96,7 +95,7 @@ class HostPublisher:
         if self._publisher is None:
             # Imported by the one guard that publishes.
             from prefect_bt.ledger.node_objects import GangObjects
-            from prefect_bt.node_agent.publisher import GangPublisher
+            from prefect_bt.node_agent.publishing.publisher import GangPublisher
             from prefect_bt.object_store import open_store
 
             plan = self._plan
@@ -109,7 +108,7 @@ class HostPublisher:
     def _list_nodes(self) -> list[HostNode]:
         from prefect_bt.host.nodes.handle import HostHandle
         from prefect_bt.host.nodes.launch import iter_nodes
-        from prefect_bt.node_agent.publisher import HostNode
+        from prefect_bt.node_agent.publishing.publisher import HostNode
 
         job = JobFolder(Path(self._record.state_dir), self._record.job_id)
         return [

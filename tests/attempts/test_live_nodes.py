@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.jobs.live_nodes import live_document
+from prefect_bt.attempts.live_nodes import live_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome

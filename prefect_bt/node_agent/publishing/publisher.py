@@ -211,7 +211,8 @@ class GangPublisher:
                 node.update(now, interval, soon=soon or self._is_behind)
             self._is_behind = False
         except StoreError as error:
-            sys.stderr.write(f"{error}\n")
+            if self._prints:  # the last line of a guard's own log is a node's cause of death
+                sys.stderr.write(f"{error}\n")
             return False
         return True
 
