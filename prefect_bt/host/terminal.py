@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -65,7 +64,7 @@ def terminal_variables() -> dict[str, str]:
 
 def read_size() -> tuple[int, int]:
     """Return rows and columns of the terminal."""
-    columns, rows = shutil.get_terminal_size()
+    columns, rows = os.get_terminal_size(STDIN)
     return rows, columns
 
 

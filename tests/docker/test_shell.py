@@ -84,6 +84,7 @@ def test_a_command_in_a_container(rig: DockerRig, node: DockerNodeHandle) -> Non
 def test_a_terminal_in_a_container(rig: DockerRig, node: DockerNodeHandle) -> None:
     assert node.observe().phase is NodePhase.RUNNING
     terminal = Terminal(argv(rig))
+    terminal.wait_for(" # ")
     terminal.type("stty size; echo $TERM-$LR\n")
     terminal.wait_for("30 100")
     terminal.wait_for("xterm-3e-4")

@@ -140,7 +140,7 @@ def test_two_nodes_meet_at_the_address_of_torchrun(
     program.write_text(TORCHRUN.format(python=sys.executable))
     program.chmod(0o755)
     path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
-    job = push("multinode-torchrun", PATH=path)
+    job = push("multinode-torchrun", PATH=path, PREFECT_BT_PYTHON_ENVIRONMENT="false")
     assert job.attempts == ["completed"]
     for rank in ("0", "1"):
         assert f"Node {rank} of 2 met the other: train.py" in job.log

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,6 +26,9 @@ _NO_DETACH: Final = "ctrl-_,ctrl-^,ctrl-],ctrl-^"
 """Keys that leave the shell running: a sequence that nobody types, instead of Ctrl-P."""
 _FRAME_HEADER: Final = struct.Struct(">BxxxI")
 _CHUNK: Final = 65536
+_RESIZE_PAUSES: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Seconds before each try to set the size: the Engine refuses it before the command has started,
+and once it has ended."""
 _SWITCHED: Final = (b" 101 ", b" 200 ")
 
 
@@ -99,10 +103,15 @@ class _Execution:
         self._socket.shutdown(socket.SHUT_WR)
 
     def resize(self, rows: int, columns: int) -> None:
-        with suppress(SubstrateError):  # the command has ended
-            self._engine.find(
-                lambda client: client.exec_resize(self._id, height=rows, width=columns)
-            )
+        def resize(client: Any) -> bool:
+            client.exec_resize(self._id, height=rows, width=columns)
+            return True
+
+        for pause in _RESIZE_PAUSES:
+            time.sleep(pause)
+            with suppress(SubstrateError):
+                if self._engine.find(resize):
+                    return
 
     def _start(self, rank: int) -> bytes:
         """Send the request; return what was received after the headers of the answer."""
