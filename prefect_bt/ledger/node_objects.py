@@ -38,7 +38,6 @@ _STATUS: Final = re.compile(r"/status-(\d+)\.json\Z")
 _REQUEST: Final = re.compile(r"(\d+)-rank-(\d+)\.json\Z")
 REFRESH_INTERVAL: Final = 1.0
 """Seconds between two listings of a watcher."""
-ALIVE: Final = "alive"
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ class GangObjects:
         self._listed_at = -REFRESH_INTERVAL
         self._ranks: dict[int, _RankView] = {}
         self._pending = frozenset[int]()
-        self._alive_at = 0.0
 
     @classmethod
     def of_attempt(cls, store: Store, project_id: str, job_id: str, attempt: int) -> GangObjects:
@@ -231,12 +229,7 @@ class GangObjects:
 
     def mark_alive(self) -> None:
         """Record that the machine of the nodes runs and reaches the store. StoreError."""
-        self.store.put(f"{self.prefix}/{ALIVE}", b"")
-
-    def find_alive_mark(self) -> float:
-        """Return when `mark_alive` was called last, by the store's clock; 0: never. StoreError."""
-        self._refresh()
-        return self._alive_at
+        self.store.put(f"{self.prefix}/alive", b"")
 
     def read_latest_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status from a new listing. StoreError."""
@@ -296,8 +289,6 @@ class GangObjects:
         self._pending = self.requests.parse(infos).ranks
         for info in infos:
             folder, _, name = info.key.rpartition("/")
-            if folder == self.prefix and name == ALIVE:
-                self._alive_at = info.modified
             if not folder.startswith(f"{self.prefix}/rank-"):
                 continue
             view = seen.setdefault(int(folder.rpartition("-")[2]), _RankView())

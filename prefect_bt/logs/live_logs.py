@@ -81,11 +81,11 @@ class LiveLogs:
         logs: list[RankLog] = [
             HostHandle(self._folder, attempt, rank) for attempt, rank in iter_nodes(self._folder)
         ]
-        if attempts and not self._is_here(attempts[-1].host):
+        if attempts and not self._runs_on_this_machine(attempts[-1].host):
             logs += self._list_published(attempts[-1].attempt)
         return logs
 
-    def _is_here(self, host: str) -> bool:
+    def _runs_on_this_machine(self, host: str) -> bool:
         in_pods = self._record.substrate in CLUSTERS
         return not in_pods and is_this_host(self._folder.state_dir, host)
 
@@ -97,6 +97,6 @@ class LiveLogs:
         gang = self._gangs[attempt]
         if self._clock() >= self._mark_due:
             self._mark_due = self._clock() + MARK_INTERVAL
-            with suppress(StoreError):  # who may only read sees what is published rarely
+            with suppress(StoreError):  # a user who may only read sees what is published rarely
                 gang.requests.mark(READER)
         return [PublishedLog(gang, attempt, rank, is_followed=True) for rank in gang.list_ranks()]

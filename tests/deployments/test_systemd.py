@@ -37,7 +37,7 @@ def test_the_unit_starts_a_command_with_settings_that_exist() -> None:
     assert [one for one in named if one not in known and not one.startswith(OF_SECRETS)] == []
 
 
-def test_a_restart_of_the_worker_and_a_full_memory_leave_jobs_alone() -> None:
+def test_jobs_survive_a_restart_of_the_worker_and_a_full_memory() -> None:
     unit = read_unit()
     assert unit["KillMode"] == ["process"]
     assert unit["OOMPolicy"] == ["continue"]

@@ -17,7 +17,7 @@ from tests.written_jobs import write_job
 AWAY = "0123456789ab"
 
 
-def test_a_worker_takes_up_the_jobs_of_a_machine_that_is_gone(
+def test_a_worker_takes_up_the_jobs_of_a_departed_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_BT_STORE", str(tmp_path / "store"))

@@ -12,7 +12,7 @@ from prefect_bt import codec
 from prefect_bt.errors import StoreError
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.ledger.node_objects import REFRESH_INTERVAL, GangObjects
+from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import NodePhase, NodeStatus
 from prefect_bt.ledger.requests import READER, STOP, StopRequest
 from prefect_bt.node_agent.publishing.publisher import (
@@ -26,21 +26,9 @@ from prefect_bt.node_agent.publishing.publisher import (
     HostNode,
 )
 from prefect_bt.object_store import open_store
-from tests.ledger.test_node_objects import DONE, Breakable, keys
+from tests.ledger.test_node_objects import DONE, Breakable, Clock, keys
 
 STEP = 0.5
-
-
-class Clock:
-    """The clock of a publisher and of a watcher."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_interval(self) -> None:
-        self.now += REFRESH_INTERVAL
 
 
 @pytest.fixture(params=["memory", "folder"])

@@ -14,7 +14,7 @@ from tests.node_agent.rig import Rig, all_lines, own_lines, wait_over
 VERSION = "python -c 'import shade; print(shade.VERSION)'"
 
 
-def test_a_package_of_a_job_is_there_at_the_next_job_and_not_in_ours(
+def test_the_next_job_has_an_installed_package_and_prefect_bt_has_not(
     rig: Rig, tmp_path: Path
 ) -> None:
     rig.substrate.launcher.python = sys.executable

@@ -97,7 +97,7 @@ def test_a_machine_with_less_than_a_node_needs_runs_no_job_of_it(least, reason):
     assert (started(result), reasons(result)["x"].startswith(reason)) == ({"y": "a"}, True)
 
 
-def test_a_reason_names_who_holds_what_is_short():
+def test_a_reason_names_the_jobs_that_hold_what_is_short():
     held = [lease(1, 3, user="eve", run_time=70), lease(2, 2), lease(3, 1), lease(4, cpus=8)]
     [wait] = decide([job("x", 8)], leases=held).waits
     names = "job run1 of eve holds 3, until about 00:17 UTC, job run2 holds 2, 1 more job holds 1"

@@ -27,9 +27,10 @@ START_DELAY: Final = 1.0
 POLL_INTERVAL: Final = 0.5
 ALIVE_INTERVAL: Final = 30.0
 """Seconds between two marks that the machine runs and reaches the store."""
-_ERRORS: Final = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
 END_TIMEOUT: Final = 5.0
 """Longest delay of a guard's exit by the last publication, in seconds."""
+_ERRORS: Final = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
+"""Errors of a store that does not answer, or whose credentials or objects are damaged."""
 
 
 class HostPublisher:

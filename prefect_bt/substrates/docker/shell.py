@@ -23,7 +23,7 @@ from prefect_bt.substrates.docker.engine import SUBSTRATE_NAME, DockerEngine
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
 
 _NO_DETACH: Final = "ctrl-_,ctrl-^,ctrl-],ctrl-^"
-"""Keys that leave the shell running: a sequence that nobody types, instead of Ctrl-P."""
+"""Keys that leave the shell running: a sequence that no user types, instead of Ctrl-P."""
 _FRAME_HEADER: Final = struct.Struct(">BxxxI")
 _CHUNK: Final = 65536
 _RESIZE_PAUSES: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)

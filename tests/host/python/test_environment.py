@@ -64,7 +64,7 @@ def list_tree(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("pip", ["pip", "python3 -m pip"])
-def test_an_installed_package_wins_in_the_environment_alone(
+def test_an_installed_package_wins_only_in_its_environment(
     tmp_path: Path, base: Path, environment: ProjectEnvironment, pip: str
 ) -> None:
     wheel, before = make_wheel(tmp_path, "1.0"), list_tree(base)
@@ -160,7 +160,7 @@ def put_link_to_programs(path: Path) -> None:
         lambda path: (shutil.rmtree(path), path.write_text("a file")),  # pyright: ignore
     ],
 )
-def test_a_damaged_environment_is_created_anew(
+def test_a_damaged_environment_is_created_again(
     tmp_path: Path, base: Path, environment: ProjectEnvironment, damage: Callable[[Path], object]
 ) -> None:
     damage(environment.path)

@@ -177,13 +177,13 @@ class Pod:
         state = self.folder / "state"
         paths = [state / "staging.log", JobFolder(state, JOB).node_folder(0, 0).log]
 
-        def is_there() -> bool:
+        def has_line() -> bool:
             logs = [parse_lines(path.read_bytes()) for path in paths if path.exists()]
             messages = [line.message for lines in logs for line in lines]
             return any(text in m for m in messages if not m.startswith(PLATFORM_PREFIX))
 
-        wait_until(lambda: is_there() or self.status().is_over, f"no line {text!r}")
-        assert is_there(), (text, self.log(), self.said())
+        wait_until(lambda: has_line() or self.status().is_over, f"no line {text!r}")
+        assert has_line(), (text, self.log(), self.said())
 
     def said(self) -> str:
         """Return what the two processes wrote to their own output."""
