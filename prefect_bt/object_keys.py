@@ -57,6 +57,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             attempts/<n>/resources.json       resources of each node; written before the launch
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    archived logs
+            attempts/<n>/metrics/rank-<r>     archived metrics (job_metrics/node_metrics.py)
             attempts/<n>/uploads/rank-<r>.json   status of the rank's uploader, replaced
             nodes/<n>/                        status and live log of its nodes; deleted with the
                                               attempt (ledger/node_objects.py)
@@ -160,6 +161,10 @@ def attempt_prefix(project_id: str, job_id: str, attempt: int) -> str:
 
 def log_key(project_id: str, job_id: str, attempt: int, rank: int) -> str:
     return f"{attempt_prefix(project_id, job_id, attempt)}/logs/rank-{rank}.log"
+
+
+def metrics_prefix(project_id: str, job_id: str, attempt: int) -> str:
+    return f"{attempt_prefix(project_id, job_id, attempt)}/metrics"
 
 
 def uploads_prefix(project_id: str, job_id: str, attempt: int) -> str:

@@ -36,7 +36,8 @@ LEVELS: dict[int, str] = {
     5: "flows blocks cli compat supervisor local_server prefect_api file_server node_agent gc jobs"
     " serving.rollout serving.router",
     # services: policy; see protocols, never adapters, never Prefect
-    4: "attempts checkpoints job_index logs queue serving training_cache weights workspace",
+    4: "attempts checkpoints job_index job_metrics logs queue serving training_cache weights"
+    " workspace",
     # adapters: see SDKs, never each other
     3: "object_store.* substrates.*",
     # protocols, literal tables imported on use, pure planning

@@ -12,7 +12,7 @@
             node.json               NodeRecord; written before any process exists
             plan.json               NodePlan, without values of secrets
             status.json  upload.json  stop.json
-            log  agent.log
+            log  agent.log  metrics
             workspace/  scratch/  loaded/
             root/  mirrors/         private root of the view; contains only mount points
             control/                pipes into its container (prefect_bt.host.nodes.container_pipes)
@@ -82,6 +82,7 @@ class NodeFolder:
         self.upload_status = path / "upload.json"
         self.stop_request = path / "stop.json"
         self.log = path / "log"
+        self.metrics = path / "metrics"
         self.agent_log = path / "agent.log"
         self.root = path / "root"
         self.mirrors = path / "mirrors"

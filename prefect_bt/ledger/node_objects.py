@@ -8,6 +8,7 @@
     rank-<r>/ready               marker: the node can start its commands, and waits for the others
     rank-<r>/status-verdict.json final status written by a watcher; it takes precedence over the
                                  agent's
+    rank-<r>/metrics             the node's metrics so far (job_metrics.node_metrics), replaced
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
     alive                        empty; replaced by the machine that runs the nodes
 
@@ -126,6 +127,16 @@ class RankObjects:
     def write_log(self, data: bytes, *, offset: int) -> None:
         """Write or replace the segment that begins at `offset`. StoreError."""
         self.store.put(f"{self.prefix}/log-{offset:015d}", data)
+
+    def write_metrics(self, data: bytes) -> None:
+        """Replace the published metrics. StoreError."""
+        self.store.put(f"{self.prefix}/metrics", data)
+
+    def read_metrics(self) -> bytes:
+        """Return the published metrics; b"" without any. StoreError."""
+        with suppress(ObjectNotFound):
+            return self.store.get(f"{self.prefix}/metrics")
+        return b""
 
     def write_ready(self) -> None:
         """Write the marker that the node can start its commands. StoreError."""
