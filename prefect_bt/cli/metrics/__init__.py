@@ -1,1 +1,1 @@
-"""Commands about jobs that wait for room: `queue`, `update`, `capacity`."""
+"""Commands about metrics of jobs: `metrics`."""

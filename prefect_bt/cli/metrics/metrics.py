@@ -116,8 +116,9 @@ def _read_cache(ledger: Ledger, record: JobRecord) -> Any:
     """Return the newest snapshot of the job's training cache, if it has one."""
     from prefect_bt.training_cache.snapshot import read_snapshots
 
-    runtime: dict[str, Any] = record.definition.get("job", {}).get("runtime", {})
-    if not (runtime.get("cache_config") or {}).get("enabled"):
+    runtime = record.definition.get("job", {}).get("runtime", {})
+    cache: dict[str, Any] = runtime.get("cache_config") or {}
+    if not cache.get("enabled"):
         return None
     return next(iter(read_snapshots(ledger.store, record.project_id)), None)
 
