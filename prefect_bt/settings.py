@@ -124,6 +124,9 @@ class Settings(BaseModel):
     """Seconds of silence of a machine after which another one takes up its jobs; 0: never."""
     server_port: int = Field(default=4200, ge=1, le=65535)
     """Port of the Prefect server that `prefect-bt up` starts."""
+    metrics_listen: str = ""
+    """Address at which `up` and `worker` serve metrics for Prometheus, such as `127.0.0.1:9464`;
+    empty: none."""
 
     request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)
     """Largest request to a serving deployment, such as `128MiB`; read when its router starts."""

@@ -34,6 +34,7 @@ from tests.architecture.sources import (
 LEVELS: dict[int, str] = {
     # entry points: may import Prefect and the command library, choose adapters, hand them down
     5: "flows blocks cli compat supervisor local_server prefect_api file_server node_agent gc jobs"
+    " open_metrics"
     " serving.rollout serving.router",
     # services: policy; see protocols, never adapters, never Prefect
     4: "attempts checkpoints job_index job_metrics logs queue serving training_cache weights"
@@ -70,6 +71,8 @@ ONLY_IN: dict[str, set[str]] = {
     "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
     "uvicorn": {"local_server"},
+    "prometheus_client": {"open_metrics"},
+    "matplotlib": {"job_metrics"},
 }
 STDLIB_ONLY = {
     "ledger.provenance_record",

@@ -39,6 +39,7 @@ from prefect_bt.local_server.password import (
     restore_auth,
 )
 from prefect_bt.local_server.port import is_healthy, open_listening_socket
+from prefect_bt.open_metrics.endpoint import check_address
 from prefect_bt.settings import Settings
 
 Echo = Callable[[str], None]
@@ -55,11 +56,18 @@ _NO_TELEMETRY: Final = {
 }
 
 
-def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> dict[str, Any]:
+def up(
+    *,
+    port: int | None = None,
+    worker: bool = True,
+    metrics_listen: str = "",
+    echo: Echo = print,
+) -> dict[str, Any]:
     """Start a Prefect server with its UI, and a worker; return once both answer.
 
     Returns the server file's document with "already_up" and "export", a shell line that selects
-    this server. Raises ServerError after stopping everything that it started.
+    this server. `metrics_listen`: address of the metrics, which the watchdog serves. Raises
+    ServerError after stopping everything that it started.
     """
     settings = Settings()
     with _server_lock(settings.state_dir, log=echo):
@@ -67,9 +75,16 @@ def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> d
             echo(f"Warning: {sentence}")
         known = read_server(settings.state_dir)
         if known is not None and get_process(known, "server").is_alive:
+            if metrics_listen != known.get("metrics_listen", ""):
+                echo("The address of the metrics changes with the next start: prefect-bt down")
             return _report_already_up(settings.state_dir, known, worker=worker, log=echo)
         _stop_processes(settings.state_dir, known)
-        document = _start(settings, port or settings.server_port, worker=worker, log=echo)
+        if metrics_listen:
+            check_address(metrics_listen)
+            echo(f"Metrics: http://{metrics_listen}/metrics")
+        facts = {"metrics_listen": metrics_listen} if metrics_listen else {}
+        port = port or settings.server_port
+        document = _start(settings, port, facts, worker=worker, log=echo)
     return _report_server(settings.state_dir, document, already_up=False, log=echo)
 
 
@@ -96,9 +111,11 @@ def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     return known
 
 
-def _start(settings: Settings, port: int, *, worker: bool, log: Echo) -> dict[str, Any]:
+def _start(
+    settings: Settings, port: int, facts: Mapping[str, str], *, worker: bool, log: Echo
+) -> dict[str, Any]:
     ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
-    document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url}
+    document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url, **facts}
     with open_listening_socket(port) as listening:
         log(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
         try:

@@ -21,6 +21,7 @@ from prefect_bt.jobs.starting.poller import POLL_INTERVAL as QUEUE_POLL_INTERVAL
 from prefect_bt.jobs.starting.poller import QueuePoller
 from prefect_bt.local_server import server
 from prefect_bt.local_server.discovery import read_server
+from prefect_bt.open_metrics.endpoint import serve_metrics
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_utc
 
@@ -37,6 +38,8 @@ def main(listening: socket.socket | None = None) -> int:
     """Run until `down` stops the process or removes the server file."""
     signal.signal(signal.SIGTERM, _handle_sigterm)
     jobs, runs = _JobPoller(), _RunRescheduler()
+    if address := (read_server(Settings().state_dir) or {}).get("metrics_listen"):
+        _call_logging_errors(lambda: serve_metrics(str(address)))
     pause, due = POLL_INTERVAL, time.monotonic() + POLL_INTERVAL
     while True:
         time.sleep(QUEUE_POLL_INTERVAL)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.cli.ui.options import InjectedTerminal, MetricsListen, Output
 from prefect_bt.file_server import process
 from prefect_bt.local_server import server
 from prefect_bt.object_store import open_store
@@ -18,6 +18,7 @@ def up(
     *,
     port: int | None = None,
     worker: Annotated[bool, Parameter(negative="--no-worker")] = True,
+    metrics_listen: MetricsListen = None,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -33,8 +34,9 @@ def up(
 
     `prefect-bt up`
     """
-    started = server.up(port=port, worker=worker, echo=terminal.echo)
     settings = Settings()
+    listen = metrics_listen or settings.metrics_listen
+    started = server.up(port=port, worker=worker, metrics_listen=listen, echo=terminal.echo)
     store_url = open_store(settings.store).url
     if known := process.restart_server(store_url, settings.state_dir, os.environ):
         terminal.echo(f"Checkpoint files: {known.base}")

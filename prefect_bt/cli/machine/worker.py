@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prefect_bt.cli.ui.options import InjectedTerminal
+from prefect_bt.cli.ui.options import InjectedTerminal, MetricsListen
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.reconcile import RecoveryPoller
 from prefect_bt.jobs.starting.poller import POLL_INTERVAL, QueuePoller
@@ -12,7 +12,7 @@ from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.settings import Settings
 
 
-def worker(*, terminal: InjectedTerminal) -> int:
+def worker(*, metrics_listen: MetricsListen = None, terminal: InjectedTerminal) -> int:
     """Take queued jobs of the store as soon as this machine has room for them.
 
     Every machine with a worker takes jobs of the queue, whichever machine they were pushed from.
@@ -22,6 +22,11 @@ def worker(*, terminal: InjectedTerminal) -> int:
 
     `PREFECT_BT_STORE=s3://bucket/team prefect-bt worker`
     """
+    if address := metrics_listen or Settings().metrics_listen:
+        from prefect_bt.open_metrics.endpoint import serve_metrics
+
+        port = serve_metrics(address)
+        terminal.echo(f"Metrics: http://{address.rpartition(':')[0]}:{port}/metrics")
     queue, jobs = QueuePoller(), RecoveryPoller(Settings().state_dir)
     machine = queue.machine
     gpus = "".join(f", {count} {kind}" for kind, count in sorted(machine.gpus.items()))

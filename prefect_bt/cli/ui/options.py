@@ -44,6 +44,13 @@ Watch = Annotated[
 CheckpointNames = Annotated[
     tuple[str, ...], Parameter(help="Only this checkpoint, by name or ID. Repeatable.")
 ]
+MetricsListen = Annotated[
+    str | None,
+    Parameter(
+        metavar="HOST:PORT",
+        help="Serve metrics for Prometheus at this address, such as 127.0.0.1:9464.",
+    ),
+]
 PositiveCount = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
 

@@ -1,0 +1,1 @@
+"""Commands about metrics of jobs: `metrics`."""

@@ -1,0 +1,141 @@
+"""Series of a job over all its attempts, cut to a window of time and thinned."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
+
+from prefect_bt.job_metrics.job_metrics import JobMetrics
+from prefect_bt.job_metrics.node_metrics import NodeMetrics
+
+MAX_SAMPLES: Final = 500
+"""Samples of a series unless the caller names the seconds between two of them."""
+STEP_TIME: Final = "step_time"
+"""Series of the seconds between two steps, for trainers that report none."""
+LOSS: Final = re.compile(r"(?i)(.*[/_ ])?loss")
+LEARNING_RATE: Final = re.compile(r"(?i)(.*[/_ ])?(lr|learning[_ -]?rate)")
+_LEADING: Final = (
+    LOSS,
+    LEARNING_RATE,
+    re.compile(r"(?i).*grad.*norm"),
+    re.compile(r"(?i).*(tok|token)s?[_/ ].*"),
+    re.compile(r"(?i).*(step|iter).*(time|seconds)|(time|seconds).*(step|iter)"),
+)
+"""Patterns of the names that are shown first, in this order."""
+
+
+class Sample(NamedTuple):
+    """A value at a time in epoch seconds; `step` of the training, where there is one."""
+
+    at: float
+    value: float
+    step: int | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a job's time, in epoch seconds.
+
+    Of each `step` seconds the last sample is kept; 0: every sample; None: at most MAX_SAMPLES.
+    """
+
+    since: float
+    until: float
+    step: float | None = None
+
+    def cut(self, samples: Iterable[Sample]) -> list[Sample]:
+        """Return the samples of the window that have a value."""
+        inside = [
+            sample
+            for sample in samples
+            if self.since <= sample.at <= self.until and math.isfinite(sample.value)
+        ]
+        if self.step is None and len(inside) > MAX_SAMPLES:
+            step = (inside[-1].at - inside[0].at) / (MAX_SAMPLES - 1)
+        else:
+            step = self.step or 0.0
+        if step <= 0:
+            return inside
+        start = inside[0].at if self.step is None else self.since
+        return list({int((sample.at - start) / step): sample for sample in inside}.values())
+
+
+def choose_window(
+    metrics: JobMetrics,
+    *,
+    since: float | None = None,
+    until: float | None = None,
+    step: float | None = None,
+) -> Window:
+    """Return the window, which by default is the whole job until its end, or until now."""
+    history = metrics.history
+    times = [node.times for node in metrics.nodes if node.times]
+    points = [node.training for node in metrics.nodes if node.training]
+    first = [each[0] for each in times] + [each[0].at for each in points]
+    last = [each[-1] for each in times] + [each[-1].at for each in points]
+    return Window(
+        min(first, default=history.record.created_at) if since is None else since,
+        (history.ended_at or max([history.now, *last])) if until is None else until,
+        step,
+    )
+
+
+def group_by_rank(metrics: JobMetrics) -> dict[int, list[NodeMetrics]]:
+    """Return the nodes of each rank, by attempt."""
+    nodes = sorted(metrics.nodes, key=lambda node: (node.rank, node.attempt))
+    return {rank: list(group) for rank, group in groupby(nodes, lambda node: node.rank)}
+
+
+def join_column(nodes: Sequence[NodeMetrics], column: str) -> Iterator[Sample]:
+    """Yield the samples of a column of one rank over its attempts."""
+    for node in nodes:
+        for at, value in zip(node.times, node.columns.get(column, ()), strict=False):
+            yield Sample(at, value, attempt=node.attempt)
+
+
+def join_training(metrics: JobMetrics) -> dict[str, list[Sample]]:
+    """Return what the trainer reported, by its own names, and STEP_TIME.
+
+    Of several ranks that report a name in an attempt, the first counts.
+    """
+    series = dict[str, list[Sample]]()
+    for _, nodes in groupby(metrics.nodes, lambda node: node.attempt):
+        reported = dict[str, list[Sample]]()
+        for node in nodes:
+            for name, samples in _list_training(node).items():
+                reported.setdefault(name, samples)
+        for name, samples in reported.items():
+            series.setdefault(name, []).extend(samples)
+    if any(_LEADING[-1].fullmatch(name) for name in series if name != STEP_TIME):
+        series.pop(STEP_TIME, None)
+    return {name: series[name] for name in sorted(series, key=_order)}
+
+
+def find_name(series: Mapping[str, object], pattern: re.Pattern[str]) -> str | None:
+    """Return the shortest name that the pattern matches."""
+    return min((name for name in series if pattern.fullmatch(name)), key=len, default=None)
+
+
+def _list_training(node: NodeMetrics) -> dict[str, list[Sample]]:
+    series = dict[str, list[Sample]]()
+    for point in node.training:
+        for name, value in point.values.items():
+            series.setdefault(name, []).append(Sample(point.at, value, point.step, node.attempt))
+    stepped = [(point.at, point.step) for point in node.training if point.step is not None]
+    if times := [
+        Sample(at, (at - before) / (step - step_before), step, node.attempt)
+        for (before, step_before), (at, step) in pairwise(stepped)
+        if step > step_before and at > before
+    ]:
+        series.setdefault(STEP_TIME, times)
+    return series
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    matching = (number for number, pattern in enumerate(_LEADING) if pattern.fullmatch(name))
+    return next(matching, len(_LEADING)), len(name), name

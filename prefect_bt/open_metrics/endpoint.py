@@ -1,0 +1,59 @@
+"""Serve `/metrics` for Prometheus in threads of this process."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Final
+
+from prefect_bt.errors import ServerError, UsageError
+from prefect_bt.settings import Settings
+
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\[\]:/\s]+):(\d{1,5})")
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Return host and port of `127.0.0.1:9464` or `[::1]:9464`. UsageError."""
+    found = _ADDRESS.fullmatch(text.strip())
+    if found is None or int(found[2]) > 65535:
+        raise UsageError(
+            f"{text!r} is no address to serve metrics at.",
+            next_step="Give a host and a port: PREFECT_BT_METRICS_LISTEN=127.0.0.1:9464",
+        )
+    return found[1].strip("[]"), int(found[2])
+
+
+def check_address(text: str) -> None:
+    """Raise ServerError if nothing can listen there, UsageError if it is no address."""
+    host, port = parse_listen_address(text)
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise _cannot_listen(text, error) from error
+
+
+def serve_metrics(address: str) -> int:
+    """Serve the metrics from now on; return the port. Raises ServerError and UsageError."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from prefect_bt.open_metrics.collector import JobCollector
+    from prefect_bt.open_metrics.store_values import StoreReader
+
+    host, port = parse_listen_address(address)
+    registry = CollectorRegistry()
+    registry.register(JobCollector(Settings().state_dir, StoreReader()))
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+    return server.server_port
+
+
+def _cannot_listen(address: str, error: OSError) -> ServerError:
+    return ServerError(
+        f"Metrics cannot be served at {address}: {error.strerror or error}.",
+        next_step="Choose another address: PREFECT_BT_METRICS_LISTEN=127.0.0.1:9465",
+    )

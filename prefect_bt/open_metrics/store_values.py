@@ -1,0 +1,84 @@
+"""The jobs and the queue of the store, read in the background at most every 30 seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.job_index.entries import JobIndex
+from prefect_bt.ledger.job_objects import DAMAGED
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.open_ledger import open_ledger
+
+READ_INTERVAL: Final = 30.0
+_STALE_AFTER: Final = 120.0
+"""Seconds without an answer after which the store counts as down."""
+_MAX_JOBS: Final = 1000
+"""Jobs that have not ended whose state is read."""
+
+
+@dataclass(frozen=True)
+class StoreValues:
+    """`queued`: jobs that wait. `states`: number of jobs that have not ended, by state."""
+
+    queued: int = 0
+    states: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class StoreReader:
+    """Reads the store in a thread of its own, so that no scrape waits for it."""
+
+    def __init__(
+        self,
+        *,
+        open_store: Callable[[], Ledger] = open_ledger,
+        clock: Callable[[], float] = time.monotonic,
+        first_patience: float = 2.0,
+    ) -> None:
+        """`first_patience`: seconds that the first scrape waits for the store."""
+        self._open, self._clock, self._first_patience = open_store, clock, first_patience
+        self._thread: threading.Thread | None = None
+        self._began_at = self._answered_at = float("-inf")
+        self.values: StoreValues | None = None
+        """What the store answered last."""
+        self.errors = 0
+        """Reads that failed."""
+
+    def refresh(self) -> None:
+        """Begin to read if it is time and no read is under way."""
+        is_reading = self._thread is not None and self._thread.is_alive()
+        if is_reading or self._clock() - self._began_at < READ_INTERVAL:
+            return
+        is_first = self._thread is None
+        self._began_at = self._clock()
+        self._thread = threading.Thread(target=self._read, daemon=True, name="store-values")
+        self._thread.start()
+        if is_first:
+            self._thread.join(self._first_patience)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store has answered lately."""
+        return self._clock() - self._answered_at < _STALE_AFTER
+
+    def _read(self) -> None:
+        try:
+            self.values = read_store_values(self._open())
+            self._answered_at = self._clock()
+        except (PrefectBtError, OSError, *DAMAGED):
+            self.errors += 1
+            self._answered_at = float("-inf")
+
+
+def read_store_values(ledger: Ledger) -> StoreValues:
+    """Raises StoreError."""
+    jobs = JobIndex(ledger, lambda _: {})  # no document is read
+    going = [entry for entry in jobs.list_entries() if not entry.document_key][-_MAX_JOBS:]
+    states = [ledger.get_state(entry.id) for entry in going]
+    counted = Counter(state.short_name.lower() for state in states if not state.terminal)
+    return StoreValues(len(jobs.waiting), dict(counted))
