@@ -90,6 +90,12 @@ class RetryPolicy(FormBlock):
         description="Seconds without activity after which a rank is stopped when another rank has "
         "exited with 0.",
     )
+    stop_on_hang: bool = Field(
+        default=False,
+        title="Stop on a hang",
+        description="Whether an attempt that hangs (no step for much longer than usual, nothing "
+        "printed and nothing in use) is stopped and retried as after a lost node.",
+    )
 
     @model_validator(mode="after")
     def _validate_policy(self) -> Self:

@@ -96,6 +96,8 @@ class Settings(BaseModel):
     """Seconds between SIGTERM and SIGKILL when a job is stopped."""
     straggler_patience: float = Field(default=600.0, ge=0, allow_inf_nan=False)
     """Seconds without activity after which a rank is stopped when another has exited with 0."""
+    stop_on_hang: bool = False
+    """Whether an attempt that hangs is stopped and retried."""
     settle: float = Field(default=1.5, ge=0)
     """Seconds without a change after which a checkpoint is stable."""
     upload_repeat_delays: Annotated[tuple[_Delay, ...], BeforeValidator(_parse_delays)] = (

@@ -84,6 +84,11 @@ _TABLE: Final[dict[FailureClass, dict[Cause, str | tuple[str, str]]]] = {
             "Its machine was drained, or ran short of disk or memory: request the memory and disk "
             "that the job needs.",
         ),
+        Cause.HUNG: (
+            "the training hung",
+            "`prefect-bt shell` and py-spy show where, if it happens again; "
+            "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 shows the collective that never ended.",
+        ),
         Cause.NODE_LOST: (
             "its process disappeared without an exit code (killed?)",
             "If it happens again, look at the machine's own log.",

@@ -23,6 +23,7 @@ from prefect_bt.attempts.failure_summary import (
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
 from prefect_bt.attempts.outcomes import (
+    hung_outcome,
     preempted_outcome,
     run_time_outcome,
     upload_failure_outcome,
@@ -77,6 +78,8 @@ class Gang:
     """The limit of the job's commands, if it has one."""
     straggler_patience: float = RetryBudget.straggler_patience
     """Seconds without activity after which a rank is stopped when another has exited with 0."""
+    hang: str = ""
+    """Sentence about the hang for which it was stopped."""
     first_failed_rank: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stop_reason: StopReason | str = ""
@@ -103,17 +106,20 @@ class Gang:
         stop_requested: Callable[[], bool],
         on_change: Callable[[Sequence[NodeStatus]], None],
         preemption_requested: Callable[[], bool] = lambda: False,
+        hang: Callable[[], str] = lambda: "",
     ) -> None:
         """Return when the commands of every node have ended.
 
         `stop_requested`: whether a user stopped the job. `on_change` gets every change of a status.
-        `preemption_requested`: whether another job needs the place of this one.
+        `preemption_requested`: whether another job needs the place of this one. `hang`: a sentence
+        if the gang hangs and is to be stopped for it, else "".
         """
         while True:
             before, self.statuses = self.statuses, [h.observe() for h in self.handles]
             if self.statuses != before:
                 self._record_ends()
                 on_change(self.statuses)
+            self.hang = self.hang or hang()
             self._apply_policy(stop_requested(), preempted=preemption_requested())
             if all(status.commands_ended for status in self.statuses):
                 return
@@ -170,6 +176,8 @@ class Gang:
         reasons = {status.stop_reason for status in self.statuses}
         if StopReason.MAX_RUN_TIME in reasons:
             return run_time_outcome(base, self.run_time_limit)
+        if StopReason.HUNG in reasons:
+            return hung_outcome(base, self.hang)
         return preempted_outcome(base) if StopReason.PREEMPTED in reasons else self._end(base)
 
     def _end(self, base: Outcome) -> Outcome:
@@ -210,6 +218,8 @@ class Gang:
             self.stop(StopReason.MAX_RUN_TIME)
         elif preempted:
             self.stop(StopReason.PREEMPTED)
+        elif self.hang:
+            self.stop(StopReason.HUNG)
         self._stop_stragglers()
         self._force_when_due()
         self._kill_unresponsive_when_due()

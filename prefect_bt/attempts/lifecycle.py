@@ -31,6 +31,7 @@ from prefect_bt.errors import (
     StoreError,
 )
 from prefect_bt.host.job_lock import host_id
+from prefect_bt.job_metrics.archive import archive_metrics
 from prefect_bt.ledger.job_objects import add_removal, delete_removals, list_removals
 from prefect_bt.ledger.node_objects import delete_node_objects
 from prefect_bt.ledger.records import (
@@ -271,15 +272,17 @@ def _server_exit_outcome(outcome: Outcome) -> Outcome:
 
 
 def archive_logs(site: JobContext, attempt: int) -> tuple[ArchivedLog, ...]:
-    """Copy every rank's whole log of the attempt into the store; what was sealed, by rank."""
+    """Copy every rank's log and metrics of the attempt into the store; the logs, by rank."""
+    record, nodes = site.record, site.substrate.list_nodes(site.job_id)
+    archive_metrics(site.ledger.store, record.project_id, record.id, attempt, nodes)
     sealer = LogArchiver(
         site.ledger.store,
-        project_id=site.record.project_id,
-        job_id=site.job_id,
+        project_id=record.project_id,
+        job_id=record.id,
         attempt=attempt,
         scratch=site.settings.state_dir,
     )
-    return sealer.archive(site.substrate.list_nodes(site.job_id))
+    return sealer.archive(nodes)
 
 
 def announce_removal(site: JobContext) -> None:

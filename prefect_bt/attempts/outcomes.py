@@ -30,6 +30,14 @@ def preempted_outcome(base: Outcome) -> Outcome:
     return replace(base, state=JobState.STOPPED, cause=Cause.PREEMPTED, message=message)
 
 
+def hung_outcome(base: Outcome, hang: str) -> Outcome:
+    """Return the outcome of an attempt that was stopped because it hung. `hang`: a sentence."""
+    found = diagnose_cause(Cause.HUNG)
+    sentence = hang or f"{found.description[:1].upper()}{found.description[1:]}."
+    message = f"{sentence} It was stopped. {found.remedy}"
+    return replace(with_diagnosis(base, found), message=message)
+
+
 def upload_failure_outcome(base: Outcome, status: NodeStatus) -> Outcome:
     """Return the outcome of an attempt that succeeded, but whose upload did not."""
     found = diagnose_cause(Cause.UPLOAD_FAILED)

@@ -22,6 +22,7 @@ class RetryOverrides:
     longest_delay: float | None = None
     jitter: float | None = None
     straggler_patience: float | None = None
+    stop_on_hang: bool | None = None
 
     def apply_to(self, base: RetryBudget) -> RetryBudget:
         """Return the policy with these overrides; DefinitionError names an invalid number.
@@ -50,6 +51,7 @@ _OPTION_NAMES = {
     "longest_delay": "longest_retry_delay",
     "jitter": "retry_jitter",
     "straggler_patience": "straggler_patience",
+    "stop_on_hang": "stop_on_hang",
 }
 """Field -> the option's name, with which errors speak."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 MOUNT: Final = Path("/sys/fs/cgroup")
 KERNEL: Final = Path("/proc/sys/kernel")
@@ -20,6 +20,44 @@ PROCESS_DIVISOR: Final = 4
 """Divisor of the machine's process limit for one node: three fork bombs leave it usable."""
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
+
+
+class GroupUsage(NamedTuple):
+    """Usage of a control group; None where it has no such controller.
+
+    `cpu` in seconds, all others in bytes. `memory` is without the files that the kernel can drop.
+    """
+
+    cpu: float | None = None
+    memory: int | None = None
+    memory_limit: int | None = None
+    read: int | None = None
+    written: int | None = None
+
+
+def measure_group(mount: Path = MOUNT, membership: str | None = None) -> GroupUsage:
+    """Return the usage of the innermost group; nothing for the group of the whole machine."""
+    used, cpu, read, written = None, None, None, None
+    for folder in _group_folders(mount, membership, "memory"):
+        current = _read_int(folder / "memory.current")
+        if current is None:
+            current = _read_int(folder / "memory.usage_in_bytes")
+        if current is not None:
+            stat = _read_table(folder / "memory.stat")
+            dropped = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+            used = max(0, current - dropped)
+            break
+    for folder in _group_folders(mount, membership, "cpu"):
+        micros = _read_table(folder / "cpu.stat").get("usage_usec")
+        nanos = _read_int(folder / "cpuacct.usage")
+        if micros is not None or nanos is not None:
+            cpu = micros / 1e6 if micros is not None else (nanos or 0) / 1e9
+            break
+    for folder in _group_folders(mount, membership, "blkio"):
+        if words := _read_text(folder / "io.stat").split():
+            read, written = _sum_words(words, "rbytes="), _sum_words(words, "wbytes=")
+            break
+    return GroupUsage(cpu, used, memory_limit(mount, membership), read, written)
 
 
 def memory_limit(mount: Path = MOUNT, membership: str | None = None) -> int | None:
@@ -101,6 +139,17 @@ def _group_folders(mount: Path, own: str | None, controller: str) -> Iterator[Pa
             for group in (pure, *pure.parents):
                 if ".." not in group.parts:
                     yield base / group
+
+
+def _read_table(path: Path) -> dict[str, int]:
+    """Return the numbers of a file with lines such as `inactive_file 4096`."""
+    pairs = (line.split() for line in _read_text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _sum_words(words: list[str], name: str) -> int:
+    values = (word.removeprefix(name) for word in words if word.startswith(name))
+    return sum(int(value) for value in values if value.isdigit())
 
 
 def _read_int(path: Path) -> int | None:

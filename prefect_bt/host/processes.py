@@ -38,7 +38,8 @@ _KILL_TIMEOUT: Final = 5.0
 class ProcessStat(NamedTuple):
     """One line of /proc/<pid>/stat. `ticks`: CPU time of it and its waited-for children.
 
-    `is_blocked`: it waits for a disk or a network file system.
+    `is_blocked`: it waits for a disk or a network file system. `is_stopped`: SIGSTOP or a debugger
+    holds it.
     """
 
     pid: int
@@ -46,6 +47,7 @@ class ProcessStat(NamedTuple):
     group: int
     ticks: int
     is_blocked: bool = False
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,10 @@ def _read_process_stat(pid: int) -> ProcessStat | None:
     if fields is None:
         return None
     ticks = sum(int(value) for value in fields[11:15])
-    return ProcessStat(pid, int(fields[1]), int(fields[2]), ticks, fields[0] == b"D")
+    state = fields[0]
+    return ProcessStat(
+        pid, int(fields[1]), int(fields[2]), ticks, state == b"D", state in {b"T", b"t"}
+    )
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:

@@ -14,6 +14,7 @@ from prefect_bt.errors import StoreError
 from prefect_bt.filesystem.confined import read_regular
 from prefect_bt.host.nodes.launch import iter_nodes
 from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.job_metrics.archive import PublishedMetrics, read_all
 from prefect_bt.job_metrics.node_metrics import NodeMetrics, decode_metrics
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.node_objects import GangObjects
@@ -65,12 +66,13 @@ class JobMetricsReader:
         self,
         ledger: Ledger,
         record: JobRecord,
-        state_dir: Path,
+        state_dir: Path | None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`state_dir`: state folder of this machine; None: only the store is read."""
         self._ledger, self._record, self._clock = ledger, record, clock
-        self._folder = JobFolder(state_dir.absolute(), record.id)
+        self._folder = JobFolder(state_dir.absolute(), record.id) if state_dir else None
         self._archived = dict[int, list[NodeMetrics]]()
         """Nodes of attempts with an outcome, by attempt."""
         self._mark_due = 0.0
@@ -108,15 +110,17 @@ class JobMetricsReader:
             int(info.key.rpartition("-")[2]): store.get(info.key)
             for info in store.list(metrics_prefix(*ids, attempt))
         }
-        for number, rank in iter_nodes(self._folder):
-            if number == attempt and rank not in files:
+        for number, rank in iter_nodes(self._folder) if self._folder else ():
+            if self._folder and number == attempt and rank not in files:
                 with suppress(OSError):
                     files[rank] = read_regular(self._folder.node_folder(attempt, rank).metrics)
         gang = GangObjects.of_attempt(store, *ids, attempt)
         if not files:
             if follow:
                 self._mark(gang)
-            files = {rank: gang.rank(rank).read_metrics() for rank in gang.list_ranks()}
+            files = {
+                rank: read_all(PublishedMetrics(gang, attempt, rank)) for rank in gang.list_ranks()
+            }
         return [
             decode_metrics(data, attempt=attempt, rank=rank)
             for rank, data in sorted(files.items())

@@ -30,6 +30,7 @@ COLUMNS: Final = {
     "disk": MIB,  # bytes in use on the disk of the scratch folder
     "disk_total": MIB,
     "disk_free": MIB,  # on the fullest disk that the commands write to
+    "disk_size": MIB,  # of that disk
     "received": 1024,  # bytes per second from the network
     "sent": 1024,
     "read": 1024,  # bytes per second from disks
@@ -223,10 +224,14 @@ class MetricsDecoder:
         if self._is_damaged:
             return
         try:
-            text = self._partial + self._stream.decompress(data)
-            *lines, self._partial = text.split(b"\n")
-            for line in lines:
-                self._decode(line.decode())
+            while data:
+                text = self._partial + self._stream.decompress(data)
+                *lines, self._partial = text.split(b"\n")
+                for line in lines:
+                    self._decode(line.decode())
+                data = self._stream.unused_data
+                if self._stream.eof:  # a second agent has appended its own stream
+                    self._stream, self._partial = zlib.decompressobj(_GZIP), b""
         except (zlib.error, ValueError, TypeError, KeyError, IndexError):
             self._is_damaged = True
 

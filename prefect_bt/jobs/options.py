@@ -48,7 +48,11 @@ class SubmitOptions:
     def build_retry_budget(self, old: JobRecord | None) -> RetryBudget:
         """Return the budget of a job recreated from `old`; raise DefinitionError if invalid."""
         base = self.retry_policy or (old.retries if old else None)
-        base = base or RetryBudget(straggler_patience=Settings().straggler_patience)
+        if base is None:
+            settings = Settings()
+            base = RetryBudget(
+                straggler_patience=settings.straggler_patience, stop_on_hang=settings.stop_on_hang
+            )
         choices = self.retry_choices
         if self.retries is not None:
             choices = replace(choices, user=self.retries)

@@ -8,11 +8,11 @@
     rank-<r>/ready               marker: the node can start its commands, and waits for the others
     rank-<r>/status-verdict.json final status written by a watcher; it takes precedence over the
                                  agent's
-    rank-<r>/metrics             the node's metrics so far (job_metrics.node_metrics), replaced
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
+    rank-<r>/metrics-<offset>    in the same way, the node's metrics (job_metrics.node_metrics)
     alive                        empty; replaced by the machine that runs the nodes
 
-One listing shows a watcher the changes of all ranks. A segment of a log is replaced until it has
+One listing shows a watcher the changes of all ranks. A segment of a file is replaced until it has
 its full size, so that a log has few objects and a line is visible soon.
 """
 
@@ -37,6 +37,8 @@ from prefect_bt.object_store.protocols import ObjectInfo, Store
 T = TypeVar("T")
 _STATUS: Final = re.compile(r"/status-(\d+)\.json\Z")
 _REQUEST: Final = re.compile(r"(\d+)-rank-(\d+)\.json\Z")
+LOG: Final = "log"
+METRICS: Final = "metrics"
 REFRESH_INTERVAL: Final = 1.0
 """Seconds between two listings of a watcher."""
 
@@ -124,27 +126,17 @@ class RankObjects:
         """Write the final status of a node whose agent cannot write it. StoreError."""
         self.store.put(f"{self.prefix}/status-verdict.json", codec.dumps(status).encode())
 
-    def write_log(self, data: bytes, *, offset: int) -> None:
-        """Write or replace the segment that begins at `offset`. StoreError."""
-        self.store.put(f"{self.prefix}/log-{offset:015d}", data)
-
-    def write_metrics(self, data: bytes) -> None:
-        """Replace the published metrics. StoreError."""
-        self.store.put(f"{self.prefix}/metrics", data)
-
-    def read_metrics(self) -> bytes:
-        """Return the published metrics; b"" without any. StoreError."""
-        with suppress(ObjectNotFound):
-            return self.store.get(f"{self.prefix}/metrics")
-        return b""
+    def write_log(self, data: bytes, *, offset: int, file: str = LOG) -> None:
+        """Write or replace the segment of LOG or METRICS that begins at `offset`. StoreError."""
+        self.store.put(f"{self.prefix}/{file}-{offset:015d}", data)
 
     def write_ready(self) -> None:
         """Write the marker that the node can start its commands. StoreError."""
         self.store.put(f"{self.prefix}/ready", b"")
 
-    def list_segments(self) -> list[Segment]:
-        """Return the published parts of the log. StoreError."""
-        begin = f"{self.prefix}/log-"
+    def list_segments(self, file: str = LOG) -> list[Segment]:
+        """Return the published parts of LOG or METRICS. StoreError."""
+        begin = f"{self.prefix}/{file}-"
         return [
             _read_segment(info)
             for info in self.store.list(self.prefix)
@@ -159,7 +151,7 @@ class RankObjects:
 
 
 class Segment(NamedTuple):
-    """A published part of a log, in bytes."""
+    """A published part of a file, in bytes."""
 
     offset: int
     size: int
@@ -172,7 +164,8 @@ class _RankView:
 
     status_key: str = ""
     status: NodeStatus | None = None
-    segments: list[Segment] = field(default_factory=list[Segment])
+    segments: dict[str, list[Segment]] = field(default_factory=dict[str, list[Segment]])
+    """Parts of LOG and METRICS."""
 
 
 class GangObjects:
@@ -250,21 +243,22 @@ class GangObjects:
     def log_size(self, rank: int) -> int:
         """Return the bytes of the published log; 0 while the store does not answer."""
         with suppress(StoreError):
-            return max((begin + size for begin, size, _ in self._list_segments(rank)), default=0)
+            segments = self._list_segments(rank, LOG)
+            return max((begin + size for begin, size, _ in segments), default=0)
         return 0
 
-    def read_log(self, rank: int, *, offset: int, limit: int) -> bytes:
-        """Return at most `limit` bytes from `offset`. StoreError."""
-        for begin, size, key in self._list_segments(rank):
+    def read_log(self, rank: int, *, offset: int, limit: int, file: str = LOG) -> bytes:
+        """Return at most `limit` bytes of LOG or METRICS from `offset`. StoreError."""
+        for begin, size, key in self._list_segments(rank, file):
             if begin <= offset < begin + size:
                 length = min(limit, begin + size - offset)
                 return self.store.get_range(key, start=offset - begin, length=length)
         return b""
 
-    def _list_segments(self, rank: int) -> list[Segment]:
-        """Return the published parts of a rank's log. StoreError."""
+    def _list_segments(self, rank: int, file: str) -> list[Segment]:
+        """Return the published parts of a rank's file. StoreError."""
         self._refresh()
-        return self._view(rank).segments
+        return self._view(rank).segments.get(file, [])
 
     def _view(self, rank: int) -> _RankView:
         with self._lock:
@@ -305,8 +299,8 @@ class GangObjects:
             view = seen.setdefault(int(folder.rpartition("-")[2]), _RankView())
             if name.startswith("status-"):
                 view.status_key = max(view.status_key, info.key)
-            elif name.startswith("log-"):
-                view.segments.append(_read_segment(info))
+            elif (file := name.partition("-")[0]) in {LOG, METRICS}:
+                view.segments.setdefault(file, []).append(_read_segment(info))
         return seen
 
     def _read_new_status(self, before: _RankView, view: _RankView) -> None:

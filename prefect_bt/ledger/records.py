@@ -78,6 +78,7 @@ class Cause(StrEnum):
     IMAGE_NOT_FOUND = "image_not_found"
     IMAGE_UNUSABLE = "image_unusable"  # of another processor, or without a program of the node
     MAX_RUN_TIME = "max_run_time"  # the job's own limit: never retried automatically
+    HUNG = "hung"  # no step for much longer than usual, and nothing in use
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
     AGENT_FAILED = "agent_failed"  # an error of prefect-bt itself in a node
@@ -122,6 +123,7 @@ class StopReason(StrEnum):
     PREEMPTED = "preempted"
     """A spot job whose place another job needs."""
     MAX_RUN_TIME = "maximum run time"
+    HUNG = "hung"
     CONTAINER_GONE = "its container is gone"
     """The container ended while commands ran in it."""
     POD_DELETED = "its pod was deleted"
@@ -149,16 +151,14 @@ class NodeStatus:
     clock: str = ""
     """Boot id of the machine whose clock gave the times; "" for a clock that is not known."""
     active_at: float | None = None
-    """When it last wrote a log line or a checkpoint, used 1 % of a core, waited for a disk, or had
-    an open connection; None: not known."""
+    """When it was last active (node_agent.activity_monitor); None: not known."""
     upload_error: str = ""
     uncommitted: tuple[str, ...] = ()
     """Checkpoints that the final flush did not commit: `name: why`."""
     kept_in: str = ""
     """Machine and folder of the checkpoints, `box-7:/state/…`; "" if they end with their pod."""
     ended_processes: tuple[str, ...] = ()
-    """Command lines, without secrets, of the processes that still ran after the last command and
-    were ended; "" for a process of a pod, whose command line the agent cannot read."""
+    """Redacted command lines of processes that were ended after the last command; "" in pods."""
     oom: bool = False
     cause: Cause | None = None
     """Cause that the substrate reports; None: computed from exit code, signal and phase."""
@@ -208,11 +208,9 @@ class Outcome:
     cause: Cause | None = None
     """Cause of the failure; None without a failure."""
     cure: str = ""
-    """Remedy of the failure."""
     failed_at: float | None = None
     """Time at which the commands of the first failed rank ended."""
     logs: tuple[ArchivedLog, ...] = ()
-    """Archived logs in rank order."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +251,8 @@ class RetryBudget:
     """Largest part of a delay, from 0 to 1, that is subtracted at random."""
     straggler_patience: float = 600.0
     """Seconds without activity after which a rank is stopped when another has exited with 0."""
+    stop_on_hang: bool = False
+    """Whether a hang is a failure of the attempt (job_metrics.advice)."""
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.host.nodes.files import StatusFile
+from prefect_bt.host.processes import ProcessStat
 from prefect_bt.node_agent.commands.runner import Runner
 
 POLL_INTERVAL: Final = 5.0
+FIRST_POLL: Final = 1.0
+"""Seconds after which the first look is taken, so that short jobs have a sample."""
 ACTIVE_CPU_SHARE: Final = 0.01
 MAX_ENTRIES: Final = 5000
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,10 +35,12 @@ class ActivityMonitor:
         *,
         last_line: Callable[[], float | None],
         checkpoints: Path | None,
+        on_processes: Callable[[Sequence[ProcessStat]], None] = lambda _: None,
     ) -> None:
+        """`on_processes` gets the living processes of the commands at each look."""
         self._status, self._last_line = status, last_line
-        self._checkpoints = checkpoints
-        self._looked = time.monotonic()
+        self._checkpoints, self._on_processes = checkpoints, on_processes
+        self._looked = time.monotonic() - max(0.0, POLL_INTERVAL - FIRST_POLL)
         self._ticks = 0
 
     def poll(self, runner: Runner) -> None:
@@ -45,15 +50,16 @@ class ActivityMonitor:
         if passed < POLL_INTERVAL:
             return
         self._looked = now
+        tree = runner.list_processes()
+        self._on_processes(tree)
         times = [self._last_line() or 0.0, self._last_write()]
-        if self._is_working(runner, passed):
+        if self._is_working(runner, tree, passed):
             times.append(time.time())
         newest = max(times)
         if newest > (self._status.status.active_at or 0.0):
             self._status.update(active_at=newest)
 
-    def _is_working(self, runner: Runner, passed: float) -> bool:
-        tree = runner.list_processes()
+    def _is_working(self, runner: Runner, tree: Sequence[ProcessStat], passed: float) -> bool:
         before, self._ticks = self._ticks, sum(process.ticks for process in tree)
         # A smaller sum means that a process ended unreaped, which is activity too.
         used = abs(self._ticks - before) / _TICKS

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.errors import PrefectBtError
@@ -46,6 +46,8 @@ from prefect_bt.node_agent.commands.runner import Runner, ShellRunner
 from prefect_bt.node_agent.commands.stop_signal import StopMonitor
 from prefect_bt.node_agent.log_writer import LogFile, OutputLog
 from prefect_bt.node_agent.paths import list_protected_folders, list_volume_mounts, map_volume_paths
+from prefect_bt.node_agent.sampling.node import create_sampler
+from prefect_bt.node_agent.sampling.sampler import NodeSampler
 from prefect_bt.node_agent.upload_watchdog import DEFAULT_COMMAND, UploaderConfig, UploaderProcess
 from prefect_bt.planning.plan import NodePlan, VolumeKind
 
@@ -83,6 +85,7 @@ class Agent:
         self.mapped: dict[str, Path] | None = None
         self.container: ContainerRunner | None = None
         self.python: ProjectEnvironment | None = None
+        self.sampler: NodeSampler | None = None
 
     def run(self) -> None:
         self.status.update(phase=NodePhase.STAGING, clock=processes.read_boot_id())
@@ -91,7 +94,8 @@ class Agent:
         paths = self._prepare()
         if paths is None:
             return self._finish(CommandsResult())
-        commands = CommandLoop(self._command_context(paths), self._create_runner(paths))
+        runner = self._create_runner(paths)
+        commands = CommandLoop(self._command_context(paths, runner), runner)
         end = commands.run(self.task.plan.commands)
         self._flush(commands, paths, end)
         return self._finish(end)
@@ -244,10 +248,13 @@ class Agent:
 
     # -- running ----------------------------------------------------------------------------
 
-    def _command_context(self, paths: NodePaths) -> CommandContext:
+    def _command_context(self, paths: NodePaths, runner: Runner) -> CommandContext:
         checkpoints = paths.folders.get(VolumeKind.CHECKPOINTS)
         if self.task.plan.checkpoints is not None and checkpoints is not None:
             self.uploader = UploaderProcess(self._uploader_config(checkpoints, paths))
+        self.sampler = sampler = create_sampler(self.task, paths, runner)
+        self.log.on_lines = sampler.add_lines
+        sampler.start()
         return CommandContext(
             log=self.log,
             output=self.output,
@@ -258,6 +265,7 @@ class Agent:
                 self.status,
                 last_line=lambda: self.log.written_at,
                 checkpoints=checkpoints,
+                on_processes=sampler.offer,
             ),
         )
 
@@ -317,6 +325,8 @@ class Agent:
     # -- the end ----------------------------------------------------------------------------
 
     def _flush(self, commands: CommandLoop, paths: NodePaths, end: CommandsResult) -> None:
+        if self.sampler is not None:
+            self.sampler.close()
         uploader = self.uploader
         lost = self._container_loss_reason()
         broken = self.container is not None and bool(self.container.protocol_error)
@@ -387,10 +397,3 @@ class Agent:
             phase=NodePhase.DONE, reason=reason, ended_at=now.ended_at or time.time()
         )
         self.status.save_with_retry()
-
-
-def exit_process(code: int) -> NoReturn:
-    """End this process now: a download in a thread must not keep a finished node alive."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

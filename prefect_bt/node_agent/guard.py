@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +34,7 @@ from prefect_bt.host.nodes.files import (
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus
 from prefect_bt.ledger.requests import StopRequest
-from prefect_bt.node_agent.agent import Agent, AgentConfig, exit_process
+from prefect_bt.node_agent.agent import Agent, AgentConfig
 from prefect_bt.node_agent.agent_failure import report_failure
 from prefect_bt.node_agent.commands.stop_signal import TERMINATION_SIGNALS
 from prefect_bt.node_agent.log_writer import LogFile
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> NoReturn:
     _clean_up(task)
     rescue.recover_before_exit()
     publisher.close()
-    exit_process(0)
+    _exit_process(0)
 
 
 def _prepare(folder: NodeFolder) -> AgentConfig:
@@ -129,7 +130,14 @@ def _run_agent(task: AgentConfig) -> NoReturn:
         report_failure(error, status, agent.log if agent else None, task.secrets.values())
         raise
     finally:
-        exit_process(code)
+        _exit_process(code)
+
+
+def _exit_process(code: int) -> NoReturn:
+    """End this process now: a download in a thread must not keep a finished node alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _become_subreaper() -> None:

@@ -14,7 +14,7 @@ import codecs
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +57,8 @@ class LogFile:
         """Whether the file ends in the middle of a line."""
         self.written_at: float | None = None
         """Epoch seconds of the commands' last line."""
+        self.on_lines: Callable[[Sequence[str]], None] = lambda _: None
+        """Gets the lines of the commands, redacted, also those that a full disk does not take."""
 
     def write_platform(self, message: str) -> None:
         """Write a line of the platform to the file at once."""
@@ -68,6 +70,7 @@ class LogFile:
         if not lines:
             return
         self.written_at = time.time()
+        self.on_lines(lines)
         had_room = self._disk.has_room
         if self._disk.check(sum(map(len, lines))):
             self._append(lines)

@@ -155,6 +155,10 @@ class NodeHandle(Protocol):
         """Return the bytes of the log that can be read now, 0 if there is none."""
         ...
 
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        """Return at most `limit` bytes of the metrics; b"" at the end. SubstrateError, OSError."""
+        ...
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         """Return raw bytes from `offset`; prefect_bt.logs.line_format has the line format."""
         ...

@@ -102,6 +102,9 @@ class SimulatedNode:
     def read_log(self, *, offset: int, limit: int) -> bytes:
         return f"1 line of rank {self.rank}\n".encode()[offset : offset + limit]
 
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        return b""
+
     def remove(self) -> None:
         self.removed = True
 

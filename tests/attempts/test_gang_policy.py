@@ -108,6 +108,20 @@ def test_a_preempted_gang_is_stopped_politely_and_has_not_failed() -> None:
     assert [node.stops for node in nodes] == [[("preempted", False)]] * 2
 
 
+def test_a_gang_that_hangs_is_stopped_and_its_failure_is_retried() -> None:
+    clock = Clock(now=2000.0)
+    scripts = [Script(seconds=None, ignores_sigterm=True), Script(seconds=None)]
+    nodes = [SimulatedNode(rank, 0, script, clock, 1000.0) for rank, script in enumerate(scripts)]
+    sentence = "No step for 45 s."
+    gang = watched(clock, *nodes, hang=lambda: sentence if clock.now >= 2003 else "")
+    outcome = gang.make_outcome()
+    assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.HUNG)
+    assert outcome.failure is FailureClass.INFRASTRUCTURE
+    assert outcome.message.startswith(f"{sentence} It was stopped.")
+    assert [node.stops[0] for node in nodes] == [("hung", False)] * 2
+    assert nodes[0].stops[-1] == ("hung", True)
+
+
 def test_incomplete_checkpoints_are_named_after_a_success() -> None:
     _, gang = run(Script(), Script())
     assert gang.make_outcome().message.endswith("and their checkpoints are committed.")

@@ -12,7 +12,7 @@ from prefect_bt.job_metrics.node_metrics import NodeMetrics, TrainingPoint
 from prefect_bt.job_metrics.series import MAX_SAMPLES, Sample, Window, choose_window, join_training
 from prefect_bt.training_cache.usage import CacheSummary
 
-from .histories import START, measured_job
+from .measured_jobs import START, measured_job
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from prefect_bt.job_metrics.pictures import to_svg
 
-from .histories import measured_job
+from .measured_jobs import measured_job
 
 pytestmark = pytest.mark.slow
 PHASES = {"queued": 40.0, "training": 900.0, "lost": 120.0, "waiting_to_retry": 0.0}

@@ -12,7 +12,7 @@ from prefect_bt import codec
 from prefect_bt.errors import StoreError
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.ledger.node_objects import GangObjects
+from prefect_bt.ledger.node_objects import METRICS, GangObjects
 from prefect_bt.ledger.records import NodePhase, NodeStatus
 from prefect_bt.ledger.requests import READER, STOP, StopRequest
 from prefect_bt.node_agent.publishing.publisher import (
@@ -55,7 +55,8 @@ class Node:
     rank = 0
 
     def __init__(self, objects: GangObjects, clock: Clock) -> None:
-        self.log, self.status = b"", NodeStatus(0, NodePhase.RUNNING)
+        self.log, self.metrics = b"", b""
+        self.status = NodeStatus(0, NodePhase.RUNNING)
         self.asked: list[StopRequest] = []
         self.clock, self.store = clock, objects.store
         self.publisher = GangPublisher(objects, lambda: [self], prints=True, clock=clock)
@@ -65,6 +66,9 @@ class Node:
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
         return self.log[offset : offset + limit]
+
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        return self.metrics[offset : offset + limit]
 
     def apply_request(self, before: StopRequest, now: StopRequest) -> None:
         self.asked.append(now)
@@ -154,11 +158,36 @@ def test_what_the_store_did_not_take_comes_later(
     assert not node.publish(b"x" * MIN_SEGMENT_BYTES)
     assert not node.publish(b"two\n")
     store.broken = False
-    node.status = DONE
+    node.status, node.metrics = DONE, b"sample"
     node.publisher.finish()
     clock.pass_interval()
     assert read_all(gang) == node.log
+    assert gang.read_log(0, offset=2, limit=9, file=METRICS) == b"mple"
     assert gang.read_status(0) == DONE
+
+
+def test_metrics_are_published_seldom_and_soon_for_a_reader(
+    gang: GangObjects, store: Breakable, node: Node, clock: Clock
+) -> None:
+    writes = list[float]()
+
+    def run(seconds: float) -> None:
+        until = clock.now + seconds
+        while clock.now < until:
+            node.metrics += b"s" * 60
+            before = gang.rank(0).list_segments(METRICS)
+            node.publisher.step()
+            if gang.rank(0).list_segments(METRICS) != before:
+                writes.append(clock.now)
+            clock.now += 5
+
+    run(600)
+    assert len(writes) <= 6, "every few minutes"
+    gang.requests.mark(READER)
+    writes.clear()
+    run(20)
+    assert len(writes) >= 2
+    assert gang.rank(0).list_segments(METRICS)[0].size >= len(node.metrics) - 120
 
 
 def test_requests_reach_the_node_once(gang: GangObjects, node: Node) -> None:

@@ -4,8 +4,8 @@
         orders          agent -> first process: `set`, `copy`, `link`, `run`, `end`
         signals         agent -> its listener: names of signals for everything in the container, or
                         COUNT, SHARE
-        counts          listener -> agent: processes, their CPU ticks, OOM kills and processes that
-                        wait for a disk, after a COUNT
+        counts          listener -> agent after a COUNT: processes and what they use
+                        (node_agent.commands.pod_runner.Counts)
         reports         first process -> agent: `ready`, then each command's exit code
         output          what the commands print, both streams
 
@@ -51,12 +51,14 @@ _bt_control={MOUNTED_AT}
 while [ ! -p "$_bt_control/output" ]; do sleep 0.1 2>/dev/null || sleep 1; done
 cd "${{1:-.}}" || exit 1
 _bt_count() {{
-  _bt_alive=0 _bt_ticks=0 _bt_killed=0 _bt_blocked=0
+  _bt_alive=0 _bt_ticks=0 _bt_killed=0 _bt_blocked=0 _bt_stopped=0
+  _bt_used=0 _bt_dropped=0 _bt_limit=0 _bt_read=0 _bt_written=0 _bt_gpus=
   for _bt_file in /proc/[0-9]*/stat; do
     read -r _bt_line <"$_bt_file" || continue
     set -- ${{_bt_line##*) }}
     [ "$1" = Z ] || _bt_alive=$((_bt_alive + 1))
     [ "$1" = D ] && _bt_blocked=$((_bt_blocked + 1))
+    [ "$1" = T ] && _bt_stopped=$((_bt_stopped + 1))
     _bt_ticks=$((_bt_ticks + ${{12}} + ${{13}} + ${{14}} + ${{15}}))
   done
   for _bt_file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
@@ -65,7 +67,30 @@ _bt_count() {{
       [ "$_bt_name" = oom_kill ] && _bt_killed=$_bt_value
     done <"$_bt_file"
   done
-  echo "$_bt_alive $_bt_ticks $_bt_killed $_bt_blocked" >&6
+  for _bt_folder in /sys/fs/cgroup /sys/fs/cgroup/memory; do
+    [ -r "$_bt_folder/memory.stat" ] || continue
+    read -r _bt_used <"$_bt_folder/memory.current" ||
+      read -r _bt_used <"$_bt_folder/memory.usage_in_bytes"
+    read -r _bt_limit <"$_bt_folder/memory.max" ||
+      read -r _bt_limit <"$_bt_folder/memory.limit_in_bytes"
+    while read -r _bt_name _bt_value; do
+      case $_bt_name in inactive_file|total_inactive_file) _bt_dropped=$_bt_value ;; esac
+    done <"$_bt_folder/memory.stat"
+  done
+  [ "$_bt_limit" = max ] && _bt_limit=0
+  while read -r _bt_line; do
+    for _bt_value in $_bt_line; do
+      case $_bt_value in
+        rbytes=*) _bt_read=$((_bt_read + ${{_bt_value#rbytes=}})) ;;
+        wbytes=*) _bt_written=$((_bt_written + ${{_bt_value#wbytes=}})) ;;
+      esac
+    done
+  done </sys/fs/cgroup/io.stat
+  for _bt_file in /dev/nvidia[0-9]*; do
+    [ -c "$_bt_file" ] && _bt_gpus=$_bt_gpus${{_bt_file#/dev/nvidia}},
+  done
+  echo "$_bt_alive $_bt_ticks $_bt_killed $_bt_blocked $_bt_stopped $((_bt_used - _bt_dropped))" \
+    "$_bt_limit $_bt_read $_bt_written ${{_bt_gpus:--}}" >&6
 }}
 _bt_share() {{
   [ -d "$_bt_shared" ] && find "$_bt_shared" '(' {_UNREADABLE} ')' \\
@@ -144,6 +169,8 @@ class ContainerRecord:
     began: int = 0
     address: str = ""
     """On its network, as this machine reaches it; "" without a network."""
+    gpus: tuple[str, ...] = ()
+    """Devices that it has, as the machine numbers them."""
 
     @property
     def process(self) -> ProcessIdentity:

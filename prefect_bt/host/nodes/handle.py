@@ -123,18 +123,26 @@ class HostHandle:
         return None
 
     def log_size(self) -> int:
-        with self._open_log() as file:
+        with self._open_file(self.folder.log) as file:
             return file.seek(0, os.SEEK_END)
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
-        with self._open_log() as file:
+        with self._open_file(self.folder.log) as file:
             file.seek(offset)
             return file.read(limit)
 
-    def _open_log(self) -> IO[bytes]:
-        """Open the log; an empty file without one. Commands can replace it by a pipe or a link."""
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        with self._open_file(self.folder.metrics) as file:
+            file.seek(offset)
+            return file.read(limit)
+
+    def _open_file(self, path: Path) -> IO[bytes]:
+        """Open a file of the node; an empty one if there is none.
+
+        Commands can replace it by a pipe or a link.
+        """
         try:
-            return os.fdopen(open_file(self.folder.path, self.folder.log.name), "rb")
+            return os.fdopen(open_file(self.folder.path, path.name), "rb")
         except (FileNotFoundError, NotRegularFile):
             return BytesIO()
 

@@ -23,6 +23,7 @@ from prefect_bt.attempts.lifecycle import (
 )
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError, StoreError
 from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.job_metrics.archive import PublishedMetrics, archive_metrics
 from prefect_bt.jobs.reconcile import finalize_abandoned_job, report_end
 from prefect_bt.jobs.starting.acceptance import enter_queue
 from prefect_bt.jobs.starting.cluster_reader import find_cluster
@@ -177,7 +178,7 @@ class DepartedJobs:
             lock.release_and_remove()
 
     def _archive_published(self, site: JobContext) -> None:
-        """Archive what the machine had published of the logs."""
+        """Archive what the machine had published of the logs and metrics."""
         record = site.record
         for begun in self._ledger.list_attempts(record.id):
             archiver = LogArchiver(
@@ -187,7 +188,10 @@ class DepartedJobs:
                 attempt=begun.attempt,
                 scratch=self._settings.state_dir,
             )
-            archiver.archive(list_published_logs(self._store, record, begun.attempt))
+            logs = list_published_logs(self._store, record, begun.attempt)
+            metrics = [PublishedMetrics(log.gang, log.attempt, log.rank) for log in logs]
+            archive_metrics(self._store, record.project_id, record.id, begun.attempt, metrics)
+            archiver.archive(logs)
 
 
 def _continues(site: JobContext) -> bool:

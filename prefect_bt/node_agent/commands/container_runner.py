@@ -37,6 +37,7 @@ from prefect_bt.host.nodes.container_pipes import (
 )
 from prefect_bt.node_agent.commands.container_reports import ReportReader
 from prefect_bt.node_agent.commands.runner import ExitStatus, enlarge_pipe
+from prefect_bt.node_agent.sampling.usage import ContainerMeter, UsageMeter
 
 READY_TIMEOUT: Final = 60.0
 """Seconds for an image's shell to start, which a busy disk has to load."""
@@ -144,6 +145,9 @@ class ContainerRunner:
         if self.gone:  # its pid may belong to another process
             return []
         return processes.list_descendants(self.record.pid, exclude=self._own)
+
+    def create_meter(self) -> UsageMeter:
+        return ContainerMeter(self.record.pid, self.record.gpus)
 
     def has_connections(self) -> bool:
         """Return whether there is one in its network namespace, which is the container's own."""

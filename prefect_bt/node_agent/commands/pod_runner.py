@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from prefect_bt.host.cgroup import GroupUsage
 from prefect_bt.host.connections import has_outside_peer, list_connections, list_socket_inodes
 from prefect_bt.host.nodes.container_pipes import (
     COUNT,
@@ -29,22 +30,43 @@ from prefect_bt.host.nodes.container_pipes import (
 )
 from prefect_bt.host.processes import ProcessStat, list_processes
 from prefect_bt.node_agent.commands.container_runner import KILL_TIMEOUT, ContainerRunner
+from prefect_bt.node_agent.sampling.gpus import GpuReader, open_gpu_files
+from prefect_bt.node_agent.sampling.usage import (
+    Usage,
+    UsageMeter,
+    measure_available,
+    read_network_bytes,
+)
 
 SHARE_INTERVAL: Final = 10.0
 """Seconds between two searches for files that only the user of the commands can read."""
 COUNT_TIMEOUT: Final = 1.0
 """Longest wait for the listener's answer, in seconds. Without an answer the last one is used."""
-_LAST_COUNT: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,9})\n\Z")
+_LAST_COUNT: Final = re.compile(rb"(-?\d{1,20}(?: -?\d{1,20}){8}) ((?:\d{1,3},){1,64}|-)\n\Z")
 
 
-class _Counts(NamedTuple):
-    """Counts of the listener: processes of commands, CPU ticks, processes killed for memory, and
-    processes that wait for a disk."""
+class Counts(NamedTuple):
+    """Counts of the listener, in the order in which it writes them."""
 
     processes: int = 0
+    """Processes of commands."""
     ticks: int = 0
+    """CPU time of all processes."""
     oom_kills: int = 0
+    """Processes that were killed for lack of memory."""
     blocked: int = 0
+    """Processes that wait for a disk."""
+    stopped: int = 0
+    """Processes that a signal stopped."""
+    memory: int = 0
+    """Bytes that the container uses, without those that the kernel can drop; 0: not known."""
+    memory_limit: int = 0
+    """0: none."""
+    read: int = 0
+    written: int = 0
+    """Bytes read from and written to disks."""
+    gpus: frozenset[int] = frozenset()
+    """Numbers of the container's device files /dev/nvidia<n>."""
 
 
 class PodRunner(ContainerRunner):
@@ -55,7 +77,8 @@ class PodRunner(ContainerRunner):
 
     def __init__(self, pipes: Pipes, *, should_continue: Callable[[], bool]) -> None:
         super().__init__(ContainerRecord("", 0), pipes, should_continue=should_continue)
-        self._counts = _Counts()
+        self.counts = Counts()
+        """The last counts of the listener."""
         self._shared_at = time.monotonic()
         self._end = select.poll()
         self._end.register(pipes.reports, 0)
@@ -70,9 +93,14 @@ class PodRunner(ContainerRunner):
         self._update_liveness()
         if self.gone:
             return []
-        self._counts = self._count() or self._counts
-        count, ticks, _, blocked = self._counts
-        return [ProcessStat(0, 0, 0, 0 if n else ticks, n < blocked) for n in range(count)]
+        self.counts = counts = self._count() or self.counts
+        return [
+            ProcessStat(0, 0, 0, 0 if n else counts.ticks, n < counts.blocked, n < counts.stopped)
+            for n in range(counts.processes)
+        ]
+
+    def create_meter(self) -> UsageMeter:
+        return _PodMeter(self)
 
     def has_connections(self) -> bool:
         """Return whether there is one in the network namespace of the pod that is not ours."""
@@ -102,8 +130,8 @@ class PodRunner(ContainerRunner):
         self._kills_before = self._count_oom_kills()
 
     def _count_oom_kills(self) -> int | None:
-        self._counts = self._count() or self._counts
-        return self._counts.oom_kills
+        self.counts = self._count() or self.counts
+        return self.counts.oom_kills
 
     def _kill_first_process(self) -> None:
         """Request the exit of the first process. If it does not exit, it ends with the pod."""
@@ -114,7 +142,7 @@ class PodRunner(ContainerRunner):
         ended = any(event & select.POLLHUP for _, event in self._end.poll(0))
         self.gone = self.gone or ended
 
-    def _count(self) -> _Counts | None:
+    def _count(self) -> Counts | None:
         """Return the listener's counts; None if no valid answer arrives in time."""
         _read_all(self._pipes.counts)
         signal_listener(self._pipes, COUNT)
@@ -122,8 +150,35 @@ class PodRunner(ContainerRunner):
         found = _LAST_COUNT.search(_read_all(self._pipes.counts))
         if found is None:
             return None
-        alive, *others = map(int, found.groups())
-        return _Counts(max(0, alive - FOREIGN_PROCESSES), *others)
+        alive, *others = (max(0, int(word)) for word in found[1].split())
+        gpus = frozenset(int(number) for number in re.findall(rb"\d+", found[2]))
+        return Counts._make([max(0, alive - FOREIGN_PROCESSES), *others, gpus])
+
+
+class _PodMeter:
+    """Measures the container of a pod by the counts of its listener, and the pod's network."""
+
+    def __init__(self, runner: PodRunner) -> None:
+        self._runner = runner
+
+    def measure(self, tree: Sequence[ProcessStat]) -> Usage:
+        counts = self._runner.counts
+        group = GroupUsage(memory=counts.memory, memory_limit=counts.memory_limit or None)
+        received, sent = read_network_bytes("self")
+        return Usage(
+            cpu=counts.ticks / os.sysconf("SC_CLK_TCK"),
+            memory=counts.memory or None,
+            memory_available=measure_available(group),
+            read=counts.read,
+            written=counts.written,
+            received=received,
+            sent=sent,
+        )
+
+    def open_gpus(self, reserved: Sequence[str]) -> GpuReader | None:
+        """Return a reader of the GPUs whose files the container has."""
+        _ = reserved
+        return open_gpu_files(self._runner.counts.gpus)
 
 
 def _read_all(descriptor: int) -> bytes:

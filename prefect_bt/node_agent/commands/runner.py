@@ -13,6 +13,7 @@ from prefect_bt.host import processes
 from prefect_bt.host.cgroup import count_oom_kills
 from prefect_bt.host.connections import has_outside_peer, list_connections, list_socket_inodes
 from prefect_bt.node_agent.commands.spawn import spawn
+from prefect_bt.node_agent.sampling.usage import TreeMeter, UsageMeter
 
 PIPE_BYTES: Final = 1024 * 1024
 
@@ -50,6 +51,10 @@ class Runner(Protocol):
 
     def list_processes(self) -> list[processes.ProcessStat]:
         """Return the living processes of the commands."""
+        ...
+
+    def create_meter(self) -> UsageMeter:
+        """Return a meter of what the commands use, for another thread."""
         ...
 
     def has_connections(self) -> bool:
@@ -103,6 +108,9 @@ class ShellRunner:
 
     def list_processes(self) -> list[processes.ProcessStat]:
         return self._tree()
+
+    def create_meter(self) -> UsageMeter:
+        return TreeMeter()
 
     def has_connections(self) -> bool:
         sockets = list_socket_inodes(process.pid for process in self._tree())

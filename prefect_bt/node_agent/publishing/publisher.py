@@ -21,7 +21,7 @@ from prefect_bt.host.nodes.container_pipes import open_pipes, signal_all
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.state_folder import NodeRecord
-from prefect_bt.ledger.node_objects import GangObjects, RankObjects
+from prefect_bt.ledger.node_objects import LOG, METRICS, GangObjects, RankObjects
 from prefect_bt.ledger.records import NodeStatus, StopReason
 from prefect_bt.ledger.requests import StopRequest
 
@@ -33,6 +33,8 @@ READ_INTERVAL: Final = 1.5
 """Seconds between two publications of a node while a process reads them."""
 IDLE_INTERVAL: Final = 30.0
 """Seconds between two publications of a node that no process reads."""
+METRICS_INTERVALS: Final = 4
+"""Publications of the log for each publication of the metrics, which change every few seconds."""
 READER_SECONDS: Final = 30.0
 """Seconds for which the mark of a reader counts."""
 ANSWER_SECONDS: Final = 20.0
@@ -47,6 +49,12 @@ FINAL_STATUS_TIMEOUT: Final = 900.0
 """Longest time to retry the upload of the final status, in seconds."""
 
 
+class ReadFile(Protocol):
+    """Returns at most `limit` bytes of a file from `offset` on."""
+
+    def __call__(self, *, offset: int, limit: int) -> bytes: ...
+
+
 class PublishedNode(Protocol):
     """A node of this machine."""
 
@@ -56,6 +64,8 @@ class PublishedNode(Protocol):
     def observe(self) -> NodeStatus: ...
 
     def read_log(self, *, offset: int, limit: int) -> bytes: ...
+
+    def read_metrics(self, *, offset: int, limit: int) -> bytes: ...
 
     def apply_request(self, before: StopRequest, now: StopRequest) -> None:
         """Act on a request that replaced another one."""
@@ -78,6 +88,9 @@ class HostNode:
     def read_log(self, *, offset: int, limit: int) -> bytes:
         return self.handle.read_log(offset=offset, limit=limit)
 
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        return self.handle.read_metrics(offset=offset, limit=limit)
+
     def apply_request(self, before: StopRequest, now: StopRequest) -> None:
         if now.reason:
             with suppress(SubstrateError):
@@ -99,7 +112,7 @@ class HostNode:
 
 @dataclass
 class _OpenSegment:
-    """Segment of the log that still grows. `offset`: of its first byte."""
+    """Segment of a file that still grows. `offset`: of its first byte."""
 
     offset: int = 0
     data: bytes = b""
@@ -110,14 +123,47 @@ class _OpenSegment:
         return min(MAX_SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, self.offset // SEGMENT_SHARE))
 
 
+class _FilePublication:
+    """What is published of a file that grows, in segments.
+
+    A publisher before this one may have published a part.
+    """
+
+    def __init__(self, objects: RankObjects, file: str, read: ReadFile) -> None:
+        self._objects, self._file, self._read = objects, file, read
+        self._segment: _OpenSegment | None = None
+
+    def publish(self, *, prints: bool = False) -> int:
+        """Publish the rest of the file. Return the size of the segment that grows. StoreError."""
+        if self._segment is None:
+            segments = self._objects.list_segments(self._file)
+            begin, size, _ = max(segments, default=(0, 0, ""))
+            self._segment = _OpenSegment(begin, sent=size)
+        segment = self._segment
+        while True:
+            room = segment.size_limit - len(segment.data)
+            new = self._read(offset=segment.offset + len(segment.data), limit=room)
+            if prints:
+                _print(new)
+            segment.data += new
+            if len(segment.data) > segment.sent:
+                self._objects.write_log(segment.data, offset=segment.offset, file=self._file)
+                segment.sent = len(segment.data)
+            if len(new) < room:
+                return len(segment.data)
+            self._segment = segment = _OpenSegment(segment.offset + len(segment.data))
+
+
 class _NodePublication:
     """What is published of one node. A publisher before this one may have published a part."""
 
     def __init__(self, objects: RankObjects, node: PublishedNode, *, prints: bool) -> None:
         self.node, self.request = node, StopRequest()
         self._objects, self._prints = objects, prints
-        self._segment: _OpenSegment | None = None
-        self._number = 0
+        self._log = _FilePublication(objects, LOG, node.read_log)
+        self._metrics = _FilePublication(objects, METRICS, node.read_metrics)
+        self._metrics_due = 0.0
+        self._number: int | None = None
         self._published: NodeStatus | None = None
         self._due = 0.0
 
@@ -135,9 +181,12 @@ class _NodePublication:
         status = self.node.observe()
         if not (soon or now >= self._due or self._is_urgent(status)):
             return
-        if self._segment is None:
-            self._continue_published()
-        pause = self._publish_log() / BYTES_PER_SECOND
+        if self._number is None:
+            self._number = self._objects.count_statuses()
+        pause = self._log.publish(prints=self._prints) / BYTES_PER_SECOND
+        if now >= self._metrics_due or status.is_over:
+            self._metrics.publish()
+            self._metrics_due = now + METRICS_INTERVALS * interval
         if status != self._published:
             self._objects.write_status(status, self._number)
             self._published, self._number = status, self._number + 1
@@ -146,29 +195,6 @@ class _NodePublication:
     def _is_urgent(self, status: NodeStatus) -> bool:
         before = self._published
         return before is None or (status.phase, status.reason) != (before.phase, before.reason)
-
-    def _continue_published(self) -> None:
-        self._number = self._objects.count_statuses()
-        segments = self._objects.list_segments()
-        begin, size, _ = max(segments, default=(0, 0, ""))
-        self._segment = _OpenSegment(begin, sent=size)
-
-    def _publish_log(self) -> int:
-        """Publish the rest of the log. Return the size of the segment that grows."""
-        segment = self._segment or _OpenSegment()
-        while True:
-            room = segment.size_limit - len(segment.data)
-            begin = segment.offset + len(segment.data)
-            new = self.node.read_log(offset=begin, limit=room)
-            if self._prints:
-                _print(new)
-            segment.data += new
-            if len(segment.data) > segment.sent:
-                self._objects.write_log(segment.data, offset=segment.offset)
-                segment.sent = len(segment.data)
-            if len(new) < room:
-                return len(segment.data)
-            self._segment = segment = _OpenSegment(segment.offset + len(segment.data))
 
 
 class GangPublisher:

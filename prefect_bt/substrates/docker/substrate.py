@@ -258,7 +258,12 @@ class DockerContainerSubstrate:
         _validate_mounts(node, foreign)
         workdir = str(image.get("Config", {}).get("WorkingDir") or "")
         return ContainerRecord(
-            made, pid, workdir, read_start_time(pid), find_container_address(seen)
+            made,
+            pid,
+            workdir,
+            read_start_time(pid),
+            find_container_address(seen),
+            tuple(spec.gpus),
         )
 
     def _inspect(self, container: str, rank: int) -> dict[str, Any]:

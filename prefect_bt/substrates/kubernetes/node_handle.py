@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prefect_bt.errors import StoreError
+from prefect_bt.ledger.node_objects import METRICS
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.substrates.kubernetes.client import store_error
@@ -53,6 +55,13 @@ class KubernetesNodeHandle:
             if not self.gang.observe(self.rank).is_over:
                 return b""
             raise store_error(error, f"The log of rank {self.rank} cannot be read") from error
+
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        """Return bytes of the metrics; none while the store does not answer."""
+        with suppress(StoreError):
+            objects = self.gang.objects
+            return objects.read_log(self.rank, offset=offset, limit=limit, file=METRICS)
+        return b""
 
     def remove(self) -> None:
         """Remove the whole gang, which is one Job. Files that were not uploaded are lost."""

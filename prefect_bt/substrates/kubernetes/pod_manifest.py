@@ -43,6 +43,12 @@ _UNPRIVILEGED: Final = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+_GPU_MONITOR: Final = (
+    {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+    {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
+)
+"""Variables with which NVIDIA's container runtime gives the agent the library of the driver, so
+that it samples the GPUs that Kubernetes has assigned to the commands."""
 _ENTRYPOINT: Final = ["python", "-m", "prefect_bt.node_agent.pod"]
 
 
@@ -90,7 +96,10 @@ def _agent(node: NodePlan, settings: ClusterSettings) -> Json:
         "image": settings.agent_image,
         "command": _ENTRYPOINT,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 (a volume of the pod)
+        "env": [
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 (a volume of the pod)
+            *(_GPU_MONITOR if node.resources.gpus else ()),
+        ],
         "resources": resources,
         "securityContext": {
             "runAsNonRoot": True,

@@ -96,6 +96,7 @@ class Watched:
             server_process=lambda: None,
             log_size=lambda: 0,
             read_log=lambda offset, limit: b"",
+            read_metrics=lambda offset, limit: b"",
         )
         gang = SimpleNamespace(
             handles=[handle],

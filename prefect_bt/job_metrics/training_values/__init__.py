@@ -1,0 +1,1 @@
+"""Read the training values of a node from what its trainer prints. Begin with `reader`."""
