@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.errors import UsageError
+from prefect_bt.job_metrics.goodput import TimeClass
 from prefect_bt.job_metrics.job_metrics import JobMetrics
 from prefect_bt.job_metrics.series import (
     LEARNING_RATE,
@@ -65,7 +66,7 @@ _PHASE_COLORS: Final = {
     "lost": "#dc2626",
     "stalled": "#f97316",
     "queued": "#9ca3af",
-    "waiting": "#d1d5db",
+    "retry_delay": "#d1d5db",
     "mirroring": "#0891b2",
     "provisioning": "#2563eb",
     "restoring": "#7c3aed",
@@ -91,7 +92,7 @@ def draw(
     width: float = WIDTH,
     height: float = HEIGHT,
     window: Window | None = None,
-    phases: Mapping[str, float] | None = None,
+    phases: Mapping[TimeClass, float] | None = None,
 ) -> Figure:
     """Return a figure of the size in inches. `phases`: seconds of the job by class of goodput.
 
@@ -129,7 +130,7 @@ def save_picture(
     path: Path,
     *,
     window: Window | None = None,
-    phases: Mapping[str, float] | None = None,
+    phases: Mapping[TimeClass, float] | None = None,
 ) -> None:
     """Write the picture as SVG or PNG, as the name ends. UsageError for another name."""
     if path.suffix.lower() not in _METADATA:
@@ -139,7 +140,7 @@ def save_picture(
     _save(figure, path, path.suffix.lower())
 
 
-def to_svg(metrics: JobMetrics, *, phases: Mapping[str, float] | None = None) -> str:
+def to_svg(metrics: JobMetrics, *, phases: Mapping[TimeClass, float] | None = None) -> str:
     """Return the picture as the text of an SVG document."""
     text = io.StringIO()
     _save(draw(metrics, phases=phases), text, ".svg")
@@ -309,14 +310,14 @@ def _draw_attempts(
     axes.spines["left"].set_visible(False)
 
 
-def _draw_phases(axes: Axes, phases: Mapping[str, float]) -> None:
+def _draw_phases(axes: Axes, phases: Mapping[TimeClass, float]) -> None:
     """Draw one bar of the classes of goodput, in proportion to their seconds."""
     total, left = sum(phases.values()) or 1.0, 0.0
     for name, seconds in phases.items():
         if seconds <= 0:
             continue
         part = 100 * seconds / total
-        color = _PHASE_COLORS.get(name.partition("_")[0].partition(" ")[0], _OTHER_PHASE)
+        color = _PHASE_COLORS.get(name, _OTHER_PHASE)
         label = f"{name.replace('_', ' ')} {part:.0f} %"
         axes.barh(0, part, left=left, color=color, label=label, edgecolor="white")
         left += part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from prefect_bt.job_metrics.series import LEARNING_RATE, LOSS, find_name
 from prefect_bt.open_metrics.node_values import RunningNode, RunningNodes
 from prefect_bt.open_metrics.store_values import StoreReader
 
-_JOB: Final = ("job", "project", "name")
+_JOB: Final = ("job_id", "project", "name")  # `job` is a label of Prometheus itself
 _NODE: Final = (*_JOB, "rank", "attempt")
 _NODE_COLUMNS: Final = {
     "cpu": ("prefect_bt_node_cpu_usage", "cores", "CPU cores in use."),
@@ -51,15 +51,16 @@ class JobCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric; those of nodes and of training only for jobs that run here."""
-        self._store.refresh()
         nodes = list(self._nodes.read())
-        yield from _collect_store(self._store)
+        jobs = {node.labels[0]: node.labels[: len(_JOB)] for node in nodes}
+        self._store.refresh(jobs)
+        yield from _collect_store(self._store, jobs)
         yield from _collect_nodes(nodes)
         yield from _collect_gpus(nodes)
         yield from _collect_training(nodes)
 
 
-def _collect_store(store: StoreReader) -> Iterator[Metric]:
+def _collect_store(store: StoreReader, labels: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
     up = GaugeMetricFamily("prefect_bt_up", "Whether the store answers: 1 or 0.")
     up.add_metric((), int(store.is_up))
     yield up
@@ -74,6 +75,16 @@ def _collect_store(store: StoreReader) -> Iterator[Metric]:
         for state, count in values.states.items():
             jobs.add_metric([state], count)
         yield jobs
+        kept = GaugeMetricFamily(
+            "prefect_bt_goodput_ratio",
+            "Part of the job's time that was training and kept.",
+            labels=_JOB,
+            unit="ratio",
+        )
+        for job_id, part in values.kept.items():
+            if job_id in labels:
+                kept.add_metric(labels[job_id], part)
+        yield kept
 
 
 def _collect_nodes(nodes: Sequence[RunningNode]) -> Iterator[Metric]:

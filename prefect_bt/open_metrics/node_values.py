@@ -25,7 +25,7 @@ _MAX_NAMES: Final = 64
 
 @dataclass
 class RunningNode:
-    """A node that runs on this machine; `labels`: job, project, name, rank, attempt."""
+    """A node that runs on this machine; `labels`: job ID, project, name, rank, attempt."""
 
     folder: NodeFolder
     labels: tuple[str, str, str, str, str]
