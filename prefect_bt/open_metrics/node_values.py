@@ -35,6 +35,10 @@ class RunningNode:
     step: int | None = None
 
     @property
+    def job_id(self) -> str:
+        return self.labels[0]
+
+    @property
     def metrics(self) -> NodeMetrics:
         """The newest sample alone."""
         return self.decoder.node

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.ui.tables import Cell, Column, Document, show_fields, show_table
+from prefect_bt.job_metrics.advice import advise
 from prefect_bt.job_metrics.goodput import measure_goodput
 from prefect_bt.job_metrics.series import LOSS, Window, join_training
 from prefect_bt.text.quantities import format_elapsed, format_size
@@ -41,6 +42,8 @@ def show_metrics(
     if nodes and goodput.kept_fraction is not None:
         wall_clock = format_elapsed(goodput.wall_clock)
         terminal.echo(f"Training that was kept: {goodput.kept_fraction:.0%} of {wall_clock}")
+    for advice in advise(metrics):
+        terminal.echo(f"Advice: {advice.text}", style="yellow")
     if rows := list(_list_training_rows(metrics, window)):
         show_table(terminal, "Training", _columns(terminal, "Whole job"), rows)
     for node in nodes:
