@@ -72,7 +72,7 @@ ONLY_IN: dict[str, set[str]] = {
     "prompt_toolkit": {"cli"},
     "uvicorn": {"local_server"},
     "prometheus_client": {"open_metrics"},
-    "matplotlib": {"job_metrics"},
+    "matplotlib": {"job_metrics", "jobs.metrics"},
 }
 STDLIB_ONLY = {
     "ledger.provenance_record",

@@ -43,8 +43,8 @@ def serve_metrics(address: str) -> int:
     from prefect_bt.open_metrics.store_values import StoreReader
 
     host, port = parse_listen_address(address)
-    registry = CollectorRegistry()
-    registry.register(JobCollector(Settings().state_dir, StoreReader()))
+    state_dir, registry = Settings().state_dir, CollectorRegistry()
+    registry.register(JobCollector(state_dir, StoreReader(state_dir)))
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:

@@ -25,7 +25,7 @@ _MAX_NAMES: Final = 64
 
 @dataclass
 class RunningNode:
-    """A node that runs on this machine; `labels`: job, project, name, rank, attempt."""
+    """A node that runs on this machine; `labels`: job ID, project, name, rank, attempt."""
 
     folder: NodeFolder
     labels: tuple[str, str, str, str, str]
@@ -33,6 +33,10 @@ class RunningNode:
     training: dict[str, float] = field(default_factory=dict[str, float])
     """The last value that the trainer reported under each of its names."""
     step: int | None = None
+
+    @property
+    def job_id(self) -> str:
+        return self.labels[0]
 
     @property
     def metrics(self) -> NodeMetrics:

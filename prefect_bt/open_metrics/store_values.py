@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import NotFoundError, PrefectBtError
 from prefect_bt.job_index.entries import JobIndex
+from prefect_bt.job_metrics.goodput import measure_goodput
+from prefect_bt.job_metrics.job_metrics import JobMetricsReader
 from prefect_bt.ledger.job_objects import DAMAGED
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -18,16 +22,22 @@ from prefect_bt.ledger.open_ledger import open_ledger
 READ_INTERVAL: Final = 30.0
 _STALE_AFTER: Final = 120.0
 """Seconds without an answer after which the store counts as down."""
+_GOODPUT_INTERVAL: Final = 300.0
+"""Seconds between two reads of all metrics of the jobs that run here."""
 _MAX_JOBS: Final = 1000
 """Jobs that have not ended whose state is read."""
 
 
 @dataclass(frozen=True)
 class StoreValues:
-    """`queued`: jobs that wait. `states`: number of jobs that have not ended, by state."""
+    """`queued`: jobs that wait. `states`: number of jobs that have not ended, by state.
+
+    `kept`: part of the time of a job of this machine that was training and kept, by its ID.
+    """
 
     queued: int = 0
     states: dict[str, int] = field(default_factory=dict[str, int])
+    kept: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class StoreReader:
@@ -35,6 +45,7 @@ class StoreReader:
 
     def __init__(
         self,
+        state_dir: Path,
         *,
         open_store: Callable[[], Ledger] = open_ledger,
         clock: Callable[[], float] = time.monotonic,
@@ -42,21 +53,25 @@ class StoreReader:
     ) -> None:
         """`first_patience`: seconds that the first scrape waits for the store."""
         self._open, self._clock, self._first_patience = open_store, clock, first_patience
+        self._state_dir, self._readers = state_dir, dict[str, JobMetricsReader]()
         self._thread: threading.Thread | None = None
-        self._began_at = self._answered_at = float("-inf")
+        self._began_at = self._answered_at = self._measured_at = float("-inf")
         self.values: StoreValues | None = None
         """What the store answered last."""
         self.errors = 0
         """Reads that failed."""
 
-    def refresh(self) -> None:
-        """Begin to read if it is time and no read is under way."""
+    def refresh(self, running: Collection[str] = ()) -> None:
+        """Begin to read if it is time and no read is under way.
+
+        `running`: IDs of the jobs that run here.
+        """
         is_reading = self._thread is not None and self._thread.is_alive()
         if is_reading or self._clock() - self._began_at < READ_INTERVAL:
             return
         is_first = self._thread is None
         self._began_at = self._clock()
-        self._thread = threading.Thread(target=self._read, daemon=True, name="store-values")
+        self._thread = threading.Thread(target=self._read, args=(running,), daemon=True)
         self._thread.start()
         if is_first:
             self._thread.join(self._first_patience)
@@ -66,13 +81,29 @@ class StoreReader:
         """Whether the store has answered lately."""
         return self._clock() - self._answered_at < _STALE_AFTER
 
-    def _read(self) -> None:
+    def _read(self, running: Collection[str]) -> None:
         try:
-            self.values = read_store_values(self._open())
+            ledger = self._open()
+            kept = self.values.kept if self.values else {}
+            if set(running) - set(kept) or self._clock() - self._measured_at >= _GOODPUT_INTERVAL:
+                kept = self._measure(ledger, running)
+                self._measured_at = self._clock()
+            self.values = replace(read_store_values(ledger), kept=kept)
             self._answered_at = self._clock()
         except (PrefectBtError, OSError, *DAMAGED):
             self.errors += 1
             self._answered_at = float("-inf")
+
+    def _measure(self, ledger: Ledger, running: Collection[str]) -> dict[str, float]:
+        kept = dict[str, float]()
+        self._readers = {job: reader for job, reader in self._readers.items() if job in running}
+        for job_id in running:
+            with suppress(NotFoundError):  # of another store
+                if job_id not in self._readers:
+                    record = ledger.get_job(job_id)
+                    self._readers[job_id] = JobMetricsReader(ledger, record, self._state_dir)
+                kept[job_id] = measure_goodput(self._readers[job_id].read()).kept_fraction or 0.0
+        return kept
 
 
 def read_store_values(ledger: Ledger) -> StoreValues:

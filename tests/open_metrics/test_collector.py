@@ -33,6 +33,7 @@ from tests.ports import free_port
 from tests.written_jobs import write_job
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
+ROOT = Path(__file__).resolve().parents[2]
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -47,11 +48,14 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @contextmanager
-def running_node(state_dir: Path, *, name: str = "tiny", **file: object) -> Iterator[Path]:
+def running_node(
+    state_dir: Path, *, job: str = "abc1234", name: str = "tiny", **file: object
+) -> Iterator[Path]:
     """A node whose lock is held, with a file of metrics."""
-    folder = JobFolder(state_dir, "abc1234").node_folder(0, 0)
+    folder = JobFolder(state_dir, job).node_folder(0, 0)
     folder.path.mkdir(parents=True)
-    plan = make_plan(state_dir, ("true",), environment={"BT_TRAINING_PROJECT_NAME": name})
+    variables = {"BT_TRAINING_PROJECT_NAME": name}
+    plan = make_plan(state_dir, ("true",), job_id=job, environment=variables)
     folder.plan.write_text(codec.dumps(plan))
     write_node_file(folder.metrics, start=1e9, **{"samples": 5, "gpus": 2, **file})
     lock = os.open(folder.lock, os.O_CREAT | os.O_RDWR)
@@ -90,12 +94,18 @@ def read_nothing() -> Ledger:
 
 
 def test_scrape_has_store_node_gpus_and_training(tmp_path: Path, ledger: Ledger):
-    store = StoreReader(open_store=lambda: ledger)
+    store = StoreReader(tmp_path, open_store=lambda: ledger)
     with running_node(tmp_path), served(JobCollector(tmp_path, store)) as scrape:
         found = scrape()
 
     [(labels, cores)] = found["prefect_bt_node_cpu_usage_cores"]
-    assert labels == {"job": "abc1234", "project": "tiny", "name": "", "rank": "0", "attempt": "0"}
+    assert labels == {
+        "job_id": "abc1234",
+        "project": "tiny",
+        "name": "",
+        "rank": "0",
+        "attempt": "0",
+    }
     assert 0 < cores < 8
     assert [labels["gpu"] for labels, _ in found["prefect_bt_gpu_utilization_ratio"]] == ["0", "1"]
     assert found["prefect_bt_gpu_ecc_errors_total"][0][1] == 0
@@ -107,13 +117,13 @@ def test_scrape_has_store_node_gpus_and_training(tmp_path: Path, ledger: Ledger)
 
 @pytest.mark.parametrize("project", ['a "quoted" name', "two\nlines", "back\\slash", "é}{,="])
 def test_label_values_are_escaped(tmp_path: Path, project: str):
-    store = StoreReader(open_store=read_nothing)
+    store = StoreReader(tmp_path, open_store=read_nothing)
     with running_node(tmp_path, name=project), served(JobCollector(tmp_path, store)) as scrape:
         assert scrape()["prefect_bt_node_cpu_usage_cores"][0][0]["project"] == project
 
 
 def test_store_that_fails_is_down_and_nodes_are_there(tmp_path: Path):
-    store = StoreReader(open_store=read_nothing)
+    store = StoreReader(tmp_path, open_store=read_nothing)
     with running_node(tmp_path), served(JobCollector(tmp_path, store)) as scrape:
         found = scrape()
     assert (found["prefect_bt_up"], found["prefect_bt_store_errors_total"]) == (
@@ -132,7 +142,7 @@ def test_store_that_hangs_delays_no_second_scrape(tmp_path: Path):
         return read_nothing()
 
     now = [0.0]
-    store = StoreReader(open_store=wait, clock=lambda: now[0], first_patience=0.01)
+    store = StoreReader(tmp_path, open_store=wait, clock=lambda: now[0], first_patience=0.01)
     with served(JobCollector(tmp_path, store)) as scrape:
         for _ in range(3):
             assert scrape()["prefect_bt_up"] == [({}, 0)]
@@ -148,7 +158,7 @@ def test_store_is_read_at_most_every_30_seconds(tmp_path: Path, ledger: Ledger):
         asked.append(1)
         return ledger
 
-    store = StoreReader(open_store=count, clock=lambda: now[0])
+    store = StoreReader(tmp_path, open_store=count, clock=lambda: now[0])
     for at in (0, 10, 29, 31):
         now[0] = at
         store.refresh()
@@ -156,7 +166,7 @@ def test_store_is_read_at_most_every_30_seconds(tmp_path: Path, ledger: Ledger):
 
 
 def test_file_is_decoded_as_it_grows_and_ended_nodes_are_left_out(tmp_path: Path):
-    collector = JobCollector(tmp_path, StoreReader(open_store=read_nothing))
+    collector = JobCollector(tmp_path, StoreReader(tmp_path, open_store=read_nothing))
     with running_node(tmp_path, samples=50) as path, served(collector) as scrape:
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
@@ -168,6 +178,26 @@ def test_file_is_decoded_as_it_grows_and_ended_nodes_are_left_out(tmp_path: Path
         assert "prefect_bt_training_step" not in scrape()
     with served(collector) as scrape:
         assert "prefect_bt_node_cpu_usage_cores" not in scrape()
+
+
+def test_dashboard_has_every_exported_metric_and_no_other(tmp_path: Path, ledger: Ledger):
+    job = ledger.list_jobs()[0].id
+    store = StoreReader(tmp_path, open_store=lambda: ledger)
+    with running_node(tmp_path, job=job), served(JobCollector(tmp_path, store)) as scrape:
+        found = scrape()
+
+    exported, labels = (
+        set(found),
+        {name for rows in found.values() for row, _ in rows for name in row},
+    )
+    dashboard = (ROOT / "deployments/grafana/prefect-bt.json").read_text()
+    documented = (ROOT / "docs/monitoring.md").read_text()
+    assert set(re.findall(r"prefect_bt_[a-z_]+", dashboard)) == exported
+    assert set(re.findall(r"(\w+)=~|{{(\w+)}}", dashboard)) <= {
+        *((label, "") for label in labels),
+        *(("", label) for label in labels),
+    }
+    assert not {name for name in exported if f"`{name}" not in documented}
 
 
 @pytest.mark.slow

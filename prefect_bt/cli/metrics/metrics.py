@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter, Token
@@ -45,6 +46,7 @@ def metrics(
     since: Annotated[float | None, _TIME, Parameter(name=["--since", "--start"])] = None,
     end: Annotated[float | None, _TIME] = None,
     step: Annotated[float | None, Parameter(validator=Number(gte=0), metavar="SECONDS")] = None,
+    picture: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     output: TableOutput = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -60,6 +62,8 @@ def metrics(
         end: Only samples until this age or time.
         step: Seconds between two samples of `-o json` and `-o csv`; 0: every sample. Default: at
             most 500 samples of each series.
+        picture: Write curves and resources to this .svg or .png file as well; needs
+            `pip install "prefect-bt[pictures]"`.
 
     Examples:
 
@@ -68,6 +72,8 @@ def metrics(
     `prefect-bt metrics --watch`
 
     `prefect-bt metrics --since 1h -o json`
+
+    `prefect-bt metrics --job-id abc1234 --picture curves.svg`
     """
     from prefect_bt.job_metrics.job_metrics import JobMetricsReader
     from prefect_bt.job_metrics.series import choose_window
@@ -82,6 +88,12 @@ def metrics(
     def show(read: JobMetrics, shown_on: Terminal) -> None:
         window = choose_window(read, since=since, until=end, step=step)
         _show(shown_on, ledger, read, window, on_one_line=watch)
+        if picture is not None:
+            from prefect_bt.job_metrics.goodput import measure_goodput
+            from prefect_bt.job_metrics.pictures import save_picture
+
+            phases = measure_goodput(read).seconds
+            save_picture(read, picture, window=replace(window, step=None), phases=phases)
 
     if watch:
         _watch(terminal, ledger, record, reader, show)

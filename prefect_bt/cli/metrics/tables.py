@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.ui.tables import Cell, Column, Document, show_fields, show_table
+from prefect_bt.job_metrics.advice import advise
+from prefect_bt.job_metrics.goodput import measure_goodput
 from prefect_bt.job_metrics.series import LOSS, Window, join_training
-from prefect_bt.text.quantities import format_size
+from prefect_bt.text.quantities import format_elapsed, format_size
 
 if TYPE_CHECKING:
     from prefect_bt.cli.ui.terminal import Terminal
@@ -36,6 +38,12 @@ def show_metrics(
     else:
         words = "waiting for metrics" if history.ended_at is None else "ended without metrics"
     terminal.echo(f"Job {history.record.id} ({history.record.name}): {words}")
+    goodput = measure_goodput(metrics)
+    if nodes and goodput.kept_fraction is not None:
+        wall_clock = format_elapsed(goodput.wall_clock)
+        terminal.echo(f"Training that was kept: {goodput.kept_fraction:.0%} of {wall_clock}")
+    for advice in advise(metrics):
+        terminal.echo(f"Advice: {advice.text}", style="yellow")
     if rows := list(_list_training_rows(metrics, window)):
         show_table(terminal, "Training", _columns(terminal, "Whole job"), rows)
     for node in nodes:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from tests.job_metrics.node_files import archive, write_node_file
 
-from ..conftest import ENDED, RUNNING, Cli, Shop, StartScreen
+from ..conftest import ENDED, RUNNING, Cli, Shop, StartScreen, Within
 
 
 def measured(shop: Shop, folder: Path, *states: JobState, **file: object) -> JobRecord:
@@ -137,3 +138,37 @@ def test_samples_lie_within_since_and_end(cli: Cli, shop: Shop, tmp_path: Path):
 
     assert (none["cpu_usage"], len(every["cpu_usage"])) == ([], 20)
     assert every["cpu_usage"][0]["timestamp"].startswith("2023-11-1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "start"), [("c.svg", b"<?xml"), ("c.PNG", b"\x89PNG")])
+def test_picture_is_written_as_its_name_says(
+    cli: Cli, shop: Shop, tmp_path: Path, name: str, start: bytes
+):
+    record = measured(shop, tmp_path)
+
+    assert cli("metrics", "--job-id", record.id, "--picture", f"pictures/{name}").code == 0
+
+    assert (tmp_path / "pictures" / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "words"),
+    [("c.bmp", "", ".svg or .png"), ("c.svg", "matplotlib", 'pip install "prefect-bt[pictures]"')],
+)
+def test_picture_that_cannot_be_drawn_names_what_to_do(
+    within: Within,
+    shop: Shop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    hidden: str,
+    words: str,
+):
+    record = measured(shop, tmp_path)
+    if hidden:
+        monkeypatch.setitem(sys.modules, hidden, None)
+
+    run = within("metrics", "--job-id", record.id, "--picture", name)
+
+    assert run.code == 2 and words in run.err

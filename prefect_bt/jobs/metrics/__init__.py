@@ -1,0 +1,1 @@
+"""The metrics of a job in Python: `prefect_bt.metrics`."""

@@ -1,0 +1,122 @@
+"""`prefect_bt.metrics`: the metrics of a job for Python programs and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from prefect_bt.job_metrics.document import metrics_document
+from prefect_bt.job_metrics.goodput import TimeClass, measure_goodput
+from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
+from prefect_bt.job_metrics.node_metrics import NodeMetrics
+from prefect_bt.job_metrics.pictures import PicturesUnavailable, draw, to_svg
+from prefect_bt.job_metrics.series import (
+    Sample,
+    choose_window,
+    group_by_rank,
+    join_column,
+    join_training,
+)
+from prefect_bt.jobs.job_json import job_document
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class JobMetricsView:
+    """The metrics of a job at the time of the call. A notebook shows them as a picture."""
+
+    def __init__(self, ledger: Ledger, metrics: JobMetrics) -> None:
+        self._ledger, self._metrics = ledger, metrics
+
+    @property
+    def nodes(self) -> Sequence[NodeMetrics]:
+        """The series of each node, in the order of attempts and ranks."""
+        return self._metrics.nodes
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the series that the trainer reported."""
+        return list(join_training(self._metrics))
+
+    def series(self, name: str, *, rank: int = 0) -> list[Sample]:
+        """Return every sample of a series over all attempts: `at`, `value`, `step`, `attempt`.
+
+        Args:
+            name: A name of the trainer's, such as `loss`, or a column of a node, such as `cpu`,
+                `memory` or `gpu0_utilization`.
+            rank: The node of a column.
+
+        Raises:
+            KeyError: There is no such series.
+        """
+        training = join_training(self._metrics)
+        if name in training:
+            return training[name]
+        nodes = group_by_rank(self._metrics).get(rank, [])
+        if not any(name in node.columns for node in nodes):
+            columns = sorted({column for node in nodes for column in node.columns})
+            raise KeyError(f"No series {name!r}. There are: {', '.join([*training, *columns])}")
+        window = choose_window(self._metrics, since=float("-inf"), until=float("inf"), step=0.0)
+        return window.cut(join_column(nodes, name))
+
+    def document(self) -> dict[str, Any]:
+        """Return what `prefect-bt metrics -o json` prints."""
+        job = job_document(self._ledger, self._metrics.history.record)
+        return metrics_document(self._metrics, training_job=job)
+
+    def plot(self, *, width: float = 9.0, height: float = 6.0) -> Figure:
+        """Return a matplotlib figure of this size in inches.
+
+        It needs `pip install "prefect-bt[pictures]"`.
+        """
+        return draw(self._metrics, width=width, height=height, phases=self._phases)
+
+    @property
+    def _phases(self) -> dict[TimeClass, float]:
+        return measure_goodput(self._metrics).seconds
+
+    def __repr__(self) -> str:
+        record, training = self._metrics.history.record, join_training(self._metrics)
+        last = ", ".join(f"{name} {samples[-1].value:.4g}" for name, samples in training.items())
+        return f"<metrics of job {record.id}: {len(self.nodes)} nodes; {last or 'no training'}>"
+
+    def _repr_svg_(self) -> str | None:
+        try:
+            return to_svg(self._metrics, phases=self._phases)
+        except PicturesUnavailable:
+            return None
+
+    def _repr_html_(self) -> str | None:
+        """Return a text for a notebook without matplotlib, which has no picture to show."""
+        if self._repr_svg_() is not None:
+            return None
+        hint = 'For a picture: pip install "prefect-bt[pictures]"'
+        return f"<p>{escape(repr(self))}</p><p>{escape(hint)}</p>"
+
+
+def metrics(job_id: str) -> JobMetricsView:
+    """Read the metrics of a job of the configured store, on whichever machine it runs.
+
+    Examples:
+        >>> import prefect_bt
+        >>> prefect_bt.metrics("abc1234").series("loss")[-1].value  # doctest: +SKIP
+        1.204
+
+    Args:
+        job_id: ID of the job.
+
+    Returns:
+        The metrics as they are now; call it again for newer ones.
+
+    Raises:
+        NotFoundError: The store has no such job.
+        StoreError: The store does not answer.
+    """
+    ledger = open_ledger()
+    record = ledger.get_job(job_id)
+    return JobMetricsView(ledger, JobMetricsReader(ledger, record, Settings().state_dir).read())
