@@ -30,10 +30,7 @@ class FailureClass(StrEnum):
 
 
 class Cause(StrEnum):
-    """Reason why a node or an attempt failed; class and remedy: prefect_bt.attempts.failure_causes.
-
-    A substrate maps its own states to causes. Values are stored: add, never respell.
-    """
+    """Reason why a node or an attempt failed (attempts.failure_causes). Add, but never respell."""
 
     COMMAND_FAILED = "command_failed"
     USAGE = "usage"
@@ -208,9 +205,11 @@ class Outcome:
     cause: Cause | None = None
     """Cause of the failure; None without a failure."""
     cure: str = ""
+    """Remedy of the failure."""
     failed_at: float | None = None
     """Time at which the commands of the first failed rank ended."""
     logs: tuple[ArchivedLog, ...] = ()
+    """Archived logs in rank order."""
 
 
 @dataclass(frozen=True)

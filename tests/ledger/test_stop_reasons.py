@@ -14,6 +14,7 @@ STORED = {
     StopReason.ORPHANED: "orphaned",
     StopReason.PREEMPTED: "preempted",
     StopReason.MAX_RUN_TIME: "maximum run time",
+    StopReason.HUNG: "hung",
     StopReason.CONTAINER_GONE: "its container is gone",
     StopReason.POD_DELETED: "its pod was deleted",
 }

@@ -65,6 +65,11 @@ class _Staging:
             file.seek(offset)
             return file.read(limit)
 
+    def read_metrics(self, *, offset: int, limit: int) -> bytes:
+        """Return nothing: the mirror of weights is not sampled."""
+        _ = offset, limit
+        return b""
+
     def apply_request(self, before: StopRequest, now: StopRequest) -> None:
         if now.reason:
             self.stop(now.reason)

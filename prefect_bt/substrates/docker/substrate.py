@@ -257,14 +257,8 @@ class DockerContainerSubstrate:
             raise _early_exit_error(node, seen["State"], image, info)
         _validate_mounts(node, foreign)
         workdir = str(image.get("Config", {}).get("WorkingDir") or "")
-        return ContainerRecord(
-            made,
-            pid,
-            workdir,
-            read_start_time(pid),
-            find_container_address(seen),
-            tuple(spec.gpus),
-        )
+        began, address = read_start_time(pid), find_container_address(seen)
+        return ContainerRecord(made, pid, workdir, began, address, tuple(spec.gpus))
 
     def _inspect(self, container: str, rank: int) -> dict[str, Any]:
         return self.engine.call(
