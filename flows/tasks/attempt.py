@@ -34,6 +34,7 @@ from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.tasks.job_task import call_task, job_task, outside_transaction, read_result
 from prefect_bt.flows.tasks.pull_image import ensure_image
+from prefect_bt.flows.tasks.reporting.gang_monitor import monitor_gang
 from prefect_bt.flows.tasks.reporting.rank_log import RankLogForwarder
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.reporting.upload_progress import report_upload_progress
@@ -163,7 +164,11 @@ def _launch(site: JobContext, attempt: int, stop_requested: Callable[[], bool]) 
 def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], bool]) -> Outcome:
     """Follow the gang to its end; stop every node of it if it cannot be followed."""
     attempt, followers = gang.attempt, list[PrefectFuture[Any]]()
-    with report_upload_progress(site, attempt), _serving_context(site, gang):
+    with (
+        report_upload_progress(site, attempt),
+        _serving_context(site, gang),
+        monitor_gang(site, attempt, gang.handles) as monitor,
+    ):
         try:
             for handle in gang.handles:
                 future: Any = run_node.submit(site, attempt, handle.rank)  # pyright: ignore[reportUnknownMemberType]
@@ -174,6 +179,7 @@ def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], boo
                 stop_requested=stop_requested,
                 on_change=on_change,
                 preemption_requested=preempted,
+                hang=monitor.find_hang,
             )
             call_task(
                 upload_checkpoints, site, gang, attempt, lambda: stop_requested() or preempted()

@@ -22,7 +22,7 @@ from prefect_bt.object_keys import INDEX_ENDED, INDEX_JOBS, job_index_key, job_p
 from prefect_bt.object_store.protocols import ObjectInfo, SupportsLinks
 from prefect_bt.queue.waiting_jobs import list_waiting_jobs
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Increase it with every change of what a job's document contains (jobs/job_json.py)."""
 _RECORDS: Final = ("attempts", "epochs", "events", "manifests", "runs", "withdrawn")
 """Folders of a job whose objects may change after the job was created."""

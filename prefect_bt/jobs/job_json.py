@@ -20,6 +20,7 @@ from prefect_bt.checkpoints.upload.progress_text import format_upload
 from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
 from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.job_index.entries import store_document
+from prefect_bt.jobs.metrics.run_summary import run_summary
 from prefect_bt.jobs.provenance import provenance_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_current_definition
@@ -40,7 +41,8 @@ def event_document(event: JobEvent) -> dict[str, Any]:
 def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     """Return the JSON-ready document. The keys from `attempts` on are additions of prefect_bt.
 
-    Times are in ISO 8601 format in UTC.
+    Times are in ISO 8601 format in UTC. The document of an ended job has the keys of run_summary,
+    too; for an active one, its metrics are read by those that show it.
     """
     events = ledger.list_events(record.id)
     last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
@@ -94,6 +96,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "store": ledger.store.url,
         "flow_run_id": runs[-1].flow_run_id if runs else None,
         "flow_run_url": (runs[-1].url or None) if runs else None,
+        **(run_summary(ledger, record, None) if last.state.terminal else {}),
     }
 
 

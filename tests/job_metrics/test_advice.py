@@ -149,7 +149,9 @@ def test_rank_with_a_lower_rate_is_a_straggler(step_time: float):
     for fast in nodes:
         fast.training = train(step_time, end=900)
     before = [point for point in nodes[1].training if point.at <= CREATED_AT + FAULT]
-    slow = points(range(before[-1].step, before[-1].step + 200), FAULT, 2.5 * step_time)
+    first = before[-1].step
+    assert first is not None
+    slow = points(range(first, first + 200), FAULT, 2.5 * step_time)
     nodes[1].training = [*before, *slow[1:]]
     text = check_named(nodes, "straggler", 1)
     assert "Rank 1 is a straggler: it is " in text and "steps behind, and did" in text

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from prefect_bt.checkpoints.uncommitted import commit_command
+from prefect_bt.jobs.metrics.run_summary import format_goodput, format_training
 from prefect_bt.jobs.provenance import format_client, format_git
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.quantities import format_elapsed, format_size
@@ -32,7 +33,10 @@ def render_card(document: dict[str, Any], definition: dict[str, Any], *, address
         lines += [f"> {_escape_cell(document['error_message'])}", ""]
     for warning in document["warnings"]:
         lines += [f"> **Warning:** {_escape_cell(warning)}", ""]
+    for advice in document.get("advice") or ():
+        lines += [f"> **Advice:** {_escape_cell(advice['text'])}", ""]
     lines += _links(document, address)
+    lines += _progress(document)
     lines += _provenance(document.get("truss_user_env") or {})
     lines += [*_attempts(document), *_nodes(document), *_weights(document)]
     lines += [
@@ -42,6 +46,16 @@ def render_card(document: dict[str, Any], definition: dict[str, Any], *, address
         *_commands(document),
     ]
     return "\n".join(lines)
+
+
+def _progress(document: dict[str, Any]) -> list[str]:
+    """Return the last training values and where the time went."""
+    labels = {
+        "Training": format_training(document.get("training")),
+        "Goodput": format_goodput(document.get("goodput")),
+    }
+    lines = [f"{label}: {_escape_cell(text)}  " for label, text in labels.items() if text]
+    return [*lines, ""] if lines else []
 
 
 def _uncommitted(document: dict[str, Any]) -> list[str]:

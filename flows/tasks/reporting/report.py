@@ -24,7 +24,9 @@ from prefect_bt.attempts.retry_policy import parse_checkpoint_name
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
+from prefect_bt.job_metrics.advice import Advice
 from prefect_bt.jobs.job_json import event_document, job_document, store_ended_job
+from prefect_bt.jobs.metrics.run_summary import run_summary
 from prefect_bt.ledger.records import JobEvent, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.queue.waiting_jobs import remove_void_entries
@@ -121,6 +123,17 @@ def report_commit(site: JobContext, *, attempt: int, rank: int, name: str) -> No
     _emit(site, "checkpoint.committed", labels, id=identity)
 
 
+def report_advice(site: JobContext, advice: Advice, *, attempt: int) -> None:
+    """Emit `prefect-bt.job.advice`, or `prefect-bt.job.hung` for a hang."""
+    labels = {
+        "attempt": attempt,
+        "rank": advice.rank,
+        "advice": advice.kind,
+        "message": advice.text,
+    }
+    _emit(site, "job.hung" if advice.kind == "hang" else "job.advice", labels)
+
+
 def _emit(site: JobContext, name: str, labels: Mapping[str, object], **given: Any) -> None:
     """Emit one event about the job, without the labels that have no value."""
     record = site.record
@@ -152,6 +165,8 @@ def publish_job_card(site: JobContext) -> None:
     If the API is down, log a warning; the job continues.
     """
     document: dict[str, Any] = job_document(site.ledger, site.record)
+    if "goodput" not in document:
+        document |= run_summary(site.ledger, site.record, site.settings.state_dir)
     try:
         create_markdown_artifact(
             key=f"job-{site.job_id}",

@@ -16,9 +16,11 @@ from prefect_bt.cli.ui.tables import (
     show_table,
 )
 from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.jobs.metrics.run_summary import format_class, format_goodput, format_training
 from prefect_bt.jobs.provenance import format_client, format_git
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.durations import format_duration
+from prefect_bt.text.quantities import format_elapsed
 
 STATE_STYLES = {
     JobState.COMPLETED: "green",
@@ -85,6 +87,13 @@ _ATTEMPT_COLUMNS = [
     Column("Message", "message", wrap=True),
 ]
 
+_PHASE_COLUMNS = [
+    Column("Phase", "class", format_class),
+    Column("Attempt", "attempt"),
+    Column("Began", "started_at", format_time, hide=1),
+    Column("Took", "seconds", format_elapsed),
+]
+
 
 def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
     """Print the projects, the newest last."""
@@ -138,10 +147,16 @@ def show_job(terminal: Terminal, job: Document) -> None:
     for upload in job.get("uploads") or ():
         fields.append((f"Upload, rank {upload['rank']}", str(upload["summary"])))
     fields += [("Warning", Text(text, style="yellow")) for text in job.get("warnings") or ()]
+    for advice in job.get("advice") or ():
+        fields.append(("Advice", Text(advice["text"], style="yellow")))
     show_fields(terminal, f"Training Job: {job['id']}", fields)
     if attempts := job.get("attempts"):
         terminal.echo()
         show_table(terminal, "Attempts", _ATTEMPT_COLUMNS, attempts)
+    goodput: Document | None = job.get("goodput")
+    if goodput is not None and goodput["phases"]:
+        terminal.echo()
+        show_table(terminal, "Phases", _PHASE_COLUMNS, goodput["phases"])
 
 
 def _format_checkpoints(checkpoints: Sequence[Document]) -> str | None:
@@ -204,6 +219,8 @@ _JOB_FIELDS = [
     Column("Maximum Run Time", "", _format_run_time),
     Column("Substrate", "substrate"),
     Column("Each Node", "resources.summary"),
+    Column("Goodput", "goodput", format_goodput),
+    Column("Training", "training", format_training),
     Column("Image", "image.pinned"),
     Column("Store", "store"),
     Column("Checkpoint Sync", "", _format_sync),

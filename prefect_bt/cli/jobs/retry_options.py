@@ -34,6 +34,9 @@ class RetryOptions:
     straggler_patience: float | None = None
     """Seconds without activity after which a rank is stopped when another has exited with 0;
     default: 600."""
+    stop_on_hang: bool | None = None
+    """Stop and retry an attempt that hangs: no step for much longer than usual, nothing printed,
+    and nothing in use; default: no."""
 
     def build_overrides(self) -> RetryOverrides:
         return RetryOverrides(*astuple(self))  # both have the same fields in the same order

@@ -87,9 +87,13 @@ def _read(
         job = jobs.read(record.id)
         if not JobState(job["current_status"]).terminal:
             from prefect_bt.attempts.live_nodes import live_document
+            from prefect_bt.jobs.metrics.run_summary import run_summary
 
-            live = live_document(ledger, record, Settings().state_dir)
-            job = {**job, "queue_context": queue_context(ledger, record.id), "live": live}
+            state_dir = Settings().state_dir
+            live = live_document(ledger, record, state_dir)
+            summary = run_summary(ledger, record, state_dir)
+            queued = queue_context(ledger, record.id)
+            job = {**job, "queue_context": queued, "live": live, **summary}
         return job, lambda: render.show_job(terminal, job)
     if which.selected_project or limit != 0:
         newest = _list_newest(terminal, jobs, which, limit if limit is None else limit or _LIMIT)

@@ -1,0 +1,74 @@
+"""Summarize the metrics of a job for its document: last training values, goodput, advice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt.job_metrics.advice import advice_document, advise
+from prefect_bt.job_metrics.goodput import goodput_document, measure_goodput
+from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.text.quantities import format_elapsed, format_iso
+
+_SHOWN_CLASSES: Final = 3
+_SHOWN_VALUES: Final = 6
+
+
+def run_summary(ledger: Ledger, record: JobRecord, state_dir: Path | None) -> dict[str, Any]:
+    """Return the keys `goodput`, `training` and `advice` of the job's document. StoreError.
+
+    `state_dir`: state folder of this machine, for a job that runs here.
+    """
+    metrics = JobMetricsReader(ledger, record, state_dir).read()
+    return {
+        "goodput": goodput_document(measure_goodput(metrics)),
+        "training": _last_values(metrics),
+        "advice": advice_document(advise(metrics)),
+    }
+
+
+def _last_values(metrics: JobMetrics) -> dict[str, Any] | None:
+    """Return the newest step and value of each series of the lowest rank that reports any."""
+    for node in metrics.newest:
+        if node.training:
+            values = {
+                name: value for point in node.training for name, value in point.values.items()
+            }
+            steps = [point.step for point in node.training if point.step is not None]
+            return {
+                "step": steps[-1] if steps else None,
+                "values": values,
+                "at": format_iso(node.training[-1].at),
+            }
+    return None
+
+
+def format_goodput(goodput: dict[str, Any] | None) -> str | None:
+    """Return `83.1 % training kept; queued 4 s, …` with the largest classes; None without time."""
+    if not goodput or goodput["kept_fraction"] is None:
+        return None
+    others = {name: spent for name, spent in goodput["seconds"].items() if name != "training"}
+    largest = sorted(others.items(), key=lambda pair: -pair[1])[:_SHOWN_CLASSES]
+    parts = [
+        f"{format_class(name)} {format_elapsed(spent)}" for name, spent in largest if spent >= 0.5
+    ]
+    lost = goodput["lost_steps"]
+    steps = f"; {lost} step{'s' if lost != 1 else ''} done again" if lost else ""
+    kept = f"{goodput['kept_fraction']:.1%} of {format_elapsed(goodput['wall_clock'])} trained"
+    return f"{kept}{'; ' if parts else ''}{', '.join(parts)}{steps}"
+
+
+def format_class(name: str) -> str:
+    """Return the name of a class of time as people read it."""
+    return {"retry_delay": "waiting to retry"}.get(name, name)
+
+
+def format_training(training: dict[str, Any] | None) -> str | None:
+    """Return `step 240, loss 1.234, lr 0.0001`; None without values."""
+    if not training:
+        return None
+    step = [f"step {training['step']}"] if training["step"] is not None else []
+    shown = [f"{name} {value:.4g}" for name, value in training["values"].items()][:_SHOWN_VALUES]
+    return ", ".join([*step, *shown])
