@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.errors import UsageError
-from prefect_bt.job_metrics.goodput import TimeClass
+from prefect_bt.job_metrics.goodput import TimeClass, measure_goodput
 from prefect_bt.job_metrics.job_metrics import JobMetrics
 from prefect_bt.job_metrics.series import (
     LEARNING_RATE,
@@ -72,18 +71,18 @@ _PHASE_COLORS: Final = {
     "restoring": "#7c3aed",
     "flushing": "#ca8a04",
 }
-_OTHER_PHASE: Final = "#57534e"
+_Curves = dict[str, list[Sample]]
+"""Samples by the label of their curve."""
+_NODE_PANELS: Final = (("CPU cores in use", "cpu", 1.0), ("Memory (GiB)", "memory", 1 / _GIB))
+_GPU_PANELS: Final = (
+    ("GPU utilization (%)", "utilization", 100.0),
+    ("GPU memory (GiB)", "memory", 1 / _GIB),
+)
 _BEGAN, _FAILED = "#6b7280", "#dc2626"
 
 
 class PicturesUnavailable(UsageError):
     """matplotlib is not installed."""
-
-
-@dataclass(frozen=True)
-class _Curve:
-    label: str
-    samples: Sequence[Sample]
 
 
 def draw(
@@ -92,58 +91,50 @@ def draw(
     width: float = WIDTH,
     height: float = HEIGHT,
     window: Window | None = None,
-    phases: Mapping[TimeClass, float] | None = None,
 ) -> Figure:
-    """Return a figure of the size in inches. `phases`: seconds of the job by class of goodput.
-
-    Raises PicturesUnavailable without matplotlib.
-    """
-    chosen = window or choose_window(metrics)
-    panels = _list_panels(metrics, chosen)
+    """Return a figure of the size in inches. Raises PicturesUnavailable without matplotlib."""
+    window = window or choose_window(metrics)
+    panels = _list_panels(metrics, window)
+    scale, unit = _choose_scale(window)
+    length = max(window.until - window.since, 1e-3) / scale
     with _style():
         from matplotlib.figure import Figure
 
         figure: Any = Figure(figsize=(width, height), layout="constrained")
-        ratios = [0.22] * bool(phases) + [1.0] * ((len(panels) + 1) // 2) + [0.16]
+        ratios = [0.22, *[1.0] * ((len(panels) + 1) // 2), 0.16]
         grid = figure.add_gridspec(len(ratios), 2, height_ratios=ratios)
         record = metrics.history.record
         title = f"{record.project_name} · {record.name} · {record.id}"
         figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        row = 0
-        if phases:
-            _draw_phases(figure.add_subplot(grid[0, :]), phases)
-            row = 1
-        scale = _choose_scale(chosen)
-        for number, (name, curves, finish) in enumerate(panels):
-            axes = figure.add_subplot(grid[row + number // 2, number % 2])
-            _draw_curves(axes, curves, start=chosen.since, scale=scale[0])
-            axes.set_title(name)
-            finish(axes)
-            _mark_attempts(axes, metrics, chosen, scale[0])
-            axes.set_xlim(0, max((chosen.until - chosen.since) / scale[0], 1e-3))
-        _draw_attempts(figure.add_subplot(grid[-1, :]), metrics, chosen, scale)
+        _draw_phases(figure.add_subplot(grid[0, :]), measure_goodput(metrics).seconds)
+        for number, (name, curves) in enumerate(panels):
+            axes = figure.add_subplot(grid[1 + number // 2, number % 2])
+            _draw_curves(axes, curves, start=window.since, scale=scale)
+            if not LOSS.fullmatch(name):
+                axes.set_ylim(bottom=0)
+            elif _spans_decades(curves[name]):
+                axes.set_yscale("log")
+            _mark_attempts(axes, metrics, window, scale)
+            axes.set(title=_plain(name), xlim=(0, length))
+        axes = figure.add_subplot(grid[-1, :])
+        _draw_attempts(axes, metrics, window, scale)
+        axes.set(xlim=(0, length), xlabel=f"{unit} since the first sample")
     return figure
 
 
-def save_picture(
-    metrics: JobMetrics,
-    path: Path,
-    *,
-    window: Window | None = None,
-    phases: Mapping[TimeClass, float] | None = None,
-) -> None:
+def save_picture(metrics: JobMetrics, path: Path, *, window: Window | None = None) -> None:
     """Write the picture as SVG or PNG, as the name ends. UsageError for another name."""
     if path.suffix.lower() not in _METADATA:
         raise UsageError(f"{path} is no name of a picture.", next_step="End it in .svg or .png.")
-    figure = draw(metrics, window=window, phases=phases)
+    figure = draw(metrics, window=window)
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path, path.suffix.lower())
 
 
-def to_svg(metrics: JobMetrics, *, phases: Mapping[TimeClass, float] | None = None) -> str:
+def to_svg(metrics: JobMetrics) -> str:
     """Return the picture as the text of an SVG document."""
     text = io.StringIO()
-    _save(draw(metrics, phases=phases), text, ".svg")
+    _save(draw(metrics), text, ".svg")
     return text.getvalue()
 
 
@@ -165,76 +156,49 @@ def _style() -> AbstractContextManager[None]:
     return library.rc_context(_STYLE)
 
 
-def _list_panels(
-    metrics: JobMetrics, window: Window
-) -> list[tuple[str, list[_Curve], Callable[[Axes], object]]]:
-    """Return title, curves and last touch of each panel that has samples."""
+def _list_panels(metrics: JobMetrics, window: Window) -> list[tuple[str, _Curves]]:
+    """Return title and curves of each panel that has samples."""
     training, ranks = join_training(metrics), group_by_rank(metrics)
-    panels = list[tuple[str, list[_Curve], Callable[[Axes], object]]]()
-
-    def add(title: str, curves: Sequence[_Curve], finish: Callable[[Axes], object]) -> None:
-        if shown := [curve for curve in curves if curve.samples]:
-            panels.append((title, shown, finish))
-
-    for pattern, finish in ((LOSS, _scale_loss), (LEARNING_RATE, _start_at_zero)):
-        if name := find_name(training, pattern):
-            add(_plain(name), [_Curve(name, window.cut(training[name]))], finish)
-
-    def columns(name: str, factor: float) -> list[_Curve]:
-        gpus = sorted({gpu.index for node in metrics.nodes for gpu in node.facts.gpus})
-        return [
-            _Curve(
-                f"GPU {gpu}" if len(ranks) == 1 else f"{rank}: GPU {gpu}",
-                _scaled(window.cut(join_column(nodes, f"gpu{gpu}_{name}")), factor),
-            )
+    names = [find_name(training, pattern) for pattern in (LOSS, LEARNING_RATE)]
+    panels = [(name, {name: window.cut(training[name])}) for name in names if name]
+    gpus = sorted({gpu.index for node in metrics.nodes for gpu in node.facts.gpus})
+    for title, column, factor in _GPU_PANELS if gpus else _NODE_PANELS:
+        curves = {
+            label: [
+                sample._replace(value=sample.value * factor)
+                for sample in window.cut(join_column(nodes, prefix + column))
+            ]
             for rank, nodes in ranks.items()
-            for gpu in gpus
-        ]
-
-    def nodes_of(column: str, factor: float) -> list[_Curve]:
-        return [
-            _Curve(f"node {rank}", _scaled(window.cut(join_column(nodes, column)), factor))
-            for rank, nodes in ranks.items()
-        ]
-
-    if any(node.facts.gpus for node in metrics.nodes):
-        add("GPU utilization (%)", columns("utilization", 100), _start_at_zero)
-        add("GPU memory (GiB)", columns("memory", 1 / _GIB), _start_at_zero)
-    else:
-        add("CPU cores in use", nodes_of("cpu", 1), _start_at_zero)
-        add("Memory (GiB)", nodes_of("memory", 1 / _GIB), _start_at_zero)
-    return panels
+            for label, prefix in [(f"{rank}: GPU {gpu}", f"gpu{gpu}_") for gpu in gpus]
+            or [(f"node {rank}", "")]
+        }
+        panels.append((title, {label: samples for label, samples in curves.items() if samples}))
+    return [(title, curves) for title, curves in panels if any(curves.values())]
 
 
-def _scaled(samples: Sequence[Sample], factor: float) -> list[Sample]:
-    return [sample._replace(value=sample.value * factor) for sample in samples]
-
-
-def _draw_curves(axes: Axes, curves: Sequence[_Curve], *, start: float, scale: float) -> None:
+def _draw_curves(axes: Axes, curves: _Curves, *, start: float, scale: float) -> None:
     """Draw each attempt as a line of its own: between two attempts there are no values."""
     if len(curves) > _MAX_CURVES:
         _draw_range(axes, curves, start=start, scale=scale)
         return
-    for number, curve in enumerate(curves):
-        label = curve.label
-        for _, group in groupby(curve.samples, lambda sample: sample.attempt):
+    for number, (label, curve) in enumerate(curves.items()):
+        for _, group in groupby(curve, lambda sample: sample.attempt):
             samples = list(group)
             axes.plot(
                 [(sample.at - start) / scale for sample in samples],
                 [sample.value for sample in samples],
                 color=_COLORS[number],
-                label=label,
+                label="_" if curve[0] is not samples[0] else label,  # in the legend once
                 marker="." if len(samples) == 1 else "",
                 clip_on=len(samples) > 1,
                 alpha=0.85,
             )
-            label = "_"  # the legend has each curve once
     if len(curves) > 1:
         _add_legend(axes)
 
 
-def _draw_range(axes: Axes, curves: Sequence[_Curve], *, start: float, scale: float) -> None:
-    samples = [sample for curve in curves for sample in curve.samples]
+def _draw_range(axes: Axes, curves: _Curves, *, start: float, scale: float) -> None:
+    samples = [sample for curve in curves.values() for sample in curve]
     first, last = min(samples).at, max(samples).at
     step = (last - first) / _RANGE_POINTS or 1.0
     points = dict[tuple[int, int], list[float]]()
@@ -262,15 +226,9 @@ def _add_legend(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _scale_loss(axes: Axes) -> None:
-    """Use a logarithmic axis only for values of more than two decades."""
-    values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
-    if values and max(values) > _DECADES * min(values):
-        axes.set_yscale("log")
-
-
-def _start_at_zero(axes: Axes) -> None:
-    axes.set_ylim(bottom=0)
+def _spans_decades(samples: Sequence[Sample]) -> bool:
+    values = [sample.value for sample in samples]
+    return min(values) > 0 and max(values) > _DECADES * min(values)
 
 
 def _choose_scale(window: Window) -> tuple[float, str]:
@@ -288,23 +246,25 @@ def _mark_attempts(axes: Axes, metrics: JobMetrics, window: Window, scale: float
         axes.axvline(at, color=_BEGAN, linewidth=0.8, linestyle=":")
 
 
-def _draw_attempts(
-    axes: Axes, metrics: JobMetrics, window: Window, scale: tuple[float, str]
-) -> None:
-    """Draw a bar for each attempt, red from its failure to its end."""
-    seconds, unit = scale
+def _draw_attempts(axes: Axes, metrics: JobMetrics, window: Window, scale: float) -> None:
+    """Draw a bar for each attempt, red for one that failed."""
     outcomes = {outcome.attempt: outcome for outcome in metrics.history.outcomes}
-    length = max(window.until - window.since, 1e-3) / seconds
     for begun in metrics.history.attempts:
         outcome = outcomes.get(begun.attempt)
         end = outcome.ended_at if outcome and outcome.ended_at else window.until
-        left = max(begun.at - window.since, 0) / seconds
-        width = (end - window.since) / seconds - left
+        left = max(begun.at, window.since)
         color = _FAILED if outcome and outcome.failure else "#16a34a"
-        axes.barh(0, width, left=left, height=0.8, color=color, alpha=0.25, edgecolor="white")
-        if width > length * 0.02:
-            axes.text(left + width / 2, 0, str(begun.attempt), ha="center", va="center", fontsize=7)
-    axes.set(xlim=(0, length), ylim=(-0.5, 0.5), yticks=[], xlabel=f"{unit} since the first sample")
+        bar = axes.barh(
+            0,
+            (end - left) / scale,
+            left=(left - window.since) / scale,
+            color=color,
+            alpha=0.25,
+            edgecolor="white",
+        )
+        if end - left > 0.02 * (window.until - window.since):
+            axes.bar_label(bar, [str(begun.attempt)], label_type="center", fontsize=7)
+    axes.set(yticks=[])
     axes.set_ylabel("attempt", rotation=0, ha="right", va="center")
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
@@ -317,13 +277,15 @@ def _draw_phases(axes: Axes, phases: Mapping[TimeClass, float]) -> None:
         if seconds <= 0:
             continue
         part = 100 * seconds / total
-        color = _PHASE_COLORS.get(name, _OTHER_PHASE)
+        color = _PHASE_COLORS[name]
         label = f"{name.replace('_', ' ')} {part:.0f} %"
         axes.barh(0, part, left=left, color=color, label=label, edgecolor="white")
         left += part
     axes.set(xlim=(0, 100), yticks=[], xticks=[], title="Where the time went")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
+    if not left:
+        return  # a job of this moment
     axes.legend(
         loc="upper left", bbox_to_anchor=(0, -0.05), ncols=5, fontsize=7.5, borderaxespad=0,
         handlelength=1, handleheight=1,

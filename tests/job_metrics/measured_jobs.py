@@ -1,5 +1,6 @@
 """Jobs with metrics of several kinds, as a reader returns them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from prefect_bt.job_metrics.job_metrics import JobHistory, JobMetrics
@@ -27,10 +28,13 @@ def measured_job(
 ) -> JobMetrics:
     """A completed job; each attempt but the last was killed, and half of its steps are lost."""
     record = new_record(Ledger(open_store(str(folder / "store"))), small_project(project))
-    length = samples * interval
+    record, length = replace(record, created_at=START - 20), samples * interval
+    events = [JobEvent(JobState.PENDING, START - 20)]
     begun, outcomes, nodes, at, step = [], [], [], START, 0
     for attempt in range(attempts):
         begun.append(AttemptRecord(attempt, at - 5))
+        events.append(JobEvent(JobState.DEPLOYING, at - 5, attempt=attempt))
+        events.append(JobEvent(JobState.RUNNING, at - 1, attempt=attempt))
         for rank in range(ranks):
             path = folder / f"metrics-{attempt}-{rank}"
             write_node_file(
@@ -55,6 +59,7 @@ def measured_job(
                 failed_at=None if is_last else at - 3,
             )
         )
-        at += length / 10
-    events = [JobEvent(JobState.RUNNING, START), JobEvent(JobState.COMPLETED, at - length / 10)]
+        is_last or events.append(JobEvent(JobState.CREATED, at, attempt=attempt))
+        at += 0 if is_last else length / 10
+    events.append(JobEvent(JobState.COMPLETED, at))
     return JobMetrics(JobHistory(record, events, begun, outcomes, (), at), nodes)

@@ -12,7 +12,6 @@ from prefect_bt.job_metrics.pictures import to_svg
 from .measured_jobs import measured_job
 
 pytestmark = pytest.mark.slow
-PHASES = {"queued": 40.0, "training": 900.0, "lost": 120.0, "waiting_to_retry": 0.0}
 
 
 def texts(svg: str) -> list[str]:
@@ -20,13 +19,13 @@ def texts(svg: str) -> list[str]:
 
 
 def test_picture_of_gpus_has_curves_phases_and_a_bounded_size(tmp_path: Path):
-    svg = to_svg(measured_job(tmp_path, gpus=8, samples=2000), phases=PHASES)
+    svg = to_svg(measured_job(tmp_path, gpus=8, samples=2000))
 
     shown = texts(svg)
     for title in ("loss", "learning_rate", "GPU utilization (%)", "GPU memory (GiB)"):
         assert title in shown
-    assert {"training 85 %", "lost 11 %", "mean of 8"} <= set(shown)
-    assert not any("waiting" in text for text in shown), "a class without a second"
+    assert "mean of 8" in shown and any(text.startswith("training ") for text in shown)
+    assert not any("lost" in text for text in shown), "a class without a second"
     assert len(svg) < 200_000
 
 

@@ -89,11 +89,9 @@ def metrics(
         window = choose_window(read, since=since, until=end, step=step)
         _show(shown_on, ledger, read, window, on_one_line=watch)
         if picture is not None:
-            from prefect_bt.job_metrics.goodput import measure_goodput
             from prefect_bt.job_metrics.pictures import save_picture
 
-            phases = measure_goodput(read).seconds
-            save_picture(read, picture, window=replace(window, step=None), phases=phases)
+            save_picture(read, picture, window=replace(window, step=None))
 
     if watch:
         _watch(terminal, ledger, record, reader, show)

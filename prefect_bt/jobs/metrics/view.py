@@ -7,7 +7,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt.job_metrics.document import metrics_document
-from prefect_bt.job_metrics.goodput import TimeClass, measure_goodput
 from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
 from prefect_bt.job_metrics.pictures import PicturesUnavailable, draw, to_svg
@@ -74,11 +73,7 @@ class JobMetricsView:
 
         It needs `pip install "prefect-bt[pictures]"`.
         """
-        return draw(self._metrics, width=width, height=height, phases=self._phases)
-
-    @property
-    def _phases(self) -> dict[TimeClass, float]:
-        return measure_goodput(self._metrics).seconds
+        return draw(self._metrics, width=width, height=height)
 
     def __repr__(self) -> str:
         record, training = self._metrics.history.record, join_training(self._metrics)
@@ -87,7 +82,7 @@ class JobMetricsView:
 
     def _repr_svg_(self) -> str | None:
         try:
-            return to_svg(self._metrics, phases=self._phases)
+            return to_svg(self._metrics)
         except PicturesUnavailable:
             return None
 
