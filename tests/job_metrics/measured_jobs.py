@@ -59,7 +59,8 @@ def measured_job(
                 failed_at=None if is_last else at - 3,
             )
         )
-        is_last or events.append(JobEvent(JobState.CREATED, at, attempt=attempt))
-        at += 0 if is_last else length / 10
+        if not is_last:
+            events.append(JobEvent(JobState.CREATED, at, attempt=attempt))
+            at += length / 10
     events.append(JobEvent(JobState.COMPLETED, at))
     return JobMetrics(JobHistory(record, events, begun, outcomes, (), at), nodes)
