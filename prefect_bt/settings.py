@@ -26,7 +26,7 @@ from prefect_bt.planning.plan import DEFAULT_REPEAT_DELAYS
 from prefect_bt.text.durations import parse_duration
 
 _PREFIX = "PREFECT_BT_"
-_Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _default_state_dir() -> Path:
@@ -49,6 +49,18 @@ def _parse_delays(given: str | tuple[float, ...]) -> Sequence[str | float]:
     if not isinstance(given, str):
         return given
     return [] if given.strip() == "none" else given.split(",")
+
+
+def _parse_prices(given: str | Mapping[str, float]) -> Mapping[str, float]:
+    """Return the prices of `H100=2.50,CPU=0.04`, or of a JSON object. ValueError."""
+    found = _parse_json(given) if isinstance(given, str) else given
+    if not isinstance(found, str):
+        return found
+    pairs = [part.partition("=") for part in found.split(",") if part.strip()]
+    try:
+        return {name.strip().upper(): float(price) for name, _, price in pairs}
+    except ValueError:
+        raise ValueError("write prices as H100=2.50,CPU=0.04") from None
 
 
 def _split_paths(given: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -100,7 +112,7 @@ class Settings(BaseModel):
     """Whether an attempt that hangs is stopped and retried."""
     settle: float = Field(default=1.5, ge=0)
     """Seconds without a change after which a checkpoint is stable."""
-    upload_repeat_delays: Annotated[tuple[_Delay, ...], BeforeValidator(_parse_delays)] = (
+    upload_repeat_delays: Annotated[tuple[_NonNegative, ...], BeforeValidator(_parse_delays)] = (
         DEFAULT_REPEAT_DELAYS
     )
     """Seconds before each repeat of a final flush that failed, such as `5,30,120`, or `none`."""
@@ -127,6 +139,11 @@ class Settings(BaseModel):
     metrics_listen: str = ""
     """Address at which `up` and `worker` serve metrics for Prometheus, such as `127.0.0.1:9464`;
     empty: none."""
+    prices: Annotated[dict[str, _NonNegative], BeforeValidator(_parse_prices)] = Field(
+        default_factory=dict[str, float]
+    )
+    """Prices of an hour for `prefect-bt costs`, such as `H100=2.50,CPU=0.04`: of a GPU by type,
+    and of a vCPU of nodes without GPUs."""
 
     request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)
     """Largest request to a serving deployment, such as `128MiB`; read when its router starts."""

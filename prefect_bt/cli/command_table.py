@@ -29,6 +29,7 @@ REGISTRY: Final = {
         ("update", "queue.update:update", "Change the priority of a job that waits."),
         ("logs", "logs.logs:logs", "Print or follow the log of a job."),
         ("metrics", "metrics.metrics:metrics", "Show what a job uses, and how its training goes."),
+        ("costs", "jobs.costs:costs", "Sum the hours and the cost of jobs."),
         ("shell", "jobs.shell:shell", "Open a shell in a node of a running job."),
         ("stop", "jobs.stop:stop", "Stop a job; save its last checkpoint."),
         ("retry", "jobs.recreate:retry", "Run a failed or stopped job again under its ID."),

@@ -35,17 +35,16 @@ RECENT_POINTS: Final = 512
 MIN_REPORTS: Final = 3
 """Reports of steps after which a training has left its start-up."""
 HANG_SECONDS: Final = 30.0
-"""Shortest time without a step that is a hang."""
 HANG_STEPS: Final = 5
-HANG_IDLE_SECONDS: Final = 20.0
+"""Seconds and usual steps without a step that are a hang, whichever is longer."""
+IDLE_SECONDS: Final = 20.0
 PAUSE_FACTOR: Final = 1.5
 """How much longer than an earlier idle pause of the training a hang is."""
 MINUTE: Final = 60.0
 SLOW_RATE: Final = 0.8
 """Part of the others' steps in a minute below which a rank is a straggler."""
 GPU_SECONDS: Final = 45.0
-LOW_GPU: Final = 0.3
-HIGH_GPU: Final = 0.7
+LOW_GPU, HIGH_GPU = 0.3, 0.7
 SAVING_BYTES: Final = 10_000_000
 """Bytes per second; a node that writes more saves a checkpoint."""
 INPUT_SECONDS: Final = 120.0
@@ -55,11 +54,11 @@ TREND_SECONDS: Final = 300.0
 TREND_SAMPLES: Final = 20
 TREND_FIT: Final = 0.9
 MEMORY_SECONDS: Final = 600.0
-"""Time to the end of the memory below which a steady fall is reported."""
+"""Seconds to the end of the memory below which a steady fall is reported."""
 FULL_DISK: Final = 0.01
 FULL_DISK_BYTES: Final = 500_000_000
 SMALL_DISK: Final = 0.1
-"""Part of a disk that must be in use below FULL_DISK_BYTES, because a disk may be small."""
+"""Largest free part of a disk below FULL_DISK_BYTES; half of a small disk is no fault."""
 INTERVAL_FACTOR: Final = 3.0
 _TOTALS: Final = ("total_steps", "max_steps")
 _END_OF_TRAINING: Final = "train_runtime"
@@ -277,7 +276,7 @@ def _is_quiet(node: NodeMetrics, seconds: float) -> bool:
         if len(known) < 2 or any(math.isnan(values[start]) for values in known):
             return False
         start -= 1
-    return node.times[last] - node.times[start] >= HANG_IDLE_SECONDS
+    return node.times[last] - node.times[start] >= IDLE_SECONDS
 
 
 def _find_longest_pause(
@@ -289,13 +288,7 @@ def _find_longest_pause(
             after.at - before.at
             for before, after in pairwise(reports)
             if after.at - before.at >= limit
-            and find_idle_spans(
-                nodes,
-                [],
-                window=Span(before.at, after.at),
-                shortest=HANG_IDLE_SECONDS,
-                offsets={},
-            )
+            and find_idle_spans(nodes, [], window=Span(before.at, after.at), shortest=IDLE_SECONDS)
         ),
         default=0.0,
     )
@@ -303,7 +296,10 @@ def _find_longest_pause(
 
 def _find_stopped(nodes: Sequence[NodeMetrics]) -> Iterator[tuple[int, str]]:
     stopped = {
-        node.rank: sum(count > 0 for count in node.columns["stopped"][_minute(node) :])
+        node.rank: sum(
+            count > 0
+            for count in node.columns["stopped"][node.find_start(node.times[-1] - MINUTE) :]
+        )
         for node in nodes
     }
     having = [rank for rank, samples in stopped.items() if samples]
@@ -363,14 +359,10 @@ def _find_idle_gpus(nodes: Sequence[NodeMetrics]) -> Iterator[tuple[int, str]]:
 
 
 def _is_saving(node: NodeMetrics) -> bool:
-    start = _minute(node)
+    start = node.find_start(node.times[-1] - MINUTE)
     return any(blocked > 0 for blocked in node.columns["blocked"][start:]) or any(
         written > SAVING_BYTES for written in node.columns["written"][start:]
     )
-
-
-def _minute(node: NodeMetrics) -> int:
-    return node.find_start(node.times[-1] - MINUTE)
 
 
 def _start_of(node: NodeMetrics, seconds: float) -> int | None:

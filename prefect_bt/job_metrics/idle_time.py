@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
@@ -52,7 +53,7 @@ def find_idle_spans(
     *,
     window: Span,
     shortest: float,
-    offsets: Mapping[int, float],
+    offsets: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Span]:
     """Return the spans of at least `shortest` seconds in which all nodes were idle.
 

@@ -1,0 +1,99 @@
+"""`prefect-bt costs`: hours and money by project, team or user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import Parameter, Token
+
+from prefect_bt.cli.jobs.selection import list_entries, open_job_index
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, TableOutput
+from prefect_bt.cli.ui.tables import Column, Document, print_csv, show_table
+from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.job_metrics.costs import Group, costs_document
+from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.settings import Settings
+from prefect_bt.text.durations import parse_since
+
+
+def _convert_since(_: object, tokens: Sequence[Token]) -> float:
+    return parse_since(tokens[0].value, now=time.time()) / 1e9
+
+
+def costs(
+    *,
+    by: Group = "project",
+    since: Annotated[float | None, Parameter(converter=_convert_since, metavar="TIME")] = None,
+    output: TableOutput = "cli-table",
+    terminal: InjectedTerminal,
+) -> int:
+    """Sum the hours of jobs and their cost, by project, team or user.
+
+    An attempt counts from its start to its end, or until now. PREFECT_BT_PRICES has the prices of
+    an hour, such as `H100=2.50,CPU=0.04`: of a GPU, and of a vCPU of nodes without GPUs.
+
+    Args:
+        by: Sum by project, team or user.
+        since: Only the time since this age or date: `30d`, `12h`, `2w`, or ISO 8601; UTC without a
+            zone; default: 30d.
+
+    Examples:
+
+    `prefect-bt costs`
+
+    `prefect-bt costs --by user --since 2026-11-01 -o csv`
+    """
+    jobs = open_job_index(open_ledger(), terminal)
+    documents = jobs.list_documents(list_entries(jobs, NO_FILTER, terminal))
+    now, prices = time.time(), Settings().prices
+    start = parse_since("30d", now=now) / 1e9 if since is None else since
+    document = costs_document(documents, by=by, since=start, now=now, prices=prices)
+    if terminal.output == "csv":
+        print_csv(_list_columns(document), [*document["groups"], _total(document)])
+    else:
+        terminal.print_result(document, lambda: _show(terminal, document))
+    if document["unpriced"]:
+        missing = ", ".join(f"{name}=…" for name in document["unpriced"])
+        terminal.warn(
+            f"The cost is incomplete. Add the missing prices to PREFECT_BT_PRICES: {missing}"
+        )
+    return 0
+
+
+def _total(document: Document) -> Document:
+    return {"name": "Total", **document["total"]}
+
+
+def _show(terminal: Terminal, document: Document) -> None:
+    if not document["groups"]:
+        terminal.echo(f"No job ran since {document['since']}.")
+        return
+    rows = [*document["groups"], _total(document)]
+    show_table(terminal, "Costs", _list_columns(document), rows)
+
+
+def _list_columns(document: Document) -> list[Column]:
+    """Return the columns of the types and of the values that the document has."""
+    total = document["total"]
+    return [
+        Column(document["by"].title(), "name", wrap=True),
+        Column("Jobs", "jobs"),
+        Column("Node Hours", "node_hours", _format_number),
+        *(
+            Column(f"{name} Hours", f"gpu_hours.{name}", _format_number)
+            for name in total["gpu_hours"]
+        ),
+        *([Column("vCPU Hours", "cpu_hours", _format_number)] if total["cpu_hours"] else []),
+        *([Column("Cost", "cost", _format_number)] if "cost" in total else []),
+        Column("Kept", "kept_fraction", _format_percent),
+    ]
+
+
+def _format_number(value: float | None) -> str:
+    return f"{value or 0:,.2f}"
+
+
+def _format_percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
