@@ -51,7 +51,7 @@ def test_notebook_shows_a_picture_or_a_text(view: JobMetricsView, monkeypatch: p
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert view._repr_svg_() is None
-    assert "prefect-bt[pictures]" in view._repr_html_()
+    assert "prefect-bt[pictures]" in (view._repr_html_() or "")
     assert "loss" in repr(view)
 
 
