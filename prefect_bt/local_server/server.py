@@ -75,7 +75,7 @@ def up(
             echo(f"Warning: {sentence}")
         known = read_server(settings.state_dir)
         if known is not None and get_process(known, "server").is_alive:
-            if metrics_listen != known.get("metrics_listen", ""):
+            if metrics_listen and metrics_listen != known.get("metrics_listen"):
                 echo("The address of the metrics changes with the next start: prefect-bt down")
             return _report_already_up(settings.state_dir, known, worker=worker, log=echo)
         _stop_processes(settings.state_dir, known)
