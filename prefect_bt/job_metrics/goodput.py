@@ -137,6 +137,7 @@ def _iter_parts(history: JobHistory, window: Span) -> Iterator[_Part]:
         for outcome in history.outcomes
         if outcome.cause is Cause.PREEMPTED and outcome.failure is None
     }
+    has_weights = bool(history.record.definition.get("job", {}).get("weights"))
     last: int | None = None
     current: _Part | None = None
     at = window.start
@@ -155,6 +156,8 @@ def _iter_parts(history: JobHistory, window: Span) -> Iterator[_Part]:
             current = _Part(Span(start, at), None, last, running_at)
         else:
             wait = _classify_wait(event, is_first=last is None, is_preempted=last in preempted)
+            if wait is TimeClass.MIRRORING and not has_weights:
+                wait = TimeClass.PROVISIONING  # the flow starts
             current = _Part(Span(start, at), wait)
     rest = current or _Part(window, TimeClass.QUEUED)
     yield replace(rest, span=Span(rest.span.start, window.end))

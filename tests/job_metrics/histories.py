@@ -26,7 +26,9 @@ from prefect_bt.ledger.records import (
 from prefect_bt.ledger.states import JobState
 
 CREATED_AT = 1_700_000_000.0
-RECORD = JobRecord("job1234", "one", "proj1", "tiny", CREATED_AT, {})
+RECORD = JobRecord(
+    "job1234", "one", "proj1", "tiny", CREATED_AT, {"job": {"weights": ["hf://a/b"]}}
+)
 STATES = {state.short_name: state for state in JobState}
 
 
