@@ -1,1 +1,1 @@
-"""Read the training values of a node from what its trainer prints. Begin with `reader`."""
+"""Values that a trainer reports by itself: in its output, its files, or $BT_METRICS_FILE."""

@@ -1,0 +1,345 @@
+"""Parse the lines of trainers: the step, and the values under the trainer's own names.
+
+    {'loss': 1.2, 'learning_rate': 1e-05}      a dict, as the HF Trainer prints it, or JSON
+     4%|▍    | 10/240 [00:05<02:00, loss=1.2]  a progress bar
+    step 10/240 loss 1.2 lr 1e-4               text: names before numbers
+
+A line counts only if it has a known metric, and a step or a result such as a loss.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+MAX_LINE: Final = 8192
+"""Characters of the longest line that is parsed."""
+MAX_VALUES: Final = 32
+MAX_NAME: Final = 80
+_MAX_STEP: Final = 1 << 53
+_MAX_WORDS: Final = 6
+_MAX_BETWEEN: Final = 200
+"""Characters before a number in which its name is looked for."""
+_CLOCK: Final = 1e9
+"""A `time` of more seconds is a time of day."""
+
+_HINTS: Final = ("loss", "step", "epoch", "iter", "%|", "reward", "accura", "perplex")
+"""Each line that counts contains one of them."""
+_DIGIT: Final = re.compile("[0-9]")
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]")
+_RANK_PREFIX: Final = re.compile(r"\[(?:rank|default)\d+\]: ?")
+
+_RESULT: Final = r"loss(?:es)?|perplexity|ppl|acc(?:uracy)?|rewards?"
+_METRIC: Final = (
+    rf"{_RESULT}|lr|learning[ _]rate|grad(?:ient)?[ _]?norm|gnorm|entropy|kl|mfu|tflops|tps"
+    r"|(?:tok(?:en)?s?|samples?)(?:/s|/sec|/second|_per_sec\w*)|steps?[ _]time|iteration[ _]time"
+    r"|iter_time|it/s"
+)
+_END: Final = r"(?=$|[/@(\d]|_(?:mean|avg|step|epoch|\d))"
+_IS_RESULT: Final = re.compile(rf"(?:^|[\W_])(?:{_RESULT}){_END}", re.IGNORECASE)
+_IS_METRIC: Final = re.compile(rf"(?:^|[\W_])(?:{_METRIC}){_END}", re.IGNORECASE)
+_KIND: Final = (
+    r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|lm|avg|average|mean|total|running"
+)
+_BARE_NAME: Final = re.compile(
+    rf"(?:(?:{_KIND}) ){{0,2}}(?:[\w/]{{0,40}}[_/])?(?:{_METRIC}|time|dt)$", re.IGNORECASE
+)
+"""A name that may be before a number without `:` or `=`."""
+_STEP_NAMES: Final = {
+    *("global_step", "global step", "trainer/global_step", "global_step/max_steps"),
+    *("num_updates", "current_steps", "step", "_step", "train_step", "iteration"),
+    *("iter", "it", "train/global_step"),
+}
+_IN_RUN: Final = {"num_updates", "current_steps"}
+"""Names of steps that, like those with `global`, win over others in the line."""
+_IGNORED: Final = {
+    *("timestamp", "ts", "_timestamp", "created", "pid", "process", "thread", "lineno", "line"),
+    *("level", "rank", "local_rank", "v_num", "eta", "port", "seed", "version", "total_flos"),
+    *("total_steps", "max_steps", "percentage", "remaining_time"),
+}
+_FIRST_NAME: Final = re.compile(rf"(?<![:.])(?:step|iter|epoch|global|batch|{_METRIC})")
+"""Where the values of a text begin; the prefix of a logger is before it."""
+_NAME_BEFORE: Final = re.compile(rf"(?:\b(?:{_KIND}) )?[\w/@-]{{0,60}}$", re.IGNORECASE)
+_FLOAT: Final = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?)\b)"
+_NUMBER: Final = re.compile(rf"(?<![\w.]){_FLOAT}")
+_PAIR: Final = re.compile(
+    rf"'([^'\n]{{1,{MAX_NAME}}})': (?:np\.\w+\(|tensor\()?'?({_FLOAT})(?=['),%/}}])"
+)
+_NOT_A_VALUE: Final = re.compile(r"[:.-]\d| ?/ ?\d")
+"""After the hours of a time, the year of a date, the part of a version."""
+_OF_TOTAL: Final = re.compile(r"\s?/\s*(\d+)")
+_GLUED: Final = re.compile(r"[\w%/]+")
+_SCALES: Final = {"k": 1e3, "K": 1e3, "M": 1e6}
+_RATE: Final = re.compile(r"(?:\w?\s?)((?:tok(?:en)?s?|samples?)/s(?:ec|econd)?)\b")
+_DELIMITER: Final = re.compile(r"[|,;\t]| - |  +|: ")
+_AFTER_EPOCH: Final = {"][", ":", "|"}
+
+_BAR: Final = re.compile(r"\d%\|[^|\n]{0,300}\| *(\d+)/(\d+) \[")
+_OPEN_BAR: Final = re.compile(r"(?:^|: )(\d+)it \[\d\d:")
+_WIDE_BAR: Final = re.compile(r"(?:^\s*(\d+)/(\d+) (?=[\[━])|(?<![╸╺━ ])[╸╺━ ]{2,300}(\d+)/(\d+) )")
+_BAR_NAME: Final = re.compile(r"train|epoch|step|iter|fit|loss", re.IGNORECASE)
+_EPOCH: Final = re.compile(r"\bepoch:? *\[?(\d+)\b(?!\.\d)(/?)", re.IGNORECASE)
+_TORCHTUNE: Final = re.compile(rf"\d+\|(\d+)\|(Loss): ({_FLOAT})")
+
+
+class ParsedLine(NamedTuple):
+    """The values of a line, and the step if the line or a progress bar before it has one."""
+
+    step: int | None
+    values: dict[str, float]
+
+
+class _Bar(NamedTuple):
+    step: int
+    total: int
+    end: int
+    """Where the values beside the bar begin."""
+
+
+def is_candidate(line: str) -> bool:
+    """Return whether a line may have values or a bar; cheap, for every line that is printed."""
+    if len(line) > MAX_LINE or _DIGIT.search(line) is None:
+        return False
+    lower = line.lower()
+    return any(map(lower.__contains__, _HINTS))
+
+
+@lru_cache(1024)
+def is_metric(name: str) -> bool:
+    """Return whether it is the name of a known metric.
+
+    >>> is_metric("train/loss"), is_metric("actor/kl/mean"), is_metric("loss scale")
+    (True, True, False)
+    """
+    return _IS_METRIC.search(name) is not None
+
+
+@lru_cache(1024)
+def is_result(name: str) -> bool:
+    """Return whether a metric of this name is worth keeping without a step."""
+    return _IS_RESULT.search(name) is not None
+
+
+def make_point(pairs: Iterable[tuple[str, Any]]) -> ParsedLine:
+    """Return the step and the other numbers of an object, under their names."""
+    step, is_global = None, False
+    values = dict[str, float]()
+    for name, given in pairs:
+        lower = name.lower()
+        value = to_number(given)
+        if lower in _STEP_NAMES:
+            wins = "global" in lower or lower in _IN_RUN
+            if value is not None and 0 <= value < _MAX_STEP and (step is None or wins > is_global):
+                step, is_global = int(value), wins
+        elif value is None or not name or lower in _IGNORED or len(values) == MAX_VALUES:
+            continue
+        elif lower != "time" or value < _CLOCK:
+            values[name[:MAX_NAME]] = value
+    return ParsedLine(step, values)
+
+
+def to_number(given: object) -> float | None:
+    """Return a number, or a text that is only one, as float; None for anything else."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        return float(given.partition("/")[0] if isinstance(given, str) else given)
+    except (ValueError, OverflowError):
+        return None
+
+
+class LineParser:
+    """Parses the lines of one log in their order."""
+
+    def __init__(self) -> None:
+        self._bar: _Bar | None = None
+        """The newest frame of the bar of the training."""
+        self._other_bar: _Bar | None = None
+        self._epoch: tuple[int, int] | None = None
+        """Epoch and step of the last line that has both."""
+        self._first_epoch: int | None = None
+        self._keras_epoch: int | None = None
+        self._counts_in_epoch = False
+        """Whether steps begin again in each epoch."""
+
+    def parse(self, line: str) -> ParsedLine | None:
+        """Return the values of a line; None if it has none."""
+        if len(line) > MAX_LINE:
+            return None
+        if "\x1b" in line:
+            line = _COLOUR.sub("", line)
+        if "\r" in line:
+            *before, line = [frame for frame in line.split("\r") if frame.strip()] or [""]
+            for frame in before[-1:]:
+                self._read_bar(frame)
+        if line.startswith("[") and (prefix := _RANK_PREFIX.match(line)):
+            line = line[prefix.end() :]
+        begin = line.find("{")
+        if begin >= 0 and line.endswith(("}", "} ")):
+            return self._parse_object(line, begin)
+        return self._parse_text(line)
+
+    # -- objects ----------------------------------------------------------------------------
+
+    def _parse_object(self, line: str, begin: int) -> ParsedLine | None:
+        text = line[begin:]
+        if text[1:2] == '"':
+            return self._parse_json(text)
+        self._read_bar(line[:begin])
+        step, values = make_point((found[1], found[2]) for found in _PAIR.finditer(text))
+        if step is None:
+            step = self._step_of_bar(values)
+        return _select(step, values)
+
+    def _parse_json(self, text: str) -> ParsedLine | None:
+        try:
+            document: dict[str, Any] = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if parsed := _select(*make_point(document.items())):
+            return parsed
+        message = document.get("message", document.get("msg"))
+        return self._parse_text(message) if isinstance(message, str) else None
+
+    def _step_of_bar(self, values: Mapping[str, float]) -> int | None:
+        """Return the step of a dict that has none: that of the training's bar, not of another's."""
+        bar, other = self._bar, self._other_bar
+        if other is not None and "loss" in values and (bar is None or bar.step == bar.total):
+            self._bar, self._other_bar = other, None
+        return self._bar.step if self._bar is not None else None
+
+    # -- bars -------------------------------------------------------------------------------
+
+    def _read_bar(self, text: str) -> _Bar | None:
+        """Return the progress of a training in this text; None without such a bar."""
+        found = _BAR.search(text) or _OPEN_BAR.search(text)
+        if found is None:
+            return None
+        name = text[: found.start()].rstrip(" 0123456789")
+        if name and not _BAR_NAME.search(name):
+            return None
+        step, total = int(found[1]), int(found[2]) if found.re is _BAR else 0
+        if total and (epoch := _EPOCH.search(name)):
+            self._counts_in_epoch = True
+            step = self._count(int(epoch[1]), step, total, has_last=bool(epoch[2]))
+        bar = _Bar(step, total, found.end())
+        if self._bar is None or self._bar.total == total or name:
+            self._bar = bar
+        else:
+            self._other_bar = bar
+        return bar
+
+    def _count(self, epoch: int, step: int, total: int, *, has_last: bool) -> int:
+        """Return the step in the run from that in the epoch."""
+        if self._first_epoch is None:
+            self._first_epoch = int(epoch == 1 or (has_last and epoch > 0))
+        if self._epoch is not None and epoch > self._epoch[0] and step < self._epoch[1]:
+            self._counts_in_epoch = True
+        self._epoch = epoch, step
+        if not self._counts_in_epoch:
+            return step
+        return max(epoch - self._first_epoch, 0) * total + step
+
+    # -- text -------------------------------------------------------------------------------
+
+    def _parse_text(self, line: str) -> ParsedLine | None:
+        bar = self._read_bar(line)
+        if bar is not None:
+            pairs = [(name, value) for name, value, _ in _read_names(line[bar.end :])]
+            step, values = make_point(pairs)
+            if found := _TORCHTUNE.match(line):
+                step, values[found[2]] = int(found[1]), float(found[3])
+            return _select(bar.step if step is None else step, values)
+        wide = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
+        if wide is not None:
+            return self._parse_wide_bar(line, wide)
+        if (first := _FIRST_NAME.search(line.lower())) is None:
+            return None
+        before = _NAME_BEFORE.search(line, max(first.start() - MAX_NAME, 0), first.start())
+        return self._parse_names(line, before.start() if before else first.start())
+
+    def _parse_wide_bar(self, line: str, found: re.Match[str]) -> ParsedLine | None:
+        """Parse a bar of Keras, whose epoch is in a line before, or of rich."""
+        step, total = int(found[1] or found[3]), int(found[2] or found[4])
+        epoch = _EPOCH.search(line, 0, found.end())
+        number = int(epoch[1]) if epoch else self._keras_epoch
+        if number is not None:
+            self._counts_in_epoch = True
+            step = self._count(number, step, total, has_last=True)
+        _, values = make_point((n, v) for n, v, _ in _read_names(line[found.end() :]))
+        return _select(step, values)
+
+    def _parse_names(self, line: str, begin: int) -> ParsedLine | None:
+        names = list(_read_names(line[begin:]))
+        step, values = make_point((name, value) for name, value, _ in names)
+        epoch, total = values.get("epoch", values.get("Epoch")), 0
+        for name, value, of in names:
+            if not name and of and step is None and value < _MAX_STEP:
+                step = int(value)
+            if of and step == value:
+                total = of
+        if epoch is not None and epoch.is_integer():
+            if step is None and len(names) == 1:
+                self._keras_epoch = int(epoch)
+            elif step is not None and total:
+                step = self._count(int(epoch), step, total, has_last=True)
+        if step is None and (line[:1].isspace() or all(v.is_integer() for v in values.values())):
+            return None
+        return _select(step, values)
+
+
+def _select(step: int | None, values: dict[str, float]) -> ParsedLine | None:
+    """Return the point if it is one of a training: a metric with a step, or a result."""
+    counts = is_result if step is None else is_metric
+    return ParsedLine(step, values) if any(map(counts, values)) else None
+
+
+def _read_names(text: str) -> Iterable[tuple[str, float, int]]:
+    """Yield each named number of a text and the total that is behind it: `10/240`.
+
+    The name of a number directly after the epoch's is "".
+    """
+    end, after_epoch = 0, False
+    for found in _NUMBER.finditer(text):
+        between = text[max(end, found.start() - _MAX_BETWEEN) : found.start()]
+        if end and (glued := _GLUED.match(between)):
+            between = between[glued.end() :]
+        name, value = _extract_name(between), float(found[0].replace(",", ""))
+        if not math.isfinite(value) and not name:
+            continue  # a word of a name: `number of nan iterations`
+        end = found.end()
+        of = _OF_TOTAL.match(text, end)
+        lower = name.lower()
+        if of and lower == "batch":
+            name, after_epoch, between = "", True, ":"
+        counts = lower in _STEP_NAMES or lower == "epoch"
+        counts = counts or (after_epoch and between.strip(" ") in _AFTER_EPOCH)
+        if not name and (rate := _RATE.match(text, end)):
+            name = rate[1]
+        if counts or (name and not _NOT_A_VALUE.match(text, end)):
+            if not text[end + 1 : end + 2].isalnum():
+                value *= _SCALES.get(text[end : end + 1], 1.0)
+            yield name, value, int(of[1]) if of and counts else 0
+        after_epoch = lower == "epoch" or (after_epoch and between.strip() == "/")
+
+
+@lru_cache(1024)
+def _extract_name(between: str) -> str:
+    """Return the name at the end of the text before a number; "" without one."""
+    core = between.rstrip(" \t[(")
+    has_sign = core[-1:] in {":", "="}
+    name = _DELIMITER.split(core.rstrip(":= \t"))[-1].strip(" -:>\"'").lstrip(")]}[({ ")
+    name = name.removesuffix("(train)")
+    if name.lower() in _STEP_NAMES or name.lower() == "epoch":
+        return name
+    is_word = name[:1].isalpha() or name[:1] == "_"
+    if has_sign and is_word and name.count(" ") < _MAX_WORDS:
+        return name
+    if has_sign or between[-1:] in {" ", "\t"}:
+        bare = _BARE_NAME.search(name)
+        return bare[0] if bare else ""
+    return ""
