@@ -11,8 +11,8 @@ FIELDS = (
     "created_at current_status environment_variables error_message events flow_run_id "
     "flow_run_url goodput id image "
     "instance_type max_run_time name node_count only_on priority resources retries run_time "
-    "store substrate training training_project training_project_id truss_user_env uncommitted updated_at "
-    "uploads user warnings weights"
+    "store substrate training training_project training_project_id truss_user_env uncommitted "
+    "updated_at uploads user warnings weights"
 )
 
 

@@ -110,6 +110,7 @@ Created             2023-11-14 22:15:20 UTC
 Last Modified       2023-11-14 22:20:20 UTC
 Job Page
 Substrate           local
+Goodput             0.0% of 5 min 0 s trained; provisioning 3 min 0 s, lost 1 min 30 s, flushing 30 s
 Store               file://{cli.folder}/store
 Error Message       Rank 1 failed first: [exit 3].
 Checkpoints         checkpoint-1, checkpoint-2
@@ -117,6 +118,13 @@ Checkpoints         checkpoint-1, checkpoint-2
 Attempts
 Attempt  Status  Started                  Ended                    Exit Code  Failed Rank  Message
 0        failed  2023-11-14 22:19:20 UTC  2023-11-14 22:19:50 UTC  3          1            Rank 1 failed first.
+
+Phases
+Phase         Attempt  Began                    Took
+provisioning           2023-11-14 22:15:20 UTC  2 min 0 s
+provisioning  0        2023-11-14 22:17:20 UTC  1 min 0 s
+lost          0        2023-11-14 22:18:20 UTC  1 min 30 s
+flushing      0        2023-11-14 22:19:50 UTC  30 s
 """
     )
 
