@@ -167,7 +167,7 @@ def _watch_to_end(site: JobContext, gang: Gang, stop_requested: Callable[[], boo
     with (
         report_upload_progress(site, attempt),
         _serving_context(site, gang),
-        monitor_gang(site, attempt, gang.handles) as monitor,
+        monitor_gang(site, gang) as monitor,
     ):
         try:
             for handle in gang.handles:

@@ -124,13 +124,13 @@ class NodeMetrics:
 
         return bisect_left(self.times, since)
 
-    def keep_since(self, since: float) -> None:
-        """Drop older samples and training points."""
+    def keep_since(self, since: float, *, points: int) -> None:
+        """Drop older samples, and all but the newest training points."""
         if cut := self.find_start(since):
             del self.times[:cut]
             for values in self.columns.values():
                 del values[:cut]
-        self.training[:] = [point for point in self.training if point.at >= since]
+        del self.training[:-points]
 
 
 def column_units(facts: NodeFacts) -> dict[str, float]:

@@ -123,10 +123,10 @@ def test_a_full_disk_delays_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_window_is_kept() -> None:
     node = decode_metrics(_STORED, attempt=0, rank=0)
-    node.keep_since(1e9 + 25)
+    node.keep_since(1e9 + 25, points=7)
     assert node.times[0] == 1e9 + 25
     assert {len(values) for values in node.columns.values()} == {len(node.times)}
-    assert node.training[0].at == 1e9 + 25
+    assert [point.step for point in node.training] == list(range(33, 40))
 
 
 def _store() -> bytes:

@@ -24,7 +24,7 @@ from prefect_bt.attempts.retry_policy import parse_checkpoint_name
 from prefect_bt.checkpoints.layout import parse_step
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.reporting.job_card import render_card
-from prefect_bt.job_metrics.advice import Advice
+from prefect_bt.job_metrics.advice import Advice, AdviceKind
 from prefect_bt.jobs.job_json import event_document, job_document, store_ended_job
 from prefect_bt.jobs.metrics.run_summary import run_summary
 from prefect_bt.ledger.records import JobEvent, Outcome
@@ -131,7 +131,7 @@ def report_advice(site: JobContext, advice: Advice, *, attempt: int) -> None:
         "advice": advice.kind,
         "message": advice.text,
     }
-    _emit(site, "job.hung" if advice.kind == "hang" else "job.advice", labels)
+    _emit(site, "job.hung" if advice.kind is AdviceKind.HANG else "job.advice", labels)
 
 
 def _emit(site: JobContext, name: str, labels: Mapping[str, object], **given: Any) -> None:
