@@ -7,6 +7,7 @@ from typing import Final
 WORKSPACE_DIR: Final = "/b10/workspace"
 CHECKPOINT_DIR: Final = "/mnt/ckpts"
 SCRATCH_DIR: Final = "/mnt/bt-scratch"
+METRICS_FILE: Final = f"{SCRATCH_DIR}/metrics.jsonl"
 LOADED_CHECKPOINTS_DIR: Final = "/tmp/loaded_checkpoints"  # noqa: S108
 CACHE_BASE: Final = "/root/.cache"
 PROJECT_CACHE_NAME: Final = "user_artifacts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from prefect_bt.definitions import TrainingProject
-from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
+from prefect_bt.node_paths import METRICS_FILE, SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.node_layout import (
     checkpoint_dir,
@@ -34,6 +34,7 @@ def platform_variables(project: TrainingProject, context: PlanContext) -> dict[s
         "BT_TRAINING_PROJECT_NAME": to_directory_name(project.name),
         "BT_NUM_GPUS": str(gpu_count(job)),
         "BT_SCRATCH_DIR": SCRATCH_DIR,
+        "BT_METRICS_FILE": METRICS_FILE,
         "BT_RETRY_COUNT": str(context.attempt),
         "BT_GROUP_SIZE": str(job.compute.node_count),
         "BT_LEADER_ADDR": context.leader_address,

@@ -59,6 +59,7 @@ def check_variables(job: dict[str, Any], lines: list[str]) -> None:
         "BT_NUM_GPUS": "0",
         "BT_WORKING_DIR": "/b10/workspace",
         "BT_SCRATCH_DIR": "/mnt/bt-scratch",
+        "BT_METRICS_FILE": "/mnt/bt-scratch/metrics.jsonl",
         "BT_CHECKPOINT_DIR": "/mnt/ckpts",
         "BT_PROJECT_CACHE_DIR": "/root/.cache/user_artifacts",
         "BT_TEAM_CACHE_DIR": "/root/.cache/team_artifacts",

@@ -71,6 +71,7 @@ def test_every_row_of_5_1_on_a_single_node() -> None:
         "BT_NUM_GPUS": "0",
         "BT_WORKING_DIR": "/b10/workspace",
         "BT_SCRATCH_DIR": "/mnt/bt-scratch",
+        "BT_METRICS_FILE": "/mnt/bt-scratch/metrics.jsonl",
         "BT_CHECKPOINT_DIR": "/mnt/ckpts",
         "BT_LOAD_CHECKPOINT_DIR": "/tmp/loaded_checkpoints",
         "BT_PROJECT_CACHE_DIR": "/root/.cache/user_artifacts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,11 +35,7 @@ class MetricsFile:
         """
         points = [p for line in self._read_lines(final=final) if (p := self._parse(line, now))]
         begin, self._read_at = self._read_at, now
-        spread = (now - begin) / max(len(points), 1)
-        return [
-            point if point.at else replace(point, at=begin + number * spread)
-            for number, point in enumerate(points, 1)
-        ]
+        return spread_times(points, begin, now)
 
     def _read_lines(self, *, final: bool) -> Iterator[bytes]:
         for _ in range(_MAX_READS if final else 1):
@@ -71,3 +67,12 @@ class MetricsFile:
         times = (to_number(document.get(name)) for name in _TIMES)
         at = next((t for t in times if t and self._start <= t <= now + _CLOCK_SKEW), 0.0)
         return TrainingPoint(at, step, values) if values else None
+
+
+def spread_times(points: Sequence[TrainingPoint], begin: float, end: float) -> list[TrainingPoint]:
+    """Return the points, those at 0 with times that are spread from `begin` to `end`."""
+    interval = (end - begin) / max(len(points), 1)
+    return [
+        point if point.at else replace(point, at=begin + number * interval)
+        for number, point in enumerate(points, 1)
+    ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
+from prefect_bt.job_metrics.training_values.folder_files import FolderFiles
 from prefect_bt.job_metrics.training_values.log_lines import MAX_VALUES, LineParser, is_candidate
 from prefect_bt.job_metrics.training_values.metrics_file import MetricsFile
 
@@ -43,11 +44,12 @@ class TrainingValuesReader:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._clock, self._folders = clock, folders
+        self._clock = clock
         self._start = clock()
         self._lines = deque[tuple[float, str]](maxlen=MAX_LINES)
         self._parser = LineParser()
         self._metrics_file = MetricsFile(metrics_file, start=self._start) if metrics_file else None
+        self._folder_files = FolderFiles(folders, start=self._start)
         self._names = _Names()
         self._series = {source: _Series(self._start) for source in Source}
 
@@ -60,10 +62,13 @@ class TrainingValuesReader:
     def poll(self, *, final: bool = False) -> list[TrainingPoint]:
         """Return the new points by time, but the newest of a source; `final`: all."""
         now = self._clock()
+        events, states = self._folder_files.read(now, final=final)
         points = list[TrainingPoint]()
         for source, new in (
             (Source.METRICS_FILE, self._read_metrics_file(now, final=final)),
             (Source.LOG, self._parse_lines()),
+            (Source.EVENT_FILE, events),
+            (Source.TRAINER_STATE, states),
         ):
             kept = (own for point in new if (own := self._names.select(source, point)))
             points += self._series[source].add(kept, final=final)

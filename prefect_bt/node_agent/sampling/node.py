@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Final, Protocol
 
 from prefect_bt.host.cgroup import count_cpus, measure_memory
@@ -14,6 +15,7 @@ from prefect_bt.job_metrics.training_values.reader import TrainingValuesReader
 from prefect_bt.node_agent.activity_monitor import POLL_INTERVAL
 from prefect_bt.node_agent.commands.runner import Runner
 from prefect_bt.node_agent.sampling.sampler import NodeSampler, SamplerConfig
+from prefect_bt.node_paths import METRICS_FILE
 from prefect_bt.planning.plan import NodePlan, VolumeKind
 
 _WRITTEN_KINDS: Final = (VolumeKind.CHECKPOINTS, VolumeKind.WORKSPACE, VolumeKind.SCRATCH)
@@ -48,7 +50,10 @@ def create_sampler(node: SampledNode, paths: NodePaths, runner: Runner) -> NodeS
             meter=meter,
             scratch=scratch,
             volumes=list(written.values()),
-            values=TrainingValuesReader(list(written.values())[:2], None),
+            values=TrainingValuesReader(
+                [folder for folder in written.values() if folder != scratch],
+                scratch / PurePosixPath(METRICS_FILE).name if scratch is not None else None,
+            ),
             open_gpus=lambda: meter.open_gpus(node.gpus) if plan.resources.gpus else None,
         )
     )
