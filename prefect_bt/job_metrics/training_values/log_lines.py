@@ -56,6 +56,7 @@ _STEP_NAMES: Final = {
 }
 _IN_RUN: Final = {"num_updates", "current_steps"}
 """Names of steps that, like those with `global`, win over others in the line."""
+TOTAL_STEPS: Final = "total_steps"
 _IGNORED: Final = {
     *("timestamp", "ts", "_timestamp", "created", "pid", "process", "thread", "lineno", "line"),
     *("level", "rank", "local_rank", "v_num", "eta", "port", "seed", "version", "total_flos"),
@@ -193,6 +194,8 @@ class LineParser:
         step, values = make_point((found[1], found[2]) for found in _PAIR.finditer(text))
         if step is None:
             step = self._step_of_bar(values)
+        if self._bar is not None:
+            self._note_end(step, self._bar.total, values)
         return _select(step, values)
 
     def _parse_json(self, text: str) -> ParsedLine | None:
@@ -244,6 +247,11 @@ class LineParser:
             return step
         return max(epoch - self._first_epoch, 0) * total + step
 
+    def _note_end(self, step: int | None, total: int, values: dict[str, float]) -> None:
+        """Add TOTAL_STEPS at the last step, after which a training may be silent."""
+        if total and step == total and not self._counts_in_epoch and len(values) < MAX_VALUES:
+            values[TOTAL_STEPS] = total
+
     # -- text -------------------------------------------------------------------------------
 
     def _parse_text(self, line: str) -> ParsedLine | None:
@@ -253,7 +261,9 @@ class LineParser:
             step, values = make_point(pairs)
             if found := _TORCHTUNE.match(line):
                 step, values[found[2]] = int(found[1]), float(found[3])
-            return _select(bar.step if step is None else step, values)
+            step = bar.step if step is None else step
+            self._note_end(step, bar.total, values)
+            return _select(step, values)
         wide = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
         if wide is not None:
             return self._parse_wide_bar(line, wide)
@@ -287,6 +297,7 @@ class LineParser:
                 self._keras_epoch = int(epoch)
             elif step is not None and total:
                 step = self._count(int(epoch), step, total, has_last=True)
+        self._note_end(step, total, values)
         if step is None and (line[:1].isspace() or all(v.is_integer() for v in values.values())):
             return None
         return _select(step, values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,8 @@ from prefect_bt.job_metrics.training_values.metrics_file import MetricsFile
 MAX_LINES: Final = 2000
 """Lines that wait for the next poll. Of more, the newest are kept."""
 MAX_NAMES: Final = 1000
+MAX_STEP_TIMES: Final = 10_000
+"""Steps whose times are kept for a trainer state, which has none."""
 MIN_INTERVAL: Final = 1.0
 POINTS_OF_A_NAME: Final = 10_000
 """The interval of the points of a name grows, so that it has about as many."""
@@ -50,6 +52,7 @@ class TrainingValuesReader:
         self._parser = LineParser()
         self._metrics_file = MetricsFile(metrics_file, start=self._start) if metrics_file else None
         self._folder_files = FolderFiles(folders, start=self._start)
+        self._step_times: dict[int, float] = {}
         self._names = _Names()
         self._series = {source: _Series(self._start) for source in Source}
 
@@ -70,9 +73,28 @@ class TrainingValuesReader:
             (Source.EVENT_FILE, events),
             (Source.TRAINER_STATE, states),
         ):
+            new = (
+                self._note_times(new)
+                if source is not Source.TRAINER_STATE
+                else map(self._date, new)
+            )
             kept = (own for point in new if (own := self._names.select(source, point)))
             points += self._series[source].add(kept, final=final)
         return sorted(points, key=lambda point: point.at)
+
+    def _note_times(self, points: Iterable[TrainingPoint]) -> Iterator[TrainingPoint]:
+        """Yield the points, whose times become those of their steps."""
+        for point in points:
+            if point.step is not None:
+                self._step_times.setdefault(point.step, point.at)
+                if len(self._step_times) > MAX_STEP_TIMES:
+                    del self._step_times[next(iter(self._step_times))]
+            yield point
+
+    def _date(self, point: TrainingPoint) -> TrainingPoint:
+        """Return the point at the time at which another source reported its step."""
+        at = self._step_times.get(point.step, point.at) if point.step is not None else point.at
+        return TrainingPoint(at, point.step, point.values)
 
     def _read_metrics_file(self, now: float, *, final: bool) -> Iterable[TrainingPoint]:
         return self._metrics_file.read(now, final=final) if self._metrics_file else ()
