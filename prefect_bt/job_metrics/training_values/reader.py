@@ -73,16 +73,12 @@ class TrainingValuesReader:
             (Source.EVENT_FILE, events),
             (Source.TRAINER_STATE, states),
         ):
-            new = (
-                self._note_times(new)
-                if source is not Source.TRAINER_STATE
-                else map(self._date, new)
-            )
-            kept = (own for point in new if (own := self._names.select(source, point)))
+            dated = map(self._date, new) if source is Source.TRAINER_STATE else self._note(new)
+            kept = (own for point in dated if (own := self._names.select(source, point)))
             points += self._series[source].add(kept, final=final)
         return sorted(points, key=lambda point: point.at)
 
-    def _note_times(self, points: Iterable[TrainingPoint]) -> Iterator[TrainingPoint]:
+    def _note(self, points: Iterable[TrainingPoint]) -> Iterator[TrainingPoint]:
         """Yield the points, whose times become those of their steps."""
         for point in points:
             if point.step is not None:
