@@ -160,6 +160,8 @@ class LineParser:
         self._bar: _Bar | None = None
         """The newest frame of the bar of the training."""
         self._other_bar: _Bar | None = None
+        self._loss_step = -1
+        """Step of the bar at the last dict with a loss."""
         self._epoch: tuple[int, int] | None = None
         """Epoch and step of the last line that has both."""
         self._first_epoch: int | None = None
@@ -210,10 +212,15 @@ class LineParser:
 
     def _step_of_bar(self, values: Mapping[str, float]) -> int | None:
         """Return the step of a dict that has none: that of the training's bar, not of another's."""
-        bar, other = self._bar, self._other_bar
-        if other is not None and "loss" in values and (bar is None or bar.step == bar.total):
-            self._bar, self._other_bar = other, None
-        return self._bar.step if self._bar is not None else None
+        bar, other, last = self._bar, self._other_bar, self._loss_step
+        if other is not None and "loss" in values and (bar is None or bar.total == last):
+            bar = self._bar = other  # that of another training
+            self._other_bar = None
+        if bar is None or "loss" not in values:
+            return bar.step if bar is not None else None
+        self._loss_step = bar.step
+        # Without a change, frames of the bar are missing since the last loss.
+        return bar.step if bar.step != last else None
 
     # -- bars -------------------------------------------------------------------------------
 

@@ -11,7 +11,12 @@ from typing import Final
 
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
 from prefect_bt.job_metrics.training_values.folder_files import FolderFiles
-from prefect_bt.job_metrics.training_values.log_lines import MAX_VALUES, LineParser, is_candidate
+from prefect_bt.job_metrics.training_values.log_lines import (
+    MAX_LINE,
+    MAX_VALUES,
+    LineParser,
+    is_candidate,
+)
 from prefect_bt.job_metrics.training_values.metrics_file import MetricsFile
 
 MAX_LINES: Final = 2000
@@ -45,10 +50,12 @@ class TrainingValuesReader:
         metrics_file: Path | None,
         *,
         clock: Callable[[], float] = time.time,
+        redact: Callable[[str], str] = str,
     ) -> None:
-        self._clock = clock
+        self._clock, self._redact = clock, redact
         self._start = clock()
         self._lines = deque[tuple[float, str]](maxlen=MAX_LINES)
+        self._partial = ""
         self._parser = LineParser()
         self._metrics_file = MetricsFile(metrics_file, start=self._start) if metrics_file else None
         self._folder_files = FolderFiles(folders, start=self._start)
@@ -62,9 +69,17 @@ class TrainingValuesReader:
             if is_candidate(line):
                 self._lines.append((at, line))
 
+    def add_text(self, text: str, at: float) -> None:
+        """Keep such lines of a piece of output, whose frames of progress bars are not thinned."""
+        *lines, partial = (self._partial + text).replace("\r", "\n").split("\n")
+        self._partial = partial[: MAX_LINE + 1]
+        self.add_lines(lines, at)
+
     def poll(self, *, final: bool = False) -> list[TrainingPoint]:
         """Return the new points by time, but the newest of a source; `final`: all."""
         now = self._clock()
+        if final:
+            self.add_text("\n", now)
         events, states = self._folder_files.read(now, final=final)
         points = list[TrainingPoint]()
         for source, new in (
@@ -98,7 +113,7 @@ class TrainingValuesReader:
     def _parse_lines(self) -> Iterable[TrainingPoint]:
         for _ in range(len(self._lines)):
             at, line = self._lines.popleft()
-            if (parsed := self._parser.parse(line)) is not None:
+            if (parsed := self._parser.parse(self._redact(line))) is not None:
                 yield TrainingPoint(at, *parsed)
 
 

@@ -218,10 +218,15 @@ def test_a_dict_has_the_step_of_the_bar_of_the_training():
     end = "100%|###| 240/240 [01:00<00:00, 9it/s]"
     other = "Map: 100%|###| 900/900 [00:01<00:00, 9ex/s]"
     lines = (other, bars[0], f"{BAR}]", "{'loss': 1.5}", bars[1], "{'eval_loss': 1.25}", end)
-    steps = [step for step, _ in parse_all(*lines, bars[1], "{'train_loss': 1.5}")]
-    assert steps == [10, 10, 240]
+    end = "{'loss': 1.0}", bars[1], "{'train_loss': 1.5}"
+    assert [step for step, _ in parse_all(*lines, *end)] == [10, 10, 240, 240]
     second_run = "  1%|  | 1/99 [00:00<00:00, 9it/s]", "{'loss': 1.5}"
-    assert parse_all(*lines, *second_run)[-1][0] == 1
+    assert parse_all(*lines, *end, *second_run)[-1][0] == 1
+
+
+def test_a_bar_that_did_not_move_since_the_last_loss_gives_no_step():
+    lines = f"{BAR}]", "{'loss': 1.5}", "{'eval_loss': 1.5}", "{'loss': 1.25}"
+    assert [step for step, _ in parse_all(*lines)] == [10, 10, None]
 
 
 @pytest.mark.parametrize(

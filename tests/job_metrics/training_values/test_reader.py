@@ -97,6 +97,20 @@ def test_of_too_many_lines_the_newest_are_parsed(reader, clock):
     assert (points[0].step, points[-1].step) == (2 * MAX_LINES, 3 * MAX_LINES - 1)
 
 
+def test_output_is_cut_into_lines_and_frames_and_redacted(clock):
+    reader = TrainingValuesReader([], None, clock=clock, redact=lambda t: t.replace("key", "hid"))
+    frames = [f" 1%|#  | {n}/240 [00:01<00:09]" for n in range(9)]
+    dicts = ["{'loss': 1.5}\n", "step 3 loss 1.5\n", "step 9 key loss: 1.5"]
+    for piece in ["\r".join(frames), "\r    \r", dicts[0][:5], dicts[0][5:] + dicts[1], dicts[2]]:
+        clock.now += 2
+        reader.add_text(piece, clock.now)
+    reader.add_text("x" * 100_000, clock.now)
+    given = [(p.step, dict(p.values)) for p in reader.poll(final=True)]
+    assert given == [(8, {"loss": 1.5}), (3, {"loss": 1.5})]
+    reader.add_text("\nstep 9 key loss: 1.5", clock.now)
+    assert [p.values for p in reader.poll(final=True)] == [{"hid loss": 1.5}]
+
+
 def test_a_name_has_one_source(reader, clock, file):
     add(reader, clock, "step 1 loss 1.5", "step 2 loss 1.5 lr 0.5", "step 3 loss 9.5")
     assert steps(reader.poll()) == [1, 2]
