@@ -35,7 +35,7 @@ COLUMNS: Final = {
     "sent": 1024,
     "read": 1024,  # bytes per second from disks
     "written": 1024,
-    "lines": 1,  # lines that the commands have printed since the sample before
+    "lines": 1,  # lines and frames of bars that were printed since the sample before
     "stopped": 1,  # processes that SIGSTOP or a debugger holds
     "blocked": 1,  # processes that wait for a disk or a network file system
 }

@@ -253,7 +253,7 @@ class Agent:
         if self.task.plan.checkpoints is not None and checkpoints is not None:
             self.uploader = UploaderProcess(self._uploader_config(checkpoints, paths))
         self.sampler = sampler = create_sampler(self.task, paths, runner)
-        self.log.on_lines = sampler.add_lines
+        self.output.on_text = sampler.add_text
         sampler.start()
         return CommandContext(
             log=self.log,

@@ -57,8 +57,6 @@ class LogFile:
         """Whether the file ends in the middle of a line."""
         self.written_at: float | None = None
         """Epoch seconds of the commands' last line."""
-        self.on_lines: Callable[[Sequence[str]], None] = lambda _: None
-        """Gets the lines of the commands, redacted, also those that a full disk does not take."""
 
     def write_platform(self, message: str) -> None:
         """Write a line of the platform to the file at once."""
@@ -70,7 +68,6 @@ class LogFile:
         if not lines:
             return
         self.written_at = time.time()
-        self.on_lines(lines)
         had_room = self._disk.has_room
         if self._disk.check(sum(map(len, lines))):
             self._append(lines)
@@ -153,9 +150,13 @@ class OutputLog:
         """Length of the partial line at which it is split next."""
         self._masked_line = False
         """Whether the rest of the partial line is masked."""
+        self.on_text: Callable[[str], None] = lambda _: None
+        """Gets the output as it is, not redacted, with all frames of progress bars."""
 
     def feed(self, data: bytes) -> None:
-        text = self._partial + self._decoder.decode(data)
+        new = self._decoder.decode(data)
+        self.on_text(new)
+        text = self._partial + new
         has_rows = self._rows.can_return
         if moves_cursor(text):
             text = mark_frames(text)

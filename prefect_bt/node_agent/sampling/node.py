@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final, Protocol
 
+from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.host.cgroup import count_cpus, measure_memory
 from prefect_bt.host.mounts.volumes import NodePaths
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
@@ -34,6 +35,9 @@ class SampledNode(Protocol):
     def plan(self) -> NodePlan: ...
 
     @property
+    def secrets(self) -> Mapping[str, str]: ...
+
+    @property
     def gpus(self) -> Sequence[str]: ...
 
 
@@ -53,6 +57,7 @@ def create_sampler(node: SampledNode, paths: NodePaths, runner: Runner) -> NodeS
             values=TrainingValuesReader(
                 [folder for folder in written.values() if folder != scratch],
                 scratch / PurePosixPath(METRICS_FILE).name if scratch is not None else None,
+                redact=Redactor(node.secrets.values()),
             ),
             open_gpus=lambda: meter.open_gpus(node.gpus) if plan.resources.gpus else None,
         )

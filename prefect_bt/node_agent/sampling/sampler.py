@@ -51,16 +51,16 @@ class NodeSampler:
         self._config = config
         self._trees = queue.SimpleQueue[Sequence[ProcessStat] | None]()
         self._lines = 0
-        """Lines that the commands have printed."""
+        """Lines and frames of progress bars that the commands have printed."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="metrics")
 
     def start(self) -> None:
         self._thread.start()
 
-    def add_lines(self, lines: Sequence[str]) -> None:
-        """Take lines that the commands have printed."""
-        self._lines += len(lines)
-        self._config.values.add_lines(lines, time.time())
+    def add_text(self, text: str) -> None:
+        """Take a piece of what the commands print."""
+        self._lines += text.count("\n") + text.count("\r")
+        self._config.values.add_text(text, time.time())
 
     def offer(self, tree: Sequence[ProcessStat]) -> None:
         """Take a sample. `tree`: the living processes of the commands."""

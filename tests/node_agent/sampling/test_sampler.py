@@ -101,14 +101,18 @@ def test_a_process_is_measured_and_a_stopped_one_is_seen(tmp_path: Path) -> None
             time.sleep(0.01)
         node.offer(tree_of(process))
         wait_for_samples(tmp_path, 3)
-    node.add_lines(["one", "two"])
+    node.add_text("step 1 loss 2.5\n 50%|##  | 1/2\rstep 2 loss 2.25\n")
     node.offer([])
     node.close()
     found = read(tmp_path)
     assert found.columns["cpu"][1] > 0.2
     assert found.columns["memory"][1] > 200 << 20
     assert found.columns["stopped"] == [0, 0, 1, 0]
-    assert found.columns["lines"] == [0, 0, 0, 2]
+    assert found.columns["lines"] == [0, 0, 0, 3]
+    assert [(point.step, point.values) for point in found.training] == [
+        (1, {"loss": 2.5}),
+        (2, {"loss": 2.25}),
+    ]
     assert found.columns["disk_total"][0] >= found.columns["disk"][0] > 0
     assert found.columns["disk_size"][0] >= found.columns["disk_free"][0] > 0
     assert found.columns["memory_available"][0] > 0
@@ -122,7 +126,7 @@ def test_an_error_ends_the_metrics_and_not_the_agent(tmp_path: Path, error: Exce
     node.start()
     for _ in range(5):
         node.offer([])
-        node.add_lines(["line"])
+        node.add_text("line\n")
     node.close()
 
 
