@@ -184,6 +184,9 @@ bench-cli: $(SETUP) ## measure the start-up of commands beside pip and prefect (
 bench-listing: $(SETUP) ## measure lists of 2,000 jobs beside `find` (three minutes)
 	@$(BIN)/python benchmarks/listing.py $(BENCH_ARGS)
 
+bench-sampling: $(SETUP) ## measure the metrics of a node beside psutil and nvitop (two minutes)
+	@$(BIN)/python benchmarks/sampling.py $(BENCH_ARGS)
+
 bench-queue: $(SETUP) ## measure the queue of two machines: kills, waiting jobs, a sweep (an hour)
 	@$(BIN)/python benchmarks/queue_benchmark.py pool $(BENCH_ARGS)
 	@$(BIN)/python benchmarks/queue_benchmark.py waiting
