@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-deps test-fast test-all test-pythons test-packaging test-oldest-prefect frameworks soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-queue docs docs-serve screens lint clean
+.PHONY: help setup demo-deps demo engines browser test test-deps test-fast test-all test-pythons test-packaging test-oldest-prefect frameworks soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing bench-sampling bench-queue docs docs-serve screens lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

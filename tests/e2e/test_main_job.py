@@ -23,6 +23,9 @@ env
 pwd
 mkdir -p /app /workspace /b10/more; touch /app/x /workspace/y /b10/more/z
 test -f /app/x && touch $BT_SCRATCH_DIR/s $BT_PROJECT_CACHE_DIR/c
+echo '{{"step": 4, "reward": 0.5}}' >> $BT_METRICS_FILE
+echo "step 7/7 loss 0.25"
+sleep 1.2
 """
 
 
@@ -44,7 +47,21 @@ def test_completed(machine: Machine) -> None:
     states = [event["state"].removeprefix("TRAINING_JOB_") for event in seen["events"]]
     assert states == ["CREATED", "DEPLOYING", "RUNNING", "COMPLETED"]
     assert seen["flow_run_url"].startswith("http://127.0.0.1:")
+    check_metrics(machine, seen)
     machine.nothing_left(job["id"])
+
+
+def check_metrics(machine: Machine, job: dict[str, Any]) -> None:
+    """Check what the sampler and the trainer's output leave of an ended job."""
+    goodput = job["goodput"]
+    assert sum(goodput["seconds"].values()) == pytest.approx(goodput["wall_clock"], rel=0.01)
+    assert goodput["seconds"]["training"] > 0
+    assert job["training"]["values"] == {"loss": 0.25, "reward": 0.5, "total_steps": 7}
+    document = json.loads(machine.run("metrics", "--job-id", job["id"], "-o", "json").stdout)
+    [node] = document["per_node_metrics"]
+    assert node["metrics"]["cpu_memory_usage_bytes"][0]["value"] > 0
+    assert document["gpu_utilization"] == {}
+    assert [point["value"] for point in document["training"]["loss"]] == [0.25]
 
 
 def check_variables(job: dict[str, Any], lines: list[str]) -> None:
