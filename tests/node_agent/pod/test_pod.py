@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.job_metrics.node_metrics import decode_metrics
+from prefect_bt.ledger.node_objects import METRICS
 from prefect_bt.ledger.records import EXIT_NOT_STARTED, NodePhase, StopReason
 from prefect_bt.planning.planner import plan_gang
 from tests.node_agent.rig import JOB, wait_until, with_checkpoints
@@ -61,6 +63,18 @@ def test_the_exit_code_of_the_commands_is_that_of_the_container(pod: Pod, shell:
     shown = (pod.folder / "agent.txt").read_text()
     assert "node is done: exit code 3" in shown, "for kubectl logs"
     assert "s3cret" not in pod.said() + "".join(pod.log())
+
+
+def test_a_pod_is_sampled_and_its_metrics_are_published(pod: Pod) -> None:
+    pod.start("sleep 60 & echo step 3 loss 0.5; sleep 1.3; kill $!")
+    pod.wait()
+    data = pod.objects.read_log(0, offset=0, limit=1 << 20, file=METRICS)
+    metrics = decode_metrics(data, attempt=0, rank=0)
+    assert [(point.step, point.values) for point in metrics.training] == [(3, {"loss": 0.5})]
+    assert metrics.columns["lines"] == [1]
+    assert metrics.columns["memory_available"][0] > 0
+    assert metrics.facts.memory_total > metrics.columns["memory_available"][0]
+    assert metrics.columns["disk_size"][0] >= metrics.columns["disk_free"][0] > 0
 
 
 def test_a_stop_is_polite(pod: Pod) -> None:
