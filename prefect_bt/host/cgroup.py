@@ -47,7 +47,7 @@ def measure_group(mount: Path = MOUNT, membership: str | None = None) -> GroupUs
             dropped = stat.get("total_inactive_file", stat.get("inactive_file", 0))
             used = max(0, current - dropped)
             break
-    for folder in _group_folders(mount, membership, "cpu"):
+    for folder in _group_folders(mount, membership, "cpuacct"):
         micros = _read_table(folder / "cpu.stat").get("usage_usec")
         nanos = _read_int(folder / "cpuacct.usage")
         if micros is not None or nanos is not None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host import gpu_reservation
-from prefect_bt.host.cgroup import count_oom_kills, cpu_limit, memory_limit, process_limit
+from prefect_bt.host.cgroup import (
+    GroupUsage,
+    count_oom_kills,
+    cpu_limit,
+    measure_group,
+    memory_limit,
+    process_limit,
+)
 from prefect_bt.host.gpu_reservation import (
     Gpu,
     NotEnoughGpus,
@@ -50,10 +57,28 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
     assert count_oom_kills(tmp_path, own) == 1
 
 
+def test_usage_of_version_2_is_that_of_the_innermost_group(tmp_path: Path) -> None:
+    write(tmp_path / "a", memory__current="9000\n", memory__stat="inactive_file 1\n")
+    write(tmp_path / "a/b", memory__current="3000\n", memory__max="4000\n")
+    write(tmp_path / "a/b", memory__stat="anon 7\ninactive_file 1000\nfile 2000\n")
+    write(tmp_path / "a/b", cpu__stat="usage_usec 2500000\nuser_usec 1\n")
+    write(tmp_path / "a/b", io__stat="8:0 rbytes=10 wbytes=20 rios=1\n8:16 rbytes=5 wbytes=0\n")
+    assert measure_group(tmp_path, "0::/a/b\n") == GroupUsage(2.5, 2000, 4000, 15, 20)
+
+
+def test_usage_of_version_1(tmp_path: Path) -> None:
+    write(tmp_path / "memory/x", memory__usage_in_bytes="3000\n")
+    write(tmp_path / "memory/x", memory__stat="inactive_file 1\ntotal_inactive_file 500\n")
+    write(tmp_path / "cpu,cpuacct/x", cpuacct__usage="1500000000\n")
+    own = "4:memory:/x\n3:cpu,cpuacct:/x\n0::/\n"
+    assert measure_group(tmp_path, own) == GroupUsage(1.5, 2500, None, None, None)
+
+
 def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
     assert memory_limit(tmp_path, "") is None
     assert cpu_limit(tmp_path, "0::/../outside\n") is None
     assert count_oom_kills(tmp_path, "") is None
+    assert measure_group(tmp_path, "") == GroupUsage()
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ _SHOWN_VALUES: Final = 6
 def run_summary(ledger: Ledger, record: JobRecord, state_dir: Path | None) -> dict[str, Any]:
     """Return the keys `goodput`, `training` and `advice` of the job's document. StoreError.
 
-    `state_dir`: state folder of this machine, for a job that runs here.
+    `state_dir`: state folder of this machine, for a job that runs here. A server has no goodput.
     """
     metrics = JobMetricsReader(ledger, record, state_dir).read()
+    goodput = None if record.serving else goodput_document(measure_goodput(metrics))
     return {
-        "goodput": goodput_document(measure_goodput(metrics)),
+        "goodput": goodput,
         "training": _last_values(metrics),
         "advice": advice_document(advise(metrics)),
     }

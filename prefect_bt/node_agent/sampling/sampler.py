@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -76,12 +76,7 @@ class NodeSampler:
 
     def _run(self) -> None:
         config, gpus = self._config, self._config.open_gpus()
-        facts = NodeFacts(
-            config.facts.cpus,
-            config.facts.memory_total,
-            config.facts.interval,
-            gpus.facts if gpus is not None else (),
-        )
+        facts = replace(config.facts, gpus=gpus.facts if gpus is not None else ())
         writer = MetricsWriter(config.file, facts)
         rates, printed = _Rates(), 0
         while (tree := self._trees.get()) is not None:
