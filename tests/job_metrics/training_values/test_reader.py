@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
-from prefect_bt.job_metrics.training_values.metrics_file import MAX_LINE_BYTES
 from prefect_bt.job_metrics.training_values.reader import MAX_LINES, TrainingValuesReader
+from prefect_bt.job_metrics.training_values.value_files import MAX_LINE_BYTES
 
 
 class Clock:
@@ -44,7 +44,7 @@ def steps(points: list[TrainingPoint]) -> list[int | None]:
 def add(reader: TrainingValuesReader, clock: Clock, *lines: str, every: float = 2.0) -> None:
     for line in lines:
         clock.now += every
-        reader.add_lines([line], clock.now)
+        reader.add_text(f"{line}\n", clock.now)
 
 
 def test_the_newest_point_waits_for_the_rest_of_its_step(reader, clock):
@@ -92,7 +92,7 @@ def test_other_names_are_not_thinned(reader, clock):
 
 def test_of_too_many_lines_the_newest_are_parsed(reader, clock):
     lines = [f"step {n} loss 1.5" for n in range(3 * MAX_LINES)]
-    reader.add_lines(lines + ["nothing of it 7"] * MAX_LINES, clock.now)
+    reader.add_text("\n".join(lines + ["nothing of it 7"] * MAX_LINES), clock.now)
     points = reader.poll(final=True)
     assert (points[0].step, points[-1].step) == (2 * MAX_LINES, 3 * MAX_LINES - 1)
 
