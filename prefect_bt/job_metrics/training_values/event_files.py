@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
@@ -21,9 +22,6 @@ _HEADER: Final = 12
 _CHECKSUM: Final = 4
 _FORMATS: Final = {1: "<d", 5: "<f"}
 """Formats of numbers of fixed length, by wire type."""
-_TENSOR_FORMATS: Final[dict[tuple[object, int], str]] = {(1, 4): "<f", (2, 8): "<d"}
-"""Formats of a tensor of one number, by its type and length."""
-_Value = int | float | bytes
 
 
 def parse_records(data: bytes) -> tuple[list[TrainingPoint], int]:
@@ -44,18 +42,13 @@ def parse_records(data: bytes) -> tuple[list[TrainingPoint], int]:
 
 
 def _parse_event(data: bytes) -> list[TrainingPoint]:
-    at, step, values = 0.0, 0, dict[str, float]()
-    try:
-        for number, value in _iter_fields(data):
-            if number == 1 and isinstance(value, float):
-                at = value
-            elif number == 2 and isinstance(value, int):
-                step = value
-            elif number == 5 and isinstance(value, bytes):
-                values.update(_iter_scalars(value))
-    except (struct.error, ValueError, IndexError):
-        return []
-    return [TrainingPoint(at, step, values)] if values and step < MAX_STEP else []
+    with suppress(struct.error, ValueError, IndexError):
+        event = dict(_iter_fields(data))
+        at, step, summary = event.get(1), event.get(2, 0), event.get(5)
+        if isinstance(at, float) and isinstance(step, int) and isinstance(summary, bytes):
+            values = dict(_iter_scalars(summary))
+            return [TrainingPoint(at, step, values)] if values and step < MAX_STEP else []
+    return []
 
 
 def _iter_scalars(summary: bytes) -> Iterator[tuple[str, float]]:
@@ -63,16 +56,25 @@ def _iter_scalars(summary: bytes) -> Iterator[tuple[str, float]]:
         fields = dict(_iter_fields(value)) if isinstance(value, bytes) else {}
         tag, scalar, tensor = fields.get(1), fields.get(2), fields.get(8)
         if isinstance(tensor, bytes):
-            of_tensor = dict(_iter_fields(tensor))
-            scalar = next((of_tensor[number] for number in (4, 5, 6) if number in of_tensor), None)
-            if isinstance(scalar, bytes):
-                kind = _TENSOR_FORMATS.get((of_tensor.get(1), len(scalar)))
-                scalar = struct.unpack(kind, scalar)[0] if kind else None
+            scalar = _read_tensor(tensor)
         if isinstance(tag, bytes) and isinstance(scalar, float):
             yield tag.decode()[:MAX_NAME], scalar
 
 
-def _iter_fields(data: bytes) -> Iterator[tuple[int, _Value]]:
+def _read_tensor(data: bytes) -> float | None:
+    """Return the value of a tensor of one float or double."""
+    match dict(_iter_fields(data)):
+        case {1: 1, 5: float(number)} | {1: 2, 6: float(number)}:
+            return number
+        case {1: 1, 4: bytes(content)} | {1: 1, 5: bytes(content)} if len(content) == 4:
+            return struct.unpack("<f", content)[0]
+        case {1: 2, 4: bytes(content)} | {1: 2, 6: bytes(content)} if len(content) == 8:
+            return struct.unpack("<d", content)[0]
+        case _:
+            return None
+
+
+def _iter_fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
     """Yield number and value of each field. Raises ValueError, IndexError or struct.error."""
     position = 0
     while position < len(data):

@@ -30,8 +30,7 @@ _CLOCK: Final = 1e9
 _HINTS: Final = ("loss", "step", "epoch", "iter", "%|", "reward", "accura", "perplex")
 """Each line that counts contains one of them."""
 _DIGIT: Final = re.compile("[0-9]")
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]")
-_RANK_PREFIX: Final = re.compile(r"\[(?:rank|default)\d+\]: ?")
+_COLOUR_OR_RANK: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]|^\[(?:rank|default)\d+\]: ?")
 
 _RESULT: Final = r"loss(?:es)?|perplexity|ppl|acc(?:uracy)?|rewards?"
 _METRIC: Final = (
@@ -49,13 +48,12 @@ _BARE_NAME: Final = re.compile(
     rf"(?:(?:{_KIND}) ){{0,2}}(?:[\w/]{{0,40}}[_/])?(?:{_METRIC}|time|dt)$", re.IGNORECASE
 )
 """A name that may be before a number without `:` or `=`."""
-_STEP_NAMES: Final = {
+_RUN_STEPS: Final = {
     *("global_step", "global step", "trainer/global_step", "global_step/max_steps"),
-    *("num_updates", "current_steps", "step", "_step", "train_step", "iteration"),
-    *("iter", "it", "train/global_step"),
+    *("train/global_step", "num_updates", "current_steps"),
 }
-_IN_RUN: Final = {"num_updates", "current_steps"}
-"""Names of steps that, like those with `global`, win over others in the line."""
+"""Names of steps that win over others in the line."""
+_STEP_NAMES: Final = _RUN_STEPS | {"step", "_step", "train_step", "iteration", "iter", "it"}
 TOTAL_STEPS: Final = "total_steps"
 _IGNORED: Final = {
     *("timestamp", "ts", "_timestamp", "created", "pid", "process", "thread", "lineno", "line"),
@@ -111,15 +109,15 @@ def is_candidate(line: str) -> bool:
 
 def make_point(pairs: Iterable[tuple[str, Any]]) -> ParsedLine:
     """Return the step and the other numbers of an object, under their names."""
-    step, is_global = None, False
+    step, is_of_run = None, False
     values = dict[str, float]()
     for name, given in pairs:
         lower = name.lower()
         value = to_number(given)
         if lower in _STEP_NAMES:
-            wins = "global" in lower or lower in _IN_RUN
-            if value is not None and 0 <= value < MAX_STEP and (step is None or wins > is_global):
-                step, is_global = int(value), wins
+            wins = lower in _RUN_STEPS
+            if value is not None and 0 <= value < MAX_STEP and (step is None or wins > is_of_run):
+                step, is_of_run = int(value), wins
         elif value is None or not name or lower in _IGNORED or len(values) == MAX_VALUES:
             continue
         elif lower != "time" or value < _CLOCK:
@@ -170,25 +168,16 @@ class LineParser:
         """Return the values of a line; None if it has none."""
         if len(line) > MAX_LINE:
             return None
-        if "\x1b" in line:
-            line = _COLOUR.sub("", line)
-        if line.startswith("[") and (prefix := _RANK_PREFIX.match(line)):
-            line = line[prefix.end() :]
-        begin = line.find("{")
-        if begin >= 0 and line.endswith(("}", "} ")):
-            return self._parse_object(line, begin)
-        return self._parse_text(line)
-
-    # -- objects ----------------------------------------------------------------------------
-
-    def _parse_object(self, line: str, begin: int) -> ParsedLine | None:
-        text = line[begin:]
-        if text[1:2] == '"':
-            document = parse_json(text)
+        line = _COLOUR_OR_RANK.sub("", line)
+        before, brace, text = line.partition("{")
+        if not brace or not line.rstrip().endswith("}"):
+            return self._parse_text(line)
+        if text.startswith('"'):
+            document = parse_json(brace + text)
             message = document.get("message", document.get("msg"))
             parsed = self._select(*make_point(document.items()))
             return parsed or (self._parse_text(message) if isinstance(message, str) else None)
-        self._read_bar(line[:begin])
+        self._read_bar(before)
         step, values = make_point(_PAIR.findall(text))
         if step is None:
             step = self._step_of_bar(values)
@@ -205,8 +194,6 @@ class LineParser:
         self._loss_step = bar.step
         # Without a change, frames of the bar are missing since the last loss.
         return bar.step if bar.step != last else None
-
-    # -- bars -------------------------------------------------------------------------------
 
     def _read_bar(self, text: str) -> _Bar | None:
         """Return the progress of a training in this text; None without such a bar."""
@@ -250,19 +237,6 @@ class LineParser:
         pattern = _RESULT_NAME if step is None else _METRIC_NAME
         return ParsedLine(step, values) if any(map(pattern.search, values)) else None
 
-    # -- text -------------------------------------------------------------------------------
-
-    def _parse_text(self, line: str) -> ParsedLine | None:
-        if bar := self._read_bar(line) or self._read_wide_bar(line):
-            step, values = make_point(named[:2] for named in _read_names(line[bar.end :]))
-            if found := _TORCHTUNE.match(line):
-                step, values[found[2]] = int(found[1]), float(found[3])
-            return self._select(bar.step if step is None else step, values, bar.total)
-        if (first := _FIRST_NAME.search(line.lower())) is None:
-            return None
-        before = _NAME_BEFORE.search(line, max(first.start() - MAX_NAME, 0), first.start())
-        return self._parse_names(line, before.start() if before else first.start())
-
     def _read_wide_bar(self, line: str) -> _Bar | None:
         """Return the progress in a bar of Keras, whose epoch is in a line before, or of rich."""
         found = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
@@ -276,13 +250,23 @@ class LineParser:
             step = self._count(number, step, total, has_last=True)
         return _Bar(step, 0, found.end())
 
-    def _parse_names(self, line: str, begin: int) -> ParsedLine | None:
-        names = list(_read_names(line[begin:]))
+    def _parse_text(self, line: str) -> ParsedLine | None:
+        if bar := self._read_bar(line) or self._read_wide_bar(line):
+            step, values = make_point(named[:2] for named in _read_names(line[bar.end :]))
+            if found := _TORCHTUNE.match(line):
+                step, values[found[2]] = int(found[1]), float(found[3])
+            return self._select(bar.step if step is None else step, values, bar.total)
+        if (first := _FIRST_NAME.search(line.lower())) is None:
+            return None
+        before = _NAME_BEFORE.search(line, max(first.start() - MAX_NAME, 0), first.start())
+        names = list(_read_names(line[(before or first).start() :]))
         step, values = make_point(named[:2] for named in names)
-        epoch = values.get("epoch", values.get("Epoch"))
         if step is None:
             step = next((int(v) for name, v, of in names if of and not name and v < MAX_STEP), None)
-        total = max((of for _, value, of in names if value == step), default=0)
+        total = max(
+            (of for name, v, of in names if v == step and name.lower() != "epoch"), default=0
+        )
+        epoch = values.get("epoch", values.get("Epoch"))
         if epoch is not None and epoch.is_integer():
             if step is None and len(names) == 1:
                 self._keras_epoch = int(epoch)

@@ -273,6 +273,10 @@ def test_the_last_step_of_a_training_is_known_as_such(make_lines: Callable[[int]
         assert (found, values.get(TOTAL_STEPS)) == (step, total)
 
 
+def test_the_last_epoch_is_not_the_last_step():
+    assert parse_all("Epoch [3/3], Step 3, Loss: 1.5") == [(3, {"Epoch": 3, "Loss": 1.5})]
+
+
 def test_losses_that_are_no_numbers_are_kept():
     for line in ('{"step": 3, "loss": NaN}', "{'step': 3, 'loss': nan}", "step 3 loss nan"):
         [(step, values)] = parse_all(line)

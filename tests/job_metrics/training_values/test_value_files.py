@@ -42,9 +42,9 @@ def write_events(folder: Path, steps: range, *, begin: float = START, large: boo
             at = begin + 10 * step
             writer.add_scalar("train/loss", 1.5 + step, step, walltime=at)
             writer.add_scalar("lr", 0.5, step, walltime=at)
-            if large:
+            if large and step == 1:
                 for tag in ("a", "b"):
-                    writer.add_text(tag, "x" * 1_500_000 * step, step, walltime=at)
+                    writer.add_text(tag, "x" * 1_100_000, step, walltime=at)
     return next(folder.glob("*.tfevents.*"))
 
 
@@ -72,9 +72,9 @@ def test_a_file_that_ends_anywhere_is_read_on_when_it_grows(tmp_path):
 
 
 def test_records_of_images_and_texts_are_passed_over(reader, clock, tmp_path):
-    write_events(tmp_path, range(4), large=True)
+    write_events(tmp_path, range(3), large=True)
     clock.now += 40
-    assert [step for step, _, _ in seen(reader.poll(final=True))] == [0, 1, 2, 3]
+    assert [step for step, _, _ in seen(reader.poll(final=True))] == [0, 1, 2]
 
 
 def frame(data: bytes, length: int | None = None) -> bytes:
