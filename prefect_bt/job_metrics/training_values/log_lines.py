@@ -30,7 +30,8 @@ _CLOCK: Final = 1e9
 _HINTS: Final = ("loss", "step", "epoch", "iter", "%|", "reward", "accura", "perplex")
 """Each line that counts contains one of them."""
 _DIGIT: Final = re.compile("[0-9]")
-_COLOUR_OR_RANK: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]|^\[(?:rank|default)\d+\]: ?")
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]")
+_RANK_PREFIX: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?")
 
 _RESULT: Final = r"loss(?:es)?|perplexity|ppl|acc(?:uracy)?|rewards?"
 _METRIC: Final = (
@@ -168,7 +169,7 @@ class LineParser:
         """Return the values of a line; None if it has none."""
         if len(line) > MAX_LINE:
             return None
-        line = _COLOUR_OR_RANK.sub("", line)
+        line = _RANK_PREFIX.sub("", _COLOUR.sub("", line))
         before, brace, text = line.partition("{")
         if not brace or not line.rstrip().endswith("}"):
             return self._parse_text(line)

@@ -22,7 +22,6 @@ from prefect_bt.job_metrics.training_values.log_lines import (
     to_number,
 )
 
-MAX_LINE_BYTES: Final = 16 * 1024
 MAX_FILES: Final = 64
 _READ_BYTES: Final = 1 << 20
 """Most bytes that are read from a growing file at once."""
@@ -96,7 +95,7 @@ class MetricsFile:
 
     def _parse(self, line: bytes, now: float) -> list[TrainingPoint]:
         """Return the point of a line, at 0 if it has no time of this attempt."""
-        document = parse_json(line) if len(line) <= MAX_LINE_BYTES else {}
+        document = parse_json(line)
         step, values = make_point(document.items())
         times = (to_number(document.get(name)) for name in _TIMES)
         at = next((t for t in times if t and self._start <= t <= now + _CLOCK_SKEW), 0.0)
@@ -153,8 +152,7 @@ class FolderFiles:
     def _read_state(self, file: _File) -> list[TrainingPoint]:
         """Return the entries after the last step; they have no times of their own."""
         with os.fdopen(open_file(file.folder, file.path), "rb") as opened:
-            data = opened.read(_MAX_STATE_BYTES + 1)
-        history = parse_json(data).get("log_history") if len(data) <= _MAX_STATE_BYTES else None
+            history = parse_json(opened.read(_MAX_STATE_BYTES)).get("log_history")
         points, last = list[TrainingPoint](), self._state_step
         for entry in cast("list[object]", history) if isinstance(history, list) else []:
             step, values = make_point(as_object(entry).items())

@@ -63,6 +63,7 @@ LINES = [
     # the examples of this project
     ("step 10/240 loss 1.2", 10, {"loss": 1.2}),
     ("[rank0]:step 10/240 loss 1.234", 10, {"loss": 1.234}),
+    ("\x1b[31m[rank0]: step 10/240 loss 1.234\x1b[0m", 10, {"loss": 1.234}),
     ("step=10 loss=1.2 lr=1e-4", 10, {"loss": 1.2, "lr": 1e-4}),
     # nanoGPT, nanochat
     (
