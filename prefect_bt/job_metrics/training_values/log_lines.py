@@ -14,13 +14,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 MAX_LINE: Final = 8192
 """Characters of the longest line that is parsed."""
 MAX_VALUES: Final = 32
 MAX_NAME: Final = 80
-_MAX_STEP: Final = 1 << 53
+MAX_STEP: Final = 1 << 53
 _MAX_WORDS: Final = 6
 _MAX_BETWEEN: Final = 200
 """Characters before a number in which its name is looked for."""
@@ -31,7 +31,7 @@ _HINTS: Final = ("loss", "step", "epoch", "iter", "%|", "reward", "accura", "per
 """Each line that counts contains one of them."""
 _DIGIT: Final = re.compile("[0-9]")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]")
-_RANK_PREFIX: Final = re.compile(r"\[(?:rank|default)\d+\]: ?")
+_RANK_PREFIX: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?")
 
 _RESULT: Final = r"loss(?:es)?|perplexity|ppl|acc(?:uracy)?|rewards?"
 _METRIC: Final = (
@@ -40,8 +40,8 @@ _METRIC: Final = (
     r"|iter_time|it/s"
 )
 _END: Final = r"(?=$|[/@(\d]|_(?:mean|avg|step|epoch|\d))"
-_IS_RESULT: Final = re.compile(rf"(?:^|[\W_])(?:{_RESULT}){_END}", re.IGNORECASE)
-_IS_METRIC: Final = re.compile(rf"(?:^|[\W_])(?:{_METRIC}){_END}", re.IGNORECASE)
+_RESULT_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_RESULT}){_END}", re.IGNORECASE)
+_METRIC_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_METRIC}){_END}", re.IGNORECASE)
 _KIND: Final = (
     r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|lm|avg|average|mean|total|running"
 )
@@ -49,13 +49,12 @@ _BARE_NAME: Final = re.compile(
     rf"(?:(?:{_KIND}) ){{0,2}}(?:[\w/]{{0,40}}[_/])?(?:{_METRIC}|time|dt)$", re.IGNORECASE
 )
 """A name that may be before a number without `:` or `=`."""
-_STEP_NAMES: Final = {
+_RUN_STEPS: Final = {
     *("global_step", "global step", "trainer/global_step", "global_step/max_steps"),
-    *("num_updates", "current_steps", "step", "_step", "train_step", "iteration"),
-    *("iter", "it", "train/global_step"),
+    *("train/global_step", "num_updates", "current_steps"),
 }
-_IN_RUN: Final = {"num_updates", "current_steps"}
-"""Names of steps that, like those with `global`, win over others in the line."""
+"""Names of steps that win over others in the line."""
+_STEP_NAMES: Final = _RUN_STEPS | {"step", "_step", "train_step", "iteration", "iter", "it"}
 TOTAL_STEPS: Final = "total_steps"
 _IGNORED: Final = {
     *("timestamp", "ts", "_timestamp", "created", "pid", "process", "thread", "lineno", "line"),
@@ -109,38 +108,35 @@ def is_candidate(line: str) -> bool:
     return any(map(lower.__contains__, _HINTS))
 
 
-@lru_cache(1024)
-def is_metric(name: str) -> bool:
-    """Return whether it is the name of a known metric.
-
-    >>> is_metric("train/loss"), is_metric("actor/kl/mean"), is_metric("loss scale")
-    (True, True, False)
-    """
-    return _IS_METRIC.search(name) is not None
-
-
-@lru_cache(1024)
-def is_result(name: str) -> bool:
-    """Return whether a metric of this name is worth keeping without a step."""
-    return _IS_RESULT.search(name) is not None
-
-
 def make_point(pairs: Iterable[tuple[str, Any]]) -> ParsedLine:
     """Return the step and the other numbers of an object, under their names."""
-    step, is_global = None, False
+    step, is_of_run = None, False
     values = dict[str, float]()
     for name, given in pairs:
         lower = name.lower()
         value = to_number(given)
         if lower in _STEP_NAMES:
-            wins = "global" in lower or lower in _IN_RUN
-            if value is not None and 0 <= value < _MAX_STEP and (step is None or wins > is_global):
-                step, is_global = int(value), wins
+            wins = lower in _RUN_STEPS
+            if value is not None and 0 <= value < MAX_STEP and (step is None or wins > is_of_run):
+                step, is_of_run = int(value), wins
         elif value is None or not name or lower in _IGNORED or len(values) == MAX_VALUES:
             continue
         elif lower != "time" or value < _CLOCK:
             values[name[:MAX_NAME]] = value
     return ParsedLine(step, values)
+
+
+def as_object(given: object) -> dict[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+
+
+def parse_json(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON object in a text; an empty one for anything else."""
+    try:
+        return as_object(json.loads(text))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def to_number(given: object) -> float | None:
@@ -173,56 +169,32 @@ class LineParser:
         """Return the values of a line; None if it has none."""
         if len(line) > MAX_LINE:
             return None
-        if "\x1b" in line:
-            line = _COLOUR.sub("", line)
-        if "\r" in line:
-            *before, line = [frame for frame in line.split("\r") if frame.strip()] or [""]
-            for frame in before[-1:]:
-                self._read_bar(frame)
-        if line.startswith("[") and (prefix := _RANK_PREFIX.match(line)):
-            line = line[prefix.end() :]
-        begin = line.find("{")
-        if begin >= 0 and line.endswith(("}", "} ")):
-            return self._parse_object(line, begin)
-        return self._parse_text(line)
-
-    # -- objects ----------------------------------------------------------------------------
-
-    def _parse_object(self, line: str, begin: int) -> ParsedLine | None:
-        text = line[begin:]
-        if text[1:2] == '"':
-            return self._parse_json(text)
-        self._read_bar(line[:begin])
-        step, values = make_point((found[1], found[2]) for found in _PAIR.finditer(text))
+        line = _RANK_PREFIX.sub("", _COLOUR.sub("", line))
+        before, brace, text = line.partition("{")
+        if not brace or not line.rstrip().endswith("}"):
+            return self._parse_text(line)
+        if text.startswith('"'):
+            document = parse_json(brace + text)
+            message = document.get("message", document.get("msg"))
+            parsed = self._select(*make_point(document.items()))
+            return parsed or (self._parse_text(message) if isinstance(message, str) else None)
+        self._read_bar(before)
+        step, values = make_point(_PAIR.findall(text))
         if step is None:
             step = self._step_of_bar(values)
-        if self._bar is not None:
-            self._note_end(step, self._bar.total, values)
-        return _select(step, values)
-
-    def _parse_json(self, text: str) -> ParsedLine | None:
-        try:
-            document: dict[str, Any] = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        if parsed := _select(*make_point(document.items())):
-            return parsed
-        message = document.get("message", document.get("msg"))
-        return self._parse_text(message) if isinstance(message, str) else None
+        return self._select(step, values, self._bar.total if self._bar else 0)
 
     def _step_of_bar(self, values: Mapping[str, float]) -> int | None:
         """Return the step of a dict that has none: that of the training's bar, not of another's."""
-        bar, other, last = self._bar, self._other_bar, self._loss_step
-        if other is not None and "loss" in values and (bar is None or bar.total == last):
-            bar = self._bar = other  # that of another training
-            self._other_bar = None
+        bar, last = self._bar, self._loss_step
         if bar is None or "loss" not in values:
-            return bar.step if bar is not None else None
+            return bar and bar.step
+        if self._other_bar is not None and bar.total == last:
+            bar = self._bar = self._other_bar  # that of another training
+            self._other_bar = None
         self._loss_step = bar.step
         # Without a change, frames of the bar are missing since the last loss.
         return bar.step if bar.step != last else None
-
-    # -- bars -------------------------------------------------------------------------------
 
     def _read_bar(self, text: str) -> _Bar | None:
         """Return the progress of a training in this text; None without such a bar."""
@@ -254,66 +226,56 @@ class LineParser:
             return step
         return max(epoch - self._first_epoch, 0) * total + step
 
-    def _note_end(self, step: int | None, total: int, values: dict[str, float]) -> None:
-        """Add TOTAL_STEPS at the last step, after which a training may be silent."""
+    def _select(
+        self, step: int | None, values: dict[str, float], total: int = 0
+    ) -> ParsedLine | None:
+        """Return the point if it is one of a training: a metric with a step, or a result.
+
+        Add TOTAL_STEPS at the last step of `total`, after which a training may be silent.
+        """
         if total and step == total and not self._counts_in_epoch and len(values) < MAX_VALUES:
             values[TOTAL_STEPS] = total
+        pattern = _RESULT_NAME if step is None else _METRIC_NAME
+        return ParsedLine(step, values) if any(map(pattern.search, values)) else None
 
-    # -- text -------------------------------------------------------------------------------
-
-    def _parse_text(self, line: str) -> ParsedLine | None:
-        bar = self._read_bar(line)
-        if bar is not None:
-            pairs = [(name, value) for name, value, _ in _read_names(line[bar.end :])]
-            step, values = make_point(pairs)
-            if found := _TORCHTUNE.match(line):
-                step, values[found[2]] = int(found[1]), float(found[3])
-            step = bar.step if step is None else step
-            self._note_end(step, bar.total, values)
-            return _select(step, values)
-        wide = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
-        if wide is not None:
-            return self._parse_wide_bar(line, wide)
-        if (first := _FIRST_NAME.search(line.lower())) is None:
+    def _read_wide_bar(self, line: str) -> _Bar | None:
+        """Return the progress in a bar of Keras, whose epoch is in a line before, or of rich."""
+        found = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
+        if found is None:
             return None
-        before = _NAME_BEFORE.search(line, max(first.start() - MAX_NAME, 0), first.start())
-        return self._parse_names(line, before.start() if before else first.start())
-
-    def _parse_wide_bar(self, line: str, found: re.Match[str]) -> ParsedLine | None:
-        """Parse a bar of Keras, whose epoch is in a line before, or of rich."""
         step, total = int(found[1] or found[3]), int(found[2] or found[4])
         epoch = _EPOCH.search(line, 0, found.end())
         number = int(epoch[1]) if epoch else self._keras_epoch
         if number is not None:
             self._counts_in_epoch = True
             step = self._count(number, step, total, has_last=True)
-        _, values = make_point((n, v) for n, v, _ in _read_names(line[found.end() :]))
-        return _select(step, values)
+        return _Bar(step, 0, found.end())
 
-    def _parse_names(self, line: str, begin: int) -> ParsedLine | None:
-        names = list(_read_names(line[begin:]))
-        step, values = make_point((name, value) for name, value, _ in names)
-        epoch, total = values.get("epoch", values.get("Epoch")), 0
-        for name, value, of in names:
-            if not name and of and step is None and value < _MAX_STEP:
-                step = int(value)
-            if of and step == value:
-                total = of
+    def _parse_text(self, line: str) -> ParsedLine | None:
+        if bar := self._read_bar(line) or self._read_wide_bar(line):
+            step, values = make_point(named[:2] for named in _read_names(line[bar.end :]))
+            if found := _TORCHTUNE.match(line):
+                step, values[found[2]] = int(found[1]), float(found[3])
+            return self._select(bar.step if step is None else step, values, bar.total)
+        if (first := _FIRST_NAME.search(line.lower())) is None:
+            return None
+        before = _NAME_BEFORE.search(line, max(first.start() - MAX_NAME, 0), first.start())
+        names = list(_read_names(line[(before or first).start() :]))
+        step, values = make_point(named[:2] for named in names)
+        if step is None:
+            step = next((int(v) for name, v, of in names if of and not name and v < MAX_STEP), None)
+        total = max(
+            (of for name, v, of in names if v == step and name.lower() != "epoch"), default=0
+        )
+        epoch = values.get("epoch", values.get("Epoch"))
         if epoch is not None and epoch.is_integer():
             if step is None and len(names) == 1:
                 self._keras_epoch = int(epoch)
             elif step is not None and total:
                 step = self._count(int(epoch), step, total, has_last=True)
-        self._note_end(step, total, values)
         if step is None and (line[:1].isspace() or all(v.is_integer() for v in values.values())):
             return None
-        return _select(step, values)
-
-
-def _select(step: int | None, values: dict[str, float]) -> ParsedLine | None:
-    """Return the point if it is one of a training: a metric with a step, or a result."""
-    counts = is_result if step is None else is_metric
-    return ParsedLine(step, values) if any(map(counts, values)) else None
+        return self._select(step, values, total)
 
 
 def _read_names(text: str) -> Iterable[tuple[str, float, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from prefect_bt.job_metrics.training_values.log_lines import (
     MAX_LINE,
     MAX_NAME,
     MAX_VALUES,
+    TOTAL_STEPS,
     LineParser,
     is_candidate,
 )
@@ -44,7 +46,7 @@ LINES = [
         None,
         {"loss": 1.2, "grad_norm": 3.5, "learning_rate": 1e-5, "epoch": 0.1},
     ),
-    (BAR + "]\r     \r{'loss': '1.234', 'epoch': '0.1'}", 10, {"loss": 1.234, "epoch": 0.1}),
+    (BAR + "]     {'loss': '1.234', 'epoch': '0.1'}", 10, {"loss": 1.234, "epoch": 0.1}),
     (BAR + "]{'loss': 1.2}", 10, {"loss": 1.2}),
     ("{'loss': np.float64(1.2), 'x': tensor(2.), 'y': 'z'}", None, {"loss": 1.2, "x": 2}),
     # ms-swift
@@ -61,6 +63,7 @@ LINES = [
     # the examples of this project
     ("step 10/240 loss 1.2", 10, {"loss": 1.2}),
     ("[rank0]:step 10/240 loss 1.234", 10, {"loss": 1.234}),
+    ("\x1b[31m[rank0]: step 10/240 loss 1.234\x1b[0m", 10, {"loss": 1.234}),
     ("step=10 loss=1.2 lr=1e-4", 10, {"loss": 1.2, "lr": 1e-4}),
     # nanoGPT, nanochat
     (
@@ -254,6 +257,25 @@ def test_steps_that_begin_again_in_each_epoch_are_steps_of_the_run(lines: list[s
 def test_steps_that_go_on_in_the_next_epoch_stay():
     lines = [f"epoch {e} step {n}/600 loss 1.5" for e, n in [(1, 190), (2, 210), (3, 410)]]
     assert [step for step, _ in parse_all(*lines)] == [190, 210, 410]
+
+
+@pytest.mark.parametrize(
+    "make_lines",
+    [
+        lambda step: [f"step {step}/240 loss 1.5"],
+        lambda step: [f"step {step}/240, val_loss: 1.5"],
+        lambda step: [f" 99%|### | {step}/240 [01:00<00:00, 9it/s, loss=1.5]"],
+        lambda step: [f" 99%|### | {step}/240 [01:00<00:00, 9it/s]", "{'loss': 1.5}"],
+    ],
+)
+def test_the_last_step_of_a_training_is_known_as_such(make_lines: Callable[[int], list[str]]):
+    for step, total in [(10, None), (239, None), (240, 240)]:
+        [(found, values)] = parse_all(*make_lines(step))
+        assert (found, values.get(TOTAL_STEPS)) == (step, total)
+
+
+def test_the_last_epoch_is_not_the_last_step():
+    assert parse_all("Epoch [3/3], Step 3, Loss: 1.5") == [(3, {"Epoch": 3, "Loss": 1.5})]
 
 
 def test_losses_that_are_no_numbers_are_kept():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
-from prefect_bt.job_metrics.training_values.metrics_file import MAX_LINE_BYTES
 from prefect_bt.job_metrics.training_values.reader import MAX_LINES, TrainingValuesReader
 
 
@@ -44,7 +43,7 @@ def steps(points: list[TrainingPoint]) -> list[int | None]:
 def add(reader: TrainingValuesReader, clock: Clock, *lines: str, every: float = 2.0) -> None:
     for line in lines:
         clock.now += every
-        reader.add_lines([line], clock.now)
+        reader.add_text(f"{line}\n", clock.now)
 
 
 def test_the_newest_point_waits_for_the_rest_of_its_step(reader, clock):
@@ -92,7 +91,7 @@ def test_other_names_are_not_thinned(reader, clock):
 
 def test_of_too_many_lines_the_newest_are_parsed(reader, clock):
     lines = [f"step {n} loss 1.5" for n in range(3 * MAX_LINES)]
-    reader.add_lines(lines + ["nothing of it 7"] * MAX_LINES, clock.now)
+    reader.add_text("\n".join(lines + ["nothing of it 7"] * MAX_LINES), clock.now)
     points = reader.poll(final=True)
     assert (points[0].step, points[-1].step) == (2 * MAX_LINES, 3 * MAX_LINES - 1)
 
@@ -134,7 +133,7 @@ def test_the_file_may_have_times_and_anything_else(reader, clock, file):
         b'{"a": "b"}',
         b"[" * 9000,
     ]
-    garbage += [b'{"step": 1e999}', b'{"x": 1' * MAX_LINE_BYTES]
+    garbage += [b'{"step": 1e999}', b'{"x": 1' * 16_384]
     good = [
         {"step": 1, "loss": 1.5, "time": then + 10},
         {"step": 2, "loss": 1.5, "timestamp": then + 20},

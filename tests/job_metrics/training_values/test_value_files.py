@@ -12,9 +12,9 @@ import pytest
 from tensorboardX import SummaryWriter
 
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
-from prefect_bt.job_metrics.training_values.event_files import EventFile, _mask_checksum
-from prefect_bt.job_metrics.training_values.folder_files import MAX_FILES
+from prefect_bt.job_metrics.training_values.event_files import parse_records
 from prefect_bt.job_metrics.training_values.reader import TrainingValuesReader
+from prefect_bt.job_metrics.training_values.value_files import MAX_FILES
 
 START = 1_000_000_000.0
 
@@ -42,13 +42,10 @@ def write_events(folder: Path, steps: range, *, begin: float = START, large: boo
             at = begin + 10 * step
             writer.add_scalar("train/loss", 1.5 + step, step, walltime=at)
             writer.add_scalar("lr", 0.5, step, walltime=at)
-            if large:
-                writer.add_text("text", "x" * 1_500_000 * step, step, walltime=at)
+            if large and step == 1:
+                for tag in ("a", "b"):
+                    writer.add_text(tag, "x" * 1_100_000, step, walltime=at)
     return next(folder.glob("*.tfevents.*"))
-
-
-def read_steps(events: EventFile, path: Path) -> list[int | None]:
-    return [p.step for p in events.read(os.open(path, os.O_RDONLY)) if "lr" in p.values]
 
 
 def seen(points: list[TrainingPoint]) -> list[tuple[int | None, float, dict[str, float]]]:
@@ -65,27 +62,23 @@ def test_the_scalars_of_a_step_are_a_point(reader, clock, tmp_path):
 
 
 def test_a_file_that_ends_anywhere_is_read_on_when_it_grows(tmp_path):
-    path = write_events(tmp_path, range(4))
-    data, torn = path.read_bytes(), tmp_path / "torn"
-    whole = read_steps(EventFile(), path)
-    assert whole == [0, 1, 2, 3]
+    data = write_events(tmp_path, range(4)).read_bytes()
+    whole, end = parse_records(data)
+    assert [point.step for point in whole] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert end == len(data)
     for size in range(len(data)):
-        events = EventFile()
-        torn.write_bytes(data[:size])
-        first = read_steps(events, torn)
-        with torn.open("ab") as file:
-            file.write(data[size:])
-        assert first + read_steps(events, torn) == whole
+        first, position = parse_records(data[:size])
+        assert first + parse_records(data[position:])[0] == whole
 
 
-def test_records_of_images_and_texts_are_passed_over(tmp_path):
-    events, path = EventFile(), write_events(tmp_path, range(3), large=True)
-    assert [step for _ in range(9) for step in read_steps(events, path)] == [0, 1, 2]
+def test_records_of_images_and_texts_are_passed_over(reader, clock, tmp_path):
+    write_events(tmp_path, range(3), large=True)
+    clock.now += 40
+    assert [step for step, _, _ in seen(reader.poll(final=True))] == [0, 1, 2]
 
 
 def frame(data: bytes, length: int | None = None) -> bytes:
-    head = struct.pack("<Q", len(data) if length is None else length)
-    return head + struct.pack("<I", _mask_checksum(head)) + data + b"\0" * 4
+    return struct.pack("<QI", len(data) if length is None else length, 0) + data + b"\0" * 4
 
 
 def event(value: bytes) -> bytes:
@@ -108,16 +101,14 @@ TENSORS = {
 
 
 @pytest.mark.parametrize(("tensor", "expected"), TENSORS.items())
-def test_a_tensor_of_one_number_is_a_scalar(tmp_path, tensor: bytes, expected: float | None):
-    path = tmp_path / "events"
-    path.write_bytes(event(b"\x0a\x01a\x42" + bytes([len(tensor)]) + tensor))
-    points = EventFile().read(os.open(path, os.O_RDONLY))
+def test_a_tensor_of_one_number_is_a_scalar(tensor: bytes, expected: float | None):
+    points, _ = parse_records(event(b"\x0a\x01a\x42" + bytes([len(tensor)]) + tensor))
     assert [p.values for p in points] == ([] if expected is None else [{"a": expected}])
 
 
 GARBAGE = {
     "no record": b"garbage that is long enough",
-    "a checked length without end": frame(b"", 1 << 63),
+    "a length without end": frame(b"", 1 << 63),
     "a field without end": frame(b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
     "a field that is cut": frame(b"\x09\x00"),
     "a number without end": frame(b"\x10\xff"),
@@ -167,9 +158,21 @@ def test_a_trainer_state_gives_the_steps_since_the_last_one(reader, clock, tmp_p
     ]
 
 
+def test_values_of_a_trainer_state_have_the_times_of_the_lines_of_their_steps(
+    reader, clock, tmp_path
+):
+    for step in (10, 20):
+        clock.now += step
+        reader.add_text(f"step {step} lr 0.5\n", clock.now)
+    write_state(tmp_path, "checkpoint-30", 30, START + 60)
+    clock.now += 60
+    values = [(step, at) for step, at, v in seen(reader.poll(final=True)) if "loss" in v]
+    assert values == [(10, 10), (20, 30), (30, 60)]
+
+
 def test_values_of_the_log_are_not_repeated_from_the_files(reader, clock, tmp_path):
     clock.now += 30
-    reader.add_lines(["step 10 loss 1.5", "step 19 loss 1.5"], clock.now)
+    reader.add_text("step 10 loss 1.5\nstep 19 loss 1.5\n", clock.now)
     write_state(tmp_path, "checkpoint-20", 20, START + 20)
     values = [values for _, _, values in seen(reader.poll(final=True))]
     assert [v for v in values if "loss" in v] == [{"loss": 1.5}, {"loss": 1.5}]
