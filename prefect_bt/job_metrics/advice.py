@@ -1,6 +1,6 @@
 """Advice about a job, one sentence each, only where the metrics leave no doubt. Pure.
 
-The functions `find_…` look at the newest samples of the nodes of one attempt, whose commands run
+The functions `_find_…` look at the newest samples of the nodes of one attempt, whose commands run
 on every rank. They read the last minutes only, so that a flow can call them every few seconds.
 Times of different nodes are not compared, because the clocks of machines may differ.
 """
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import correlation, fmean, linear_regression, median
 from typing import Any, Final
 
-from prefect_bt.job_metrics.checkpoint_interval import measure_interval
-from prefect_bt.job_metrics.idle_time import IdleCheck, Span, find_idle_spans
+from prefect_bt.job_metrics.checkpoint_interval import advise_interval
+from prefect_bt.job_metrics.idle_time import Span, check_idle, find_idle_spans
 from prefect_bt.job_metrics.job_metrics import JobMetrics
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
 from prefect_bt.job_metrics.steps import (
@@ -52,17 +52,14 @@ HIGH_CPU: Final = 0.9
 LOW_MEMORY: Final = 0.03
 TREND_SECONDS: Final = 300.0
 TREND_SAMPLES: Final = 20
-TREND_FIT: Final = 0.9
+STEADY_FALL: Final = -0.95
+"""Correlation of the memory that is left with the time."""
 MEMORY_SECONDS: Final = 600.0
 """Seconds to the end of the memory below which a steady fall is reported."""
 FULL_DISK: Final = 0.01
 FULL_DISK_BYTES: Final = 500_000_000
 SMALL_DISK: Final = 0.1
 """Largest free part of a disk below FULL_DISK_BYTES; half of a small disk is no fault."""
-INTERVAL_FACTOR: Final = 3.0
-_TOTALS: Final = ("total_steps", "max_steps")
-_END_OF_TRAINING: Final = "train_runtime"
-"""Value that the Trainer of transformers reports once, at the end."""
 
 
 class AdviceKind(StrEnum):
@@ -90,34 +87,21 @@ def advise(metrics: JobMetrics) -> list[Advice]:
     """Return the advice about a job: what its newest samples show, and its checkpoint interval."""
     history = metrics.history
     last = history.events[-1] if history.events else None
-    found = list[Advice]()
+    advice = list[Advice]()
     if last is not None and last.state is JobState.RUNNING:
         nodes = [node for node in metrics.newest if node.attempt == (last.attempt or 0)]
-        found += find_advice(nodes, history.now)
-    interval = measure_interval(metrics)
-    if interval is None:
-        return found
-    present = interval.steps * interval.step_time
-    if 1 / INTERVAL_FACTOR <= present / interval.best <= INTERVAL_FACTOR:
-        return found
-    text = (
-        f"Write a checkpoint about every {format_elapsed(interval.best)} "
-        f"({interval.best_steps} steps) instead of every {format_elapsed(present)} "
-        f"({interval.steps} steps): {interval.failures} failures in "
-        f"{format_elapsed(interval.run_time)}, and {interval.cost:.1f} s for a checkpoint."
-    )
-    return [*found, Advice(AdviceKind.CHECKPOINT_INTERVAL, None, text, history.now)]
+        advice += find_advice(nodes, history.now)
+    if text := advise_interval(metrics):
+        advice.append(Advice(AdviceKind.CHECKPOINT_INTERVAL, None, text, history.now))
+    return advice
 
 
 def find_advice(nodes: Sequence[NodeMetrics], now: float) -> list[Advice]:
     """Return everything that the newest samples of a running gang show."""
-    hang = find_hang(nodes, now)
     return [
-        *([hang] if hang else []),
-        *find_stragglers(nodes, now),
-        *find_full_disk(nodes, now),
-        *find_low_memory(nodes, now),
-        *find_input_bound(nodes, now),
+        Advice(kind, rank, text, now)
+        for kind, find in _FINDERS.items()
+        for rank, text in find(nodes)
     ]
 
 
@@ -129,187 +113,181 @@ def advice_document(advice: Iterable[Advice]) -> list[dict[str, Any]]:
     ]
 
 
-def find_hang(nodes: Sequence[NodeMetrics], now: float) -> Advice | None:
-    """Return the advice about a training that does nothing any more; None if it does not hang."""
-    silent = dict[int, float]()
-    reports = dict[int, list[StepReport]]()
-    for node in nodes:
-        if not node.times or _has_finished(node):
-            return None
-        if recent := _recent_reports(node):
-            reports[node.rank] = recent
-            silent[node.rank] = node.times[-1] - recent[-1].at
-    if not reports:
-        return None
-    rank = min(silent, key=lambda rank: silent[rank])
-    known, seconds = reports[rank], silent[rank]
-    step_time = compute_step_time(known)
-    if len(known) < MIN_REPORTS or step_time is None:
-        return None
-    gaps = [after.at - before.at for before, after in pairwise(known)]
-    limit = max(HANG_SECONDS, HANG_STEPS * step_time, 2 * median(gaps))
+_Texts = Iterator[tuple[int | None, str]]
+"""Sentences, each with its rank."""
+
+
+def _find_hang(nodes: Sequence[NodeMetrics]) -> _Texts:
+    """Yield a training that does nothing any more."""
+    silent = [
+        (node.times[-1] - reports[-1].at, reports)
+        for node in nodes
+        if node.times and (reports := _recent_reports(node))
+    ]
+    if not silent or not all(node.times and not _has_finished(node) for node in nodes):
+        return
+    seconds, reports = min(silent)
+    if len(reports) < MIN_REPORTS:
+        return
+    step_time = compute_step_time(reports) or 0.0
+    usual = median(after.at - before.at for before, after in pairwise(reports))
+    limit = max(HANG_SECONDS, HANG_STEPS * step_time, 2 * usual)
     if seconds < limit or not all(_is_quiet(node, seconds) for node in nodes):
-        return None
-    if seconds < PAUSE_FACTOR * _find_longest_pause(nodes, known, limit):
-        return None
+        return
+    if seconds < PAUSE_FACTOR * _find_longest_pause(nodes, reports, limit):
+        return
     stopped = [node.rank for node in nodes if (node.last("stopped") or 0) > 0]
     why = f" Processes of {format_ranks(stopped)} are stopped by a signal." if stopped else ""
-    text = (
-        f"The training hangs: no step since step {known[-1].step} for {seconds:.0f} s, usually "
+    yield (
+        None,
+        f"The training hangs: no step since step {reports[-1].step} for {seconds:.0f} s, usually "
         f"{step_time:.3g} s a step, no output, and every rank is idle.{why} Stop the job and run "
-        "`prefect-bt retry`, or push it with --stop-on-hang."
+        "`prefect-bt retry`, or push it with --stop-on-hang.",
     )
-    return Advice(AdviceKind.HANG, None, text, now)
 
 
-def find_stragglers(nodes: Sequence[NodeMetrics], now: float) -> list[Advice]:
-    """Return the advice about ranks that the others of the gang wait for."""
+def _find_stragglers(nodes: Sequence[NodeMetrics]) -> _Texts:
+    """Yield ranks that the others of the gang wait for; of each the surest sign."""
     if len(nodes) < 2 or not all(node.times for node in nodes):
-        return []
-    found = {
+        return
+    signs = {
         **dict(_find_idle_gpus(nodes)),
         **dict(_find_slow(nodes)),
         **dict(_find_stopped(nodes)),
     }
-    return [
-        Advice(AdviceKind.STRAGGLER, rank, f"Rank {rank} is a straggler: {what}", now)
-        for rank, what in sorted(found.items())
-    ]
+    for rank, sign in sorted(signs.items()):
+        yield rank, f"Rank {rank} is a straggler: {sign}"
 
 
-def find_full_disk(nodes: Sequence[NodeMetrics], now: float) -> list[Advice]:
-    """Return the advice about ranks whose disk is nearly full."""
-    found = list[Advice]()
+def _find_full_disk(nodes: Sequence[NodeMetrics]) -> _Texts:
     for node in nodes:
-        free = node.last("disk_free")
-        size = node.last("disk_size") or node.last("disk_total") or math.inf
-        is_low = free is not None and free < FULL_DISK_BYTES and free < SMALL_DISK * size
-        if free is not None and (is_low or free < FULL_DISK * size < math.inf):
-            of = f" of {format_size(size)}" if size < math.inf else ""
-            text = (
-                f"The disk of rank {node.rank} is nearly full: {format_size(free)}{of} are free. "
-                "Delete files, or keep fewer checkpoints with --keep-last."
+        free, size = node.last("disk_free"), node.last("disk_size")
+        if free is None or size is None:
+            continue
+        if free < FULL_DISK * size or free < min(FULL_DISK_BYTES, SMALL_DISK * size):
+            yield (
+                node.rank,
+                f"The disk of rank {node.rank} is nearly full: {format_size(free)} of "
+                f"{format_size(size)} are free. Delete files, or keep fewer checkpoints with "
+                "--keep-last.",
             )
-            found.append(Advice(AdviceKind.DISK, node.rank, text, now))
-    return found
 
 
-def find_low_memory(nodes: Sequence[NodeMetrics], now: float) -> list[Advice]:
-    """Return the advice about ranks whose memory is about to run out."""
-    found = list[Advice]()
+def _find_low_memory(nodes: Sequence[NodeMetrics]) -> _Texts:
     has_trained = _has_trained_for(nodes, TREND_SECONDS)  # a start-up fills caches steadily, too
     for node in nodes:
         available, total = node.last("memory_available"), node.facts.memory_total
         if available is None:
             continue
         left = f"{format_size(available)} of {format_size(total)} memory are left on rank"
-        what = ""
         if available < LOW_MEMORY * total:
             what = f"Only {left} {node.rank}."
-        elif has_trained and (seconds := _predict_end(node)) is not None:
+        elif has_trained and (seconds := _predict_end(node)) < MEMORY_SECONDS:
             soon = format_elapsed(seconds)
             what = f"{left} {node.rank}; as steadily as it falls, it runs out in {soon}."
-        if what:
-            text = f"{what} Use smaller batches or fewer loader processes, or request more memory."
-            found.append(Advice(AdviceKind.MEMORY, node.rank, text, now))
-    return found
+        else:
+            continue
+        cure = "Use smaller batches or fewer loader processes, or request more memory."
+        yield node.rank, f"{what} {cure}"
 
 
-def find_input_bound(nodes: Sequence[NodeMetrics], now: float) -> list[Advice]:
-    """Return the advice about ranks whose GPUs wait for the CPUs."""
-    found = list[Advice]()
+def _find_input_bound(nodes: Sequence[NodeMetrics]) -> _Texts:
+    """Yield ranks whose GPUs wait for the CPUs."""
     if not _has_trained_for(nodes, INPUT_SECONDS):
-        return found
+        return
     for node in nodes:
-        start = _start_of(node, INPUT_SECONDS)
-        gpus = _mean_gpu(node, start) if start is not None else None
-        if start is None or gpus is None or gpus >= LOW_GPU:
+        gpus = _mean_gpu(node, INPUT_SECONDS)
+        if not gpus < LOW_GPU:
             continue
-        cpu = fmean(node.columns["cpu"][start:])
-        if not cpu > HIGH_CPU * node.facts.cpus:
-            continue
-        text = (
-            f"Rank {node.rank} waits for its input: its GPUs are {100 * gpus:.0f} % busy while its "
-            f"CPUs are {100 * cpu / node.facts.cpus:.0f} % busy. Give the data loader more CPUs, "
-            "or prepare the data before the training."
-        )
-        found.append(Advice(AdviceKind.INPUT_BOUND, node.rank, text, now))
-    return found
+        cpus = fmean(_newest(node, "cpu", INPUT_SECONDS)) / node.facts.cpus
+        if cpus > HIGH_CPU:
+            yield (
+                node.rank,
+                f"Rank {node.rank} waits for its input: its GPUs are {100 * gpus:.0f} % busy while "
+                f"its CPUs are {100 * cpus:.0f} % busy. Give the data loader more CPUs, or prepare "
+                "the data before the training.",
+            )
+
+
+_FINDERS: Final[dict[AdviceKind, Callable[[Sequence[NodeMetrics]], _Texts]]] = {
+    AdviceKind.HANG: _find_hang,
+    AdviceKind.STRAGGLER: _find_stragglers,
+    AdviceKind.DISK: _find_full_disk,
+    AdviceKind.MEMORY: _find_low_memory,
+    AdviceKind.INPUT_BOUND: _find_input_bound,
+}
 
 
 def _recent_reports(node: NodeMetrics) -> list[StepReport]:
     return list_reports(node.training[-RECENT_POINTS:])
 
 
+def _newest(node: NodeMetrics, column: str, seconds: float) -> list[float]:
+    """Return the values of the last seconds."""
+    return node.columns[column][node.find_start(node.times[-1] - seconds) :]
+
+
 def _has_trained_for(nodes: Sequence[NodeMetrics], seconds: float) -> bool:
     """Return whether steps were reported before the last seconds, and twice within them."""
-    for node in nodes:
-        reports = _recent_reports(node)
-        if node.times and len(reports) > 1:
-            start = node.times[-1] - seconds
-            if node.training[0].at <= start < reports[-2].at:
-                return True
-    return False
+    return any(
+        node.training[0].at <= node.times[-1] - seconds < reports[-2].at
+        for node in nodes
+        if node.times and len(reports := _recent_reports(node)) > 1
+    )
 
 
 def _has_finished(node: NodeMetrics) -> bool:
     """Return whether the trainer told that all steps are done."""
-    return any(
-        _END_OF_TRAINING in point.values
-        or any(
-            point.step is not None and point.step >= point.values.get(name, math.inf)
-            for name in _TOTALS
-        )
-        for point in node.training[-MIN_REPORTS:]
-    )
+    for point in node.training[-MIN_REPORTS:]:
+        totals = [point.values.get(name, math.inf) for name in ("total_steps", "max_steps")]
+        if point.step is not None and point.step >= min(totals):
+            return True
+        if "train_runtime" in point.values:  # transformers reports it once, at the end
+            return True
+    return False
 
 
 def _is_quiet(node: NodeMetrics, seconds: float) -> bool:
     """Return whether a node printed nothing since the last step, and is idle now for some time."""
-    check, last = IdleCheck(node), len(node.times) - 1
-    stepped = node.find_start(node.times[-1] - seconds)
-    if any(lines > 0 for lines in node.columns["lines"][stepped + 1 :]):
+    known = _newest(node, "received", seconds) + _newest(node, "read", seconds)
+    printed = _newest(node, "lines", seconds)[1:]
+    if any(map(math.isnan, known)) or any(lines > 0 for lines in printed):
         return False
-    known = [node.columns[name] for name in ("received", "read") if name in node.columns]
-    start = last
-    while start > stepped and check.is_idle(start) and not node.columns["blocked"][start] > 0:
-        if len(known) < 2 or any(math.isnan(values[start]) for values in known):
-            return False
+    stepped, start = node.find_start(node.times[-1] - seconds), len(node.times) - 1
+    idle, blocked = check_idle(node), node.columns["blocked"]
+    while start > stepped and idle[start] and not blocked[start] > 0:
         start -= 1
-    return node.times[last] - node.times[start] >= IDLE_SECONDS
+    return node.times[-1] - node.times[start] >= IDLE_SECONDS
 
 
 def _find_longest_pause(
     nodes: Sequence[NodeMetrics], reports: Sequence[StepReport], limit: float
 ) -> float:
-    """Return the longest idle time between two steps from which the training went on."""
-    return max(
-        (
-            after.at - before.at
-            for before, after in pairwise(reports)
-            if after.at - before.at >= limit
-            and find_idle_spans(nodes, [], window=Span(before.at, after.at), shortest=IDLE_SECONDS)
-        ),
-        default=0.0,
-    )
+    """Return the longest time between two steps in which the nodes were idle for a while."""
+    times = [report.at for report in reports]
+    window = Span(times[0], times[-1])
+    spans = find_idle_spans(nodes, times, window=window, shortest=IDLE_SECONDS)
+    pauses = [
+        after - before
+        for before, after in pairwise(times)
+        if after - before >= limit and any(before <= span.start < after for span in spans)
+    ]
+    return max(pauses, default=0.0)
 
 
 def _find_stopped(nodes: Sequence[NodeMetrics]) -> Iterator[tuple[int, str]]:
+    """Yield a rank with stopped processes, if no other has any."""
     stopped = {
-        node.rank: sum(
-            count > 0
-            for count in node.columns["stopped"][node.find_start(node.times[-1] - MINUTE) :]
-        )
-        for node in nodes
+        node.rank: sum(count > 0 for count in _newest(node, "stopped", MINUTE)) for node in nodes
     }
-    having = [rank for rank, samples in stopped.items() if samples]
-    if len(having) == 1 and stopped[having[0]] >= 2:
-        yield (
-            having[0],
-            f"a signal or a debugger stopped its processes in {stopped[having[0]]} samples of the "
-            "last minute, and those of no other rank. Continue them, or move the job off that "
-            "machine.",
-        )
+    for rank, samples in stopped.items():
+        if samples == sum(stopped.values()) >= 2:
+            yield (
+                rank,
+                f"a signal or a debugger stopped its processes in {samples} samples of the last "
+                "minute, and those of no other rank. Continue them, or move the job off that "
+                "machine.",
+            )
 
 
 def _find_slow(nodes: Sequence[NodeMetrics]) -> Iterator[tuple[int, str]]:
@@ -340,57 +318,36 @@ def _find_idle_gpus(nodes: Sequence[NodeMetrics]) -> Iterator[tuple[int, str]]:
     """Yield a rank whose GPUs are idle while those of all others are busy, as they wait for it."""
     if not any(len(_recent_reports(node)) >= MIN_REPORTS for node in nodes):
         return
-    used = dict[int, float]()
-    for node in nodes:
-        start = _start_of(node, GPU_SECONDS)
-        gpus = _mean_gpu(node, start) if start is not None else None
-        if gpus is None:
-            return
-        used[node.rank] = gpus
-    low = [node for node in nodes if used[node.rank] < LOW_GPU]
+    used = {node.rank: _mean_gpu(node, GPU_SECONDS) for node in nodes}
     others = [gpus for gpus in used.values() if gpus > HIGH_GPU]
-    if len(low) == 1 and len(others) == len(nodes) - 1 and not _is_saving(low[0]):
-        rank = low[0].rank
-        yield (
-            rank,
-            f"its GPUs are {100 * used[rank]:.0f} % busy, those of the other ranks at least "
-            f"{100 * min(others):.0f} %. Look at its machine and its input.",
-        )
+    for node in nodes:
+        gpus = used[node.rank]
+        if gpus < LOW_GPU and len(others) == len(nodes) - 1 and not _is_saving(node):
+            yield (
+                node.rank,
+                f"its GPUs are {100 * gpus:.0f} % busy, those of the other ranks at least "
+                f"{100 * min(others):.0f} %. Look at its machine and its input.",
+            )
 
 
 def _is_saving(node: NodeMetrics) -> bool:
-    start = node.find_start(node.times[-1] - MINUTE)
-    return any(blocked > 0 for blocked in node.columns["blocked"][start:]) or any(
-        written > SAVING_BYTES for written in node.columns["written"][start:]
-    )
+    written, blocked = (_newest(node, column, MINUTE) for column in ("written", "blocked"))
+    return any(rate > SAVING_BYTES for rate in written) or any(count > 0 for count in blocked)
 
 
-def _start_of(node: NodeMetrics, seconds: float) -> int | None:
-    """Return the index of the first sample of the last seconds; None without samples before."""
+def _mean_gpu(node: NodeMetrics, seconds: float) -> float:
+    """Return the mean part of the last seconds in which the GPUs ran; NaN if it is not known."""
     start = node.find_start(node.times[-1] - seconds) if node.times else 0
-    return start or None
+    values = [used for gpu in node.gpu_columns("utilization").values() for used in gpu[start:]]
+    return fmean(values) if start and values else math.nan
 
 
-def _mean_gpu(node: NodeMetrics, start: int) -> float | None:
-    """Return the mean part of the time in which the GPUs ran; None if it is not known."""
-    values = [value for gpu in node.gpu_columns("utilization").values() for value in gpu[start:]]
-    return fmean(values) if values and not any(map(math.isnan, values)) else None
-
-
-def _predict_end(node: NodeMetrics) -> float | None:
-    """Return the seconds to the end of a memory that falls steadily; None for any other."""
-    start = _start_of(node, TREND_SECONDS)
-    if start is None:
-        return None
-    values = node.columns["memory_available"][start:]
-    times = [at - node.times[start] for at in node.times[start:]]
-    if len(values) < TREND_SAMPLES or any(map(math.isnan, values)):
-        return None
-    mean_at, mean = fmean(times), fmean(values)
-    spread = sum((at - mean_at) ** 2 for at in times)
-    variance = sum((value - mean) ** 2 for value in values)
-    product = sum((at - mean_at) * (v - mean) for at, v in zip(times, values, strict=True))
-    if product >= 0 or product**2 <= TREND_FIT * spread * variance:
-        return None
-    seconds = -values[-1] * spread / product
-    return seconds if seconds < MEMORY_SECONDS else None
+def _predict_end(node: NodeMetrics) -> float:
+    """Return the seconds to the end of a memory that falls steadily; infinity for any other."""
+    start = node.find_start(node.times[-1] - TREND_SECONDS)
+    times, left = node.times[start:], node.columns["memory_available"][start:]
+    if not start or len(times) < TREND_SAMPLES or min(left) == max(left):
+        return math.inf
+    if not correlation(times, left) < STEADY_FALL:  # it is NaN if a value is missing
+        return math.inf
+    return -left[-1] / linear_regression(times, left).slope

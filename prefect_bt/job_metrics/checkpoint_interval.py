@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Final
@@ -12,12 +11,15 @@ from typing import Final
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
 from prefect_bt.job_metrics.goodput import TimeClass, measure_goodput
 from prefect_bt.job_metrics.job_metrics import JobMetrics
-from prefect_bt.job_metrics.steps import StepReport, compute_step_time, merge_reports
+from prefect_bt.job_metrics.steps import StepReport, compute_step_time, list_reports
 from prefect_bt.ledger.records import Cause, FailureClass
+from prefect_bt.text.quantities import format_elapsed
 
 MIN_FAILURES: Final = 2
 MIN_COST: Final = 0.1
 """Seconds. What a checkpoint costs less is noise of the step time."""
+INTERVAL_FACTOR: Final = 3.0
+"""How many times longer or shorter than the best an interval is that is reported."""
 _IN_COMMANDS: Final = (
     TimeClass.RESTORING,
     TimeClass.TRAINING,
@@ -26,30 +28,8 @@ _IN_COMMANDS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class CheckpointInterval:
-    """Present and best interval. Times are in seconds."""
-
-    steps: int
-    step_time: float
-    cost: float
-    """What a checkpoint adds to the time of the steps."""
-    failures: int
-    run_time: float
-    """Time of the commands in all attempts."""
-
-    @property
-    def best(self) -> float:
-        """Return the best seconds between two checkpoints, by Young and Daly."""
-        return math.sqrt(2 * self.cost * self.run_time / self.failures)
-
-    @property
-    def best_steps(self) -> int:
-        return max(1, round(self.best / self.step_time))
-
-
-def measure_interval(metrics: JobMetrics) -> CheckpointInterval | None:
-    """Return the interval; None if something is not known, or too few failures were seen."""
+def advise_interval(metrics: JobMetrics) -> str:
+    """Return a sentence; "" if the interval is good, or something is not known."""
     history = metrics.history
     failures = sum(
         outcome.failure not in {None, FailureClass.DEPLOY}
@@ -58,27 +38,31 @@ def measure_interval(metrics: JobMetrics) -> CheckpointInterval | None:
     )
     steps = sorted({one.step for one in history.checkpoints if one.step is not None})
     if failures < MIN_FAILURES or len(steps) < 2 or history.record.retention.keep_every:
-        return None
+        return ""
     costs, step_times = list[float](), list[float]()
     for attempt in {node.attempt for node in metrics.nodes}:
         nodes = [node for node in metrics.nodes if node.attempt == attempt]
-        reports = merge_reports(nodes, {}, since=-math.inf, until=math.inf)
-        step_time = compute_step_time(reports)
-        if step_time is None:
-            continue
-        step_times.append(step_time)
-        for checkpoint in history.checkpoints:
-            if checkpoint.attempt == attempt and checkpoint.step is not None:
-                costs += _measure_cost(checkpoint, reports, step_time)
-    if len(costs) < 2 or median(costs) < MIN_COST or median(step_times) <= 0:
-        return None
+        reports = list_reports(point for node in nodes for point in node.training)
+        if step_time := compute_step_time(reports):
+            step_times.append(step_time)
+            for checkpoint in history.checkpoints:
+                if checkpoint.attempt == attempt and checkpoint.step is not None:
+                    costs += _measure_cost(checkpoint, reports, step_time)
+    if len(costs) < 2 or median(costs) < MIN_COST:
+        return ""
     seconds = measure_goodput(metrics).seconds
-    return CheckpointInterval(
-        steps=round(median(b - a for a, b in pairwise(steps))),
-        step_time=median(step_times),
-        cost=median(costs),
-        failures=failures,
-        run_time=sum(seconds[name] for name in _IN_COMMANDS),
+    run_time = sum(seconds[name] for name in _IN_COMMANDS)
+    cost, step_time = median(costs), median(step_times)
+    best = math.sqrt(2 * cost * run_time / failures)  # by Young and Daly
+    interval = round(median(b - a for a, b in pairwise(steps)))
+    present = interval * step_time
+    if best / INTERVAL_FACTOR <= present <= best * INTERVAL_FACTOR:
+        return ""
+    return (
+        f"Write a checkpoint about every {format_elapsed(best)} "
+        f"({max(1, round(best / step_time))} steps) instead of every {format_elapsed(present)} "
+        f"({interval} steps): {failures} failures in {format_elapsed(run_time)}, "
+        f"and {cost:.1f} s for a checkpoint."
     )
 
 

@@ -8,16 +8,16 @@ clock whatever the clocks of machines say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from prefect_bt.job_metrics.attempt_times import AttemptTimes, read_times
+from prefect_bt.job_metrics.attempt_times import AttemptTimes, mark_losses, read_times
 from prefect_bt.job_metrics.idle_time import Span, find_idle_spans
 from prefect_bt.job_metrics.job_metrics import JobHistory, JobMetrics
-from prefect_bt.job_metrics.lost_time import find_losses
-from prefect_bt.ledger.records import Cause, JobEvent, NodePhase
+from prefect_bt.ledger.records import Cause, NodePhase
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.quantities import format_iso
 
@@ -77,11 +77,12 @@ class Goodput:
         return kept / self.wall_clock if self.wall_clock > 0 else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Part:
-    """The time between two events. `wait`: None in an attempt, whose number is `attempt`."""
+    """The time from an event to the next; `wait`: None in an attempt."""
 
-    span: Span
+    start: float
+    end: float
     wait: TimeClass | None = None
     attempt: int = 0
     running_at: float | None = None
@@ -93,20 +94,21 @@ def measure_goodput(metrics: JobMetrics) -> Goodput:
     history = metrics.history
     created = history.record.created_at
     end = max(created, history.now if history.ended_at is None else history.ended_at)
-    parts = list(_iter_parts(history, Span(created, end)))
-    begun = [part for part in parts if part.wait is None]
-    attempts = [read_times(metrics, part.attempt, part.span, part.running_at) for part in begun]
-    losses = find_losses(attempts, history)
+    parts = _list_parts(history, created, end)
+    attempts = [
+        read_times(metrics, part.attempt, Span(part.start, part.end), part.running_at)
+        for part in parts
+        if part.wait is None
+    ]
+    mark_losses(attempts, history)
     has_steps = any(times.reports for times in attempts)
-    lost_steps = sum(loss.steps for loss in losses if loss)
-    divided = iter(zip(attempts, losses, strict=True))
-    phases = list[Phase]()
+    phases, remaining = list[Phase](), iter(attempts)
     for part in parts:
-        if part.wait is not None:
-            phases.append(Phase(part.wait, None, *part.span))
-            continue
-        times, loss = next(divided)
-        phases += _divide(part, times, loss.start if loss else None, has_steps=has_steps)
+        if part.wait is None:
+            phases += _divide(part, next(remaining), has_steps=has_steps)
+        else:
+            phases.append(Phase(part.wait, None, part.start, part.end))
+    lost_steps = sum(times.lost_steps for times in attempts)
     return Goodput(end - created, list(_merge(phases)), lost_steps)
 
 
@@ -130,111 +132,85 @@ def goodput_document(goodput: Goodput) -> dict[str, Any]:
     }
 
 
-def _iter_parts(history: JobHistory, window: Span) -> Iterator[_Part]:
-    """Yield the parts of the window in order, without gaps."""
+def _list_parts(history: JobHistory, created: float, end: float) -> list[_Part]:
+    """Return the parts of a job's time in order, without gaps."""
     preempted = {
         outcome.attempt
         for outcome in history.outcomes
         if outcome.cause is Cause.PREEMPTED and outcome.failure is None
     }
     has_weights = bool(history.record.definition.get("job", {}).get("weights"))
-    last: int | None = None
-    current: _Part | None = None
-    at = window.start
+    parts, at = list[_Part](), created
+    attempt: int | None = None
     for event in history.events:
-        at = min(window.end, max(at, event.at))
-        if event.state is JobState.RUNNING and current is not None and current.wait is None:
-            current = replace(current, running_at=at)
+        at = min(end, max(at, event.at))
+        if event.state is JobState.RUNNING and parts and parts[-1].wait is None:
+            parts[-1].running_at = at
             continue
-        if current is not None:
-            retried = not event.state.terminal and last not in preempted
-            yield replace(current, span=Span(current.span.start, at), is_retried=retried)
-        start = window.start if current is None else at
+        is_retry = attempt is not None and attempt not in preempted
+        if parts:
+            parts[-1].end = at
+            parts[-1].is_retried = is_retry and not event.state.terminal
+        part = _Part(at if parts else created, end)
         if event.state in {JobState.DEPLOYING, JobState.RUNNING}:
-            last = event.attempt if event.attempt is not None else (last or 0)
-            running_at = at if event.state is JobState.RUNNING else None
-            current = _Part(Span(start, at), None, last, running_at)
-        else:
-            wait = _classify_wait(event, is_first=last is None, is_preempted=last in preempted)
-            if wait is TimeClass.MIRRORING and not has_weights:
-                wait = TimeClass.PROVISIONING  # the flow starts
-            current = _Part(Span(start, at), wait)
-    rest = current or _Part(window, TimeClass.QUEUED)
-    yield replace(rest, span=Span(rest.span.start, window.end))
+            attempt = part.attempt = (attempt or 0) if event.attempt is None else event.attempt
+            part.running_at = at if event.state is JobState.RUNNING else None
+        elif is_retry or event.state.terminal:
+            part.wait = TimeClass.RETRY_DELAY
+        elif event.state is JobState.PENDING:
+            part.wait = TimeClass.QUEUED
+        else:  # the flow starts
+            part.wait = TimeClass.MIRRORING if has_weights else TimeClass.PROVISIONING
+        parts.append(part)
+    return parts or [_Part(created, end, TimeClass.QUEUED)]
 
 
-def _classify_wait(event: JobEvent, *, is_first: bool, is_preempted: bool) -> TimeClass:
-    if event.state.terminal or not (is_first or is_preempted):
-        return TimeClass.RETRY_DELAY
-    return TimeClass.QUEUED if event.state is JobState.PENDING else TimeClass.MIRRORING
-
-
-def _divide(
-    part: _Part, times: AttemptTimes, lost_at: float | None, *, has_steps: bool
-) -> Iterator[Phase]:
-    """Yield the phases of an attempt. `lost_at`: when the training began that was lost."""
-    commands, attempt = times.commands, times.attempt
-    after = TimeClass.RETRY_DELAY if part.is_retried else TimeClass.FLUSHING
-    number = None if part.is_retried else attempt
-    if commands is None:
-        yield Phase(TimeClass.PROVISIONING, attempt, part.span.start, times.ended_at)
-        yield Phase(after, number, times.ended_at, part.span.end)
-        return
+def _divide(part: _Part, times: AttemptTimes, *, has_steps: bool) -> Iterator[Phase]:
+    """Yield the phases of an attempt."""
+    commands = times.commands or Span(times.ended_at, times.ended_at)
     trained_at = times.first_step_at
     if trained_at is None:
         trained_at = commands.end if has_steps else commands.start
-    trained_at = min(trained_at, commands.end)
-    lost_at = commands.end if lost_at is None else min(max(trained_at, lost_at), commands.end)
-    yield Phase(TimeClass.PROVISIONING, attempt, part.span.start, commands.start)
-    yield from _cut_stalls(
-        times,
-        [
-            Phase(TimeClass.RESTORING, attempt, commands.start, trained_at),
-            Phase(TimeClass.TRAINING, attempt, trained_at, lost_at),
-            Phase(TimeClass.LOST, attempt, lost_at, commands.end),
-        ],
-    )
     nodes = times.outcome.nodes if times.outcome else ()
     is_gone = all(node.phase is NodePhase.LOST for node in nodes)
-    flush = TimeClass.STALLED if is_gone else TimeClass.FLUSHING
-    yield Phase(flush, attempt, commands.end, times.ended_at)
-    yield Phase(after, number, times.ended_at, part.span.end)
+    ends = [
+        (TimeClass.PROVISIONING, commands.start),
+        (TimeClass.RESTORING, trained_at),
+        (TimeClass.TRAINING, min(max(trained_at, times.lost_at), commands.end)),
+        (TimeClass.LOST, commands.end),
+        (TimeClass.STALLED if is_gone else TimeClass.FLUSHING, times.ended_at),
+        (TimeClass.RETRY_DELAY if part.is_retried else TimeClass.FLUSHING, part.end),
+    ]
+    stalls, start = _find_stalls(times, commands), part.start
+    for time_class, end in ends:
+        cuts = [start]
+        for at in chain.from_iterable(stalls):
+            cuts.append(min(max(at, cuts[-1]), end))
+        is_delay = time_class is TimeClass.RETRY_DELAY
+        for number, (begin, until) in enumerate(pairwise([*cuts, end])):
+            name = TimeClass.STALLED if number % 2 else time_class
+            yield Phase(name, None if is_delay else part.attempt, begin, until)
+        start = end
 
 
-def _cut_stalls(times: AttemptTimes, phases: Iterable[Phase]) -> Iterator[Phase]:
-    """Yield the phases of the commands with their stalled times cut out of them."""
+def _find_stalls(times: AttemptTimes, commands: Span) -> list[Span]:
+    """Return the stalled times of the commands; none if a rank has no metrics."""
     known = {node.rank for node in times.nodes}
-    ranks = {node.rank for node in times.outcome.nodes} if times.outcome else known
-    spans = list[Span]()
-    if times.commands is not None and ranks <= known:
-        spans = find_idle_spans(
-            times.nodes,
-            [report.at for report in times.reports],
-            window=times.commands,
-            shortest=STALL_SECONDS,
-            offsets=times.offsets,
-        )
-    for phase in phases:
-        cuts = [phase.start]
-        for span in spans:
-            cuts += [min(max(at, phase.start), phase.end) for at in span]
-        cuts.append(phase.end)
-        for number, (start, end) in enumerate(pairwise(cuts)):
-            name = TimeClass.STALLED if number % 2 else phase.time_class
-            yield Phase(name, phase.attempt, start, end)
+    if times.outcome and not {node.rank for node in times.outcome.nodes} <= known:
+        return []
+    return find_idle_spans(
+        times.nodes,
+        [report.at for report in times.reports],
+        window=commands,
+        shortest=STALL_SECONDS,
+        offsets=times.offsets,
+    )
 
 
 def _merge(phases: Iterable[Phase]) -> Iterator[Phase]:
     """Yield the phases without empty ones; neighbours of the same class are one."""
-    current: Phase | None = None
-    for phase in phases:
-        if phase.end <= phase.start:
-            continue
-        if current is not None and current[:2] == phase[:2]:
-            current = current._replace(end=phase.end)
-            continue
-        if current is not None:
-            yield current
-        current = phase
-    if current is not None:
-        yield current
+    for _, group in groupby(
+        (phase for phase in phases if phase.end > phase.start), itemgetter(0, 1)
+    ):
+        same = list(group)
+        yield same[0]._replace(end=same[-1].end)

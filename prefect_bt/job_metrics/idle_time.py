@@ -1,10 +1,9 @@
-"""Times in which a node did nothing: no line, no CPU, no GPU, no disk, no network. Pure."""
+"""Times in which nodes did nothing: no line, no CPU, no GPU, no disk, no network. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -15,7 +14,7 @@ IDLE_GPU: Final = 0.05
 """Part of the time in which a kernel ran."""
 IDLE_BYTES: Final = 100_000
 """Bytes per second of each of the disk and the network, in each direction."""
-_FLOWS: Final = ("read", "written", "received", "sent")
+_LIMITS: Final = {"lines": 0, **dict.fromkeys(("read", "written", "received", "sent"), IDLE_BYTES)}
 MAX_GAP: Final = 3.0
 """Intervals between two samples after which nothing is known of the time between them."""
 
@@ -27,24 +26,17 @@ class Span(NamedTuple):
     end: float
 
 
-class IdleCheck:
-    """Tells for samples of a node whether it did nothing until then since the sample before."""
+def check_idle(node: NodeMetrics) -> list[bool]:
+    """Return for each sample whether the node did nothing since the sample before.
 
-    def __init__(self, node: NodeMetrics) -> None:
-        columns = node.columns
-        unknown = [math.nan] * len(node.times)
-        self._lines, self._cpu = (columns.get(name, unknown) for name in ("lines", "cpu"))
-        self._flows = [columns[name] for name in _FLOWS if name in columns]
-        self._gpus = list(node.gpu_columns("utilization").values())
-
-    def is_idle(self, index: int) -> bool:
-        """Return whether the node was idle. A value that is missing counts as idle, but not CPU."""
-        return (
-            self._cpu[index] < IDLE_CORES
-            and not self._lines[index] > 0
-            and not any(flow[index] > IDLE_BYTES for flow in self._flows)
-            and not any(gpu[index] > IDLE_GPU for gpu in self._gpus)
-        )
+    A value that is missing counts as idle, but not CPU.
+    """
+    limits = [(node.columns[name], limit) for name, limit in _LIMITS.items() if node.times]
+    limits += [(used, IDLE_GPU) for used in node.gpu_columns("utilization").values()]
+    return [
+        cores < IDLE_CORES and not any(values[index] > limit for values, limit in limits)
+        for index, cores in enumerate(node.columns.get("cpu", ()))
+    ]
 
 
 def find_idle_spans(
@@ -60,36 +52,24 @@ def find_idle_spans(
     `busy_times`: times at which a step was reported; they divide a span. `offsets`: seconds to add
     to the times of a rank.
     """
-    spans = [window] if nodes else []
-    for node in nodes:  # of the next node only the spans of the ones before are read
+    inside = sorted(at for at in busy_times if window.start < at < window.end)
+    spans = [Span(*pair) for pair in pairwise([window.start, *inside, window.end])]
+    for node in nodes:
+        spans = [span for span in spans if span.end - span.start >= shortest]
+        idle = _list_idle(node, offsets.get(node.rank, 0.0)) if spans else []
         spans = [
-            found
+            Span(max(span.start, own.start), min(span.end, own.end))
             for span in spans
-            for found in _idle_spans(node, span, offsets.get(node.rank, 0.0))
-            if found.end - found.start >= shortest
+            for own in idle
         ]
-    steps = sorted(busy_times)
-    cut = [
-        Span(start, end)
-        for span in spans
-        for start, end in pairwise(
-            [span.start, *(at for at in steps if span.start < at < span.end), span.end]
-        )
+    return [span for span in spans if nodes and span.end - span.start >= shortest]
+
+
+def _list_idle(node: NodeMetrics, offset: float) -> list[Span]:
+    longest = MAX_GAP * node.facts.interval
+    samples = [
+        (is_idle and end - start <= longest, start + offset, end + offset)
+        for (start, end), is_idle in zip(pairwise(node.times), check_idle(node)[1:], strict=True)
     ]
-    return [span for span in cut if span.end - span.start >= shortest]
-
-
-def _idle_spans(node: NodeMetrics, window: Span, offset: float) -> list[Span]:
-    check, spans = IdleCheck(node), list[Span]()
-    for index in range(max(1, node.find_start(window.start - offset)), len(node.times)):
-        start, end = node.times[index - 1] + offset, node.times[index] + offset
-        if start >= window.end:
-            break
-        if not end - start <= MAX_GAP * node.facts.interval or not check.is_idle(index):
-            continue
-        start, end = max(start, window.start), min(end, window.end)
-        if spans and spans[-1].end >= start:
-            start = spans.pop().start
-        if end > start:
-            spans.append(Span(start, end))
-    return spans
+    groups = [(is_idle, list(group)) for is_idle, group in groupby(samples, lambda one: one[0])]
+    return [Span(group[0][1], group[-1][2]) for is_idle, group in groups if is_idle]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from prefect_bt.job_metrics.node_metrics import NodeMetrics, TrainingPoint
+from prefect_bt.job_metrics.node_metrics import TrainingPoint
 
 
 class StepReport(NamedTuple):
@@ -18,28 +18,12 @@ class StepReport(NamedTuple):
 
 
 def list_reports(points: Iterable[TrainingPoint]) -> list[StepReport]:
-    """Return the reports of each step that is higher than all before it. `points`: by time."""
+    """Return the reports of each step that is higher than all before it."""
     reports = list[StepReport]()
-    for point in points:
+    for point in sorted(points, key=lambda point: point.at):
         if point.step is not None and (not reports or point.step > reports[-1].step):
             reports.append(StepReport(point.at, point.step))
     return reports
-
-
-def merge_reports(
-    nodes: Sequence[NodeMetrics], offsets: Mapping[int, float], *, since: float, until: float
-) -> list[StepReport]:
-    """Return the reports of a gang from `since` on; later times than `until` become `until`.
-
-    `offsets`: seconds to add to the times of a rank.
-    """
-    points = [
-        TrainingPoint(min(until, at), point.step, {})
-        for node in nodes
-        for point in node.training
-        if (at := point.at + offsets.get(node.rank, 0.0)) >= since
-    ]
-    return list_reports(sorted(points, key=lambda point: point.at))
 
 
 def compute_step_time(reports: Sequence[StepReport]) -> float | None:

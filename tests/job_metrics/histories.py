@@ -98,7 +98,7 @@ BUSY = {
     "memory": 1e9,
     "memory_available": 8e9,
     "disk_free": 50e9,
-    "disk_total": 100e9,
+    "disk_size": 100e9,
     "received": 0.0,
     "sent": 0.0,
     "read": 0.0,

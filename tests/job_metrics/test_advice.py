@@ -211,7 +211,7 @@ def test_both_ranks_stopped_is_no_straggler():
     [(0, 2e9, True), (4e8, 100e9, True), (5e9, 1e12, True), (15e9, 1e12, False), (3e8, 1e9, False)],
 )
 def test_full_disk(free: float, size: float, named: bool):
-    disk = {"disk_free": free, "disk_total": size}
+    disk = {"disk_free": free, "disk_size": size}
     nodes = [node(0, 0, 20, 900), node(0, 1, 20, 900, values=from_fault(disk))]
     if not named:
         assert replay(nodes) == []
