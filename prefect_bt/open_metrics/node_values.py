@@ -58,7 +58,7 @@ class RunningNode:
         node.training.clear()
         node.events.clear()
         if node.times:
-            node.keep_since(node.times[-1])
+            node.keep_since(node.times[-1], points=0)
         return len(data) < MAX_READ_BYTES
 
 
