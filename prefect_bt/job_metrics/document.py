@@ -22,8 +22,8 @@ from prefect_bt.training_cache.usage import CacheSummary
 
 def metrics_document(
     metrics: JobMetrics,
-    window: Window | None = None,
     *,
+    since: float | None = None,
     training_job: dict[str, Any] | None = None,
     cache: CacheSummary | None = None,
 ) -> dict[str, Any]:
@@ -31,14 +31,13 @@ def metrics_document(
 
     `training_job`: the document of the job. `cache`: the newest snapshot of its training cache.
     """
-    window = window or choose_window(metrics)
-    ranks = group_by_rank(metrics)
+    window = choose_window(metrics, since=since)
+    nodes = {rank: _node_document(group, window) for rank, group in group_by_rank(metrics).items()}
     return {
-        **_node_document(ranks.get(0, ()), window),
-        "cache": _cache_document(cache),
+        **nodes.get(0, _node_document((), window)),
+        "cache": _cache_document(cache) if cache else None,
         "per_node_metrics": [
-            {"node_id": str(rank), "metrics": _node_document(nodes, window)}
-            for rank, nodes in ranks.items()
+            {"node_id": str(rank), "metrics": document} for rank, document in nodes.items()
         ],
         "training_job": training_job,
         "training": {
@@ -51,28 +50,25 @@ def metrics_document(
     }
 
 
-def list_rows(metrics: JobMetrics, window: Window | None = None) -> Iterator[dict[str, Any]]:
-    """Yield every series of every rank: timestamp, attempt, rank, series, step and value."""
-    window = window or choose_window(metrics)
-    ranks = group_by_rank(metrics)
-    for rank, nodes in ranks.items():
-        for column in dict.fromkeys(name for node in nodes for name in column_units(node.facts)):
-            for sample in window.cut(join_column(nodes, column)):
-                yield _row(sample, rank, column)
-    for name, samples in join_training(metrics).items():
-        for sample in window.cut(samples):
-            yield _row(sample, None, name)
-
-
-def _row(sample: Sample, rank: int | None, series: str) -> dict[str, Any]:
-    return {
-        "timestamp": format_iso(sample.at),
-        "attempt": sample.attempt,
-        "rank": rank,
-        "series": series,
-        "step": sample.step,
-        "value": sample.value if rank is None else round(sample.value, 4),
-    }
+def list_rows(metrics: JobMetrics, *, since: float | None = None) -> Iterator[dict[str, Any]]:
+    """Yield every sample of every series; those of the training have no rank."""
+    window = choose_window(metrics, since=since)
+    series: list[tuple[int | None, str, Iterable[Sample]]] = [
+        (rank, column, join_column(nodes, column))
+        for rank, nodes in group_by_rank(metrics).items()
+        for column in dict.fromkeys(name for node in nodes for name in column_units(node.facts))
+    ]
+    series += [(None, name, samples) for name, samples in join_training(metrics).items()]
+    for rank, name, samples in series:
+        for at, value, step, attempt in window.cut(samples, limit=None):
+            yield {
+                "timestamp": format_iso(at),
+                "attempt": attempt,
+                "rank": rank,
+                "series": name,
+                "step": step,
+                "value": value if rank is None else round(value, 4),
+            }
 
 
 def _node_document(nodes: Sequence[NodeMetrics], window: Window) -> dict[str, Any]:
@@ -86,25 +82,26 @@ def _node_document(nodes: Sequence[NodeMetrics], window: Window) -> dict[str, An
         indices = sorted({gpu.index for node in nodes for gpu in node.facts.gpus})
         return {str(i): cut(join_column(nodes, f"gpu{i}_{name}")) for i in indices}
 
-    used, total = join_column(nodes, "disk"), join_column(nodes, "disk_total")
+    disk = list(join_column(nodes, "disk"))
+    sizes = join_column(nodes, "disk_total")
     return {
         "gpu_memory_usage_bytes": gpus("memory"),
         "gpu_utilization": gpus("utilization"),
         "cpu_usage": cut(join_column(nodes, "cpu")),
         "cpu_memory_usage_bytes": cut(join_column(nodes, "memory")),
         "ephemeral_storage": {
-            "usage_bytes": cut(join_column(nodes, "disk")),
+            "usage_bytes": cut(disk),
             "utilization": cut(
-                Sample(a.at, a.value / b.value) for a, b in zip(used, total, strict=True) if b.value
+                Sample(used.at, used.value / size.value)
+                for used, size in zip(disk, sizes, strict=True)
+                if size.value
             ),
         },
     }
 
 
-def _cache_document(cache: CacheSummary | None) -> dict[str, Any] | None:
+def _cache_document(cache: CacheSummary) -> dict[str, Any]:
     """Return the usage of the cache; the size of its disk is not known."""
-    if cache is None:
-        return None
     at = datetime.fromisoformat(cache.timestamp).timestamp()
     usage = {"value": cache.total_size, "timestamp": format_iso(at)}
     return {"usage_bytes": [usage], "utilization": []}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.errors import UsageError
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 Axes = Any
 """matplotlib's Axes, whose own types are incomplete."""
 
-WIDTH, HEIGHT = 9.0, 6.0
-"""Size of a picture in inches."""
 _METADATA: Final[Mapping[str, Mapping[str, str | None]]] = {".svg": {"Date": None}, ".png": {}}
 """Formats of a file. The same metrics make the same SVG."""
 _COLORS: Final = ("#2563eb", "#dc2626", "#059669", "#d97706")
@@ -57,7 +56,7 @@ _DECADES: Final = 100.0
 """Ratio of the greatest to the least loss from which its axis is logarithmic."""
 _MAX_CURVES: Final = 4
 """Curves of a panel; of more, their mean and their range are drawn."""
-_RANGE_POINTS: Final = 200
+_RANGE_PARTS: Final = 200
 _GIB: Final = 1 << 30
 _TIME_UNITS: Final = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _PHASE_COLORS: Final = {
@@ -71,14 +70,16 @@ _PHASE_COLORS: Final = {
     "restoring": "#7c3aed",
     "flushing": "#ca8a04",
 }
-_Curves = dict[str, list[Sample]]
-"""Samples by the label of their curve."""
 _NODE_PANELS: Final = (("CPU cores in use", "cpu", 1.0), ("Memory (GiB)", "memory", 1 / _GIB))
 _GPU_PANELS: Final = (
     ("GPU utilization (%)", "utilization", 100.0),
     ("GPU memory (GiB)", "memory", 1 / _GIB),
 )
 _BEGAN, _FAILED = "#6b7280", "#dc2626"
+_Curves = dict[str, list[Sample]]
+"""Samples by the label of their curve."""
+_ToX = Callable[[float], float]
+"""Epoch seconds -> position on the axis of time."""
 
 
 class PicturesUnavailable(UsageError):
@@ -86,47 +87,48 @@ class PicturesUnavailable(UsageError):
 
 
 def draw(
-    metrics: JobMetrics,
-    *,
-    width: float = WIDTH,
-    height: float = HEIGHT,
-    window: Window | None = None,
+    metrics: JobMetrics, *, width: float = 9.0, height: float = 6.0, since: float | None = None
 ) -> Figure:
     """Return a figure of the size in inches. Raises PicturesUnavailable without matplotlib."""
-    window = window or choose_window(metrics)
+    window = choose_window(metrics, since=since)
     panels = _list_panels(metrics, window)
-    scale, unit = _choose_scale(window)
-    length = max(window.until - window.since, 1e-3) / scale
+    length = window.until - window.since
+    scale, unit = next(unit for unit in _TIME_UNITS if length >= 2 * unit[0] or unit[0] == 1.0)
+    record = metrics.history.record
+
+    def to_x(at: float) -> float:
+        return (at - window.since) / scale
+
     with _style():
         from matplotlib.figure import Figure
 
         figure: Any = Figure(figsize=(width, height), layout="constrained")
+        title = _plain(f"{record.project_name} · {record.name} · {record.id}")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         ratios = [0.22, *[1.0] * ((len(panels) + 1) // 2), 0.16]
         grid = figure.add_gridspec(len(ratios), 2, height_ratios=ratios)
-        record = metrics.history.record
-        title = f"{record.project_name} · {record.name} · {record.id}"
-        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
         _draw_phases(figure.add_subplot(grid[0, :]), measure_goodput(metrics).seconds)
         for number, (name, curves) in enumerate(panels):
             axes = figure.add_subplot(grid[1 + number // 2, number % 2])
-            _draw_curves(axes, curves, start=window.since, scale=scale)
+            _draw_curves(axes, curves, to_x)
             if not LOSS.fullmatch(name):
                 axes.set_ylim(bottom=0)
             elif _spans_decades(curves[name]):
                 axes.set_yscale("log")
-            _mark_attempts(axes, metrics, window, scale)
-            axes.set(title=_plain(name), xlim=(0, length))
-        axes = figure.add_subplot(grid[-1, :])
-        _draw_attempts(axes, metrics, window, scale)
-        axes.set(xlim=(0, length), xlabel=f"{unit} since the first sample")
+            _mark_attempts(axes, metrics, to_x)
+            axes.set(title=_plain(name))
+        _draw_attempts(figure.add_subplot(grid[-1, :]), metrics, window, to_x)
+        figure.axes[-1].set(xlabel=f"{unit} since the first sample")
+        for axes in figure.axes[1:]:
+            axes.set(xlim=(0, max(to_x(window.until), 1e-6)))
     return figure
 
 
-def save_picture(metrics: JobMetrics, path: Path, *, window: Window | None = None) -> None:
+def save_picture(metrics: JobMetrics, path: Path, *, since: float | None = None) -> None:
     """Write the picture as SVG or PNG, as the name ends. UsageError for another name."""
     if path.suffix.lower() not in _METADATA:
         raise UsageError(f"{path} is no name of a picture.", next_step="End it in .svg or .png.")
-    figure = draw(metrics, window=window)
+    figure = draw(metrics, since=since)
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path, path.suffix.lower())
 
@@ -176,54 +178,49 @@ def _list_panels(metrics: JobMetrics, window: Window) -> list[tuple[str, _Curves
     return [(title, curves) for title, curves in panels if any(curves.values())]
 
 
-def _draw_curves(axes: Axes, curves: _Curves, *, start: float, scale: float) -> None:
+def _draw_curves(axes: Axes, curves: _Curves, to_x: _ToX) -> None:
     """Draw each attempt as a line of its own: between two attempts there are no values."""
     if len(curves) > _MAX_CURVES:
-        _draw_range(axes, curves, start=start, scale=scale)
-        return
-    for number, (label, curve) in enumerate(curves.items()):
-        for _, group in groupby(curve, lambda sample: sample.attempt):
-            samples = list(group)
-            axes.plot(
-                [(sample.at - start) / scale for sample in samples],
-                [sample.value for sample in samples],
-                color=_COLORS[number],
-                label="_" if curve[0] is not samples[0] else label,  # in the legend once
-                marker="." if len(samples) == 1 else "",
-                clip_on=len(samples) > 1,
-                alpha=0.85,
-            )
+        _draw_range(axes, curves, to_x)
+    else:
+        for color, (label, curve) in zip(_COLORS, curves.items(), strict=False):
+            for number, samples in enumerate(_split_attempts(curve)):
+                axes.plot(
+                    [to_x(sample.at) for sample in samples],
+                    [sample.value for sample in samples],
+                    color=color,
+                    label="_" if number else label,  # in the legend once
+                    marker="." if len(samples) == 1 else "",
+                    clip_on=len(samples) > 1,
+                    alpha=0.85,
+                )
     if len(curves) > 1:
-        _add_legend(axes)
+        axes.legend(
+            fontsize=7, ncols=4, loc="lower right", handlelength=1.2,
+            frameon=True, facecolor="white", edgecolor="none", framealpha=0.85,
+        )  # fmt: skip
 
 
-def _draw_range(axes: Axes, curves: _Curves, *, start: float, scale: float) -> None:
-    samples = [sample for curve in curves.values() for sample in curve]
-    first, last = min(samples).at, max(samples).at
-    step = (last - first) / _RANGE_POINTS or 1.0
-    points = dict[tuple[int, int], list[float]]()
-    for sample in sorted(samples):
-        key = sample.attempt, int((sample.at - first) / step)
-        points.setdefault(key, []).append(sample.value)
+def _draw_range(axes: Axes, curves: _Curves, to_x: _ToX) -> None:
+    samples = sorted(sample for curve in curves.values() for sample in curve)
+    start = samples[0].at
+    length = (samples[-1].at - start) / _RANGE_PARTS or 1.0
     labels = f"mean of {len(curves)}", "least to greatest"
-    for _, group in groupby(points.items(), lambda point: point[0][0]):
-        values = list(group)
-        times = [(first + (number + 0.5) * step - start) / scale for (_, number), _ in values]
-        least, greatest = [min(each) for _, each in values], [max(each) for _, each in values]
-        mean = [sum(each) / len(each) for _, each in values]
-        axes.plot(times, mean, color=_COLORS[0], label=labels[0])
+    for attempt in _split_attempts(samples):
+        parts = groupby(attempt, lambda sample: int((sample.at - start) / length))
+        points = [(start + (n + 0.5) * length, [each.value for each in part]) for n, part in parts]
+        times = [to_x(at) for at, _ in points]
+        axes.plot(times, [fmean(values) for _, values in points], color=_COLORS[0], label=labels[0])
+        least, greatest = ([pick(values) for _, values in points] for pick in (min, max))
         axes.fill_between(
             times, least, greatest, color=_COLORS[0], alpha=0.2, linewidth=0, label=labels[1]
         )
         labels = "_", "_"
-    _add_legend(axes)
 
 
-def _add_legend(axes: Axes) -> None:
-    axes.legend(
-        fontsize=7, ncols=4, loc="lower right", handlelength=1.2,
-        frameon=True, facecolor="white", edgecolor="none", framealpha=0.85,
-    )  # fmt: skip
+def _split_attempts(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    for _, group in groupby(samples, lambda sample: sample.attempt):
+        yield list(group)
 
 
 def _spans_decades(samples: Sequence[Sample]) -> bool:
@@ -231,38 +228,25 @@ def _spans_decades(samples: Sequence[Sample]) -> bool:
     return min(values) > 0 and max(values) > _DECADES * min(values)
 
 
-def _choose_scale(window: Window) -> tuple[float, str]:
-    seconds = window.until - window.since
-    return next(unit for unit in _TIME_UNITS if seconds >= 2 * unit[0] or unit[0] == 1.0)
-
-
-def _mark_attempts(axes: Axes, metrics: JobMetrics, window: Window, scale: float) -> None:
+def _mark_attempts(axes: Axes, metrics: JobMetrics, to_x: _ToX) -> None:
     """Draw a line where an attempt failed, and a dotted one where the next began."""
     for outcome in metrics.history.outcomes:
         if outcome.failure and (at := outcome.failed_at or outcome.ended_at):
-            axes.axvline((at - window.since) / scale, color=_FAILED, linewidth=0.8, alpha=0.6)
+            axes.axvline(to_x(at), color=_FAILED, linewidth=0.8, alpha=0.6)
     for attempt in metrics.history.attempts[1:]:
-        at = (attempt.at - window.since) / scale
-        axes.axvline(at, color=_BEGAN, linewidth=0.8, linestyle=":")
+        axes.axvline(to_x(attempt.at), color=_BEGAN, linewidth=0.8, linestyle=":")
 
 
-def _draw_attempts(axes: Axes, metrics: JobMetrics, window: Window, scale: float) -> None:
+def _draw_attempts(axes: Axes, metrics: JobMetrics, window: Window, to_x: _ToX) -> None:
     """Draw a bar for each attempt, red for one that failed."""
     outcomes = {outcome.attempt: outcome for outcome in metrics.history.outcomes}
     for begun in metrics.history.attempts:
         outcome = outcomes.get(begun.attempt)
-        end = outcome.ended_at if outcome and outcome.ended_at else window.until
-        left = max(begun.at, window.since)
-        color = _FAILED if outcome and outcome.failure else "#16a34a"
-        bar = axes.barh(
-            0,
-            (end - left) / scale,
-            left=(left - window.since) / scale,
-            color=color,
-            alpha=0.25,
-            edgecolor="white",
-        )
-        if end - left > 0.02 * (window.until - window.since):
+        end = to_x(outcome.ended_at if outcome and outcome.ended_at else window.until)
+        start = to_x(max(begun.at, window.since))
+        color = _FAILED if outcome and outcome.failure else _PHASE_COLORS["training"]
+        bar = axes.barh(0, end - start, left=start, color=color, alpha=0.25, edgecolor="white")
+        if end - start > 0.02 * to_x(window.until):
             axes.bar_label(bar, [str(begun.attempt)], label_type="center", fontsize=7)
     axes.set(yticks=[])
     axes.set_ylabel("attempt", rotation=0, ha="right", va="center")
@@ -272,24 +256,21 @@ def _draw_attempts(axes: Axes, metrics: JobMetrics, window: Window, scale: float
 
 def _draw_phases(axes: Axes, phases: Mapping[TimeClass, float]) -> None:
     """Draw one bar of the classes of goodput, in proportion to their seconds."""
-    total, left = sum(phases.values()) or 1.0, 0.0
+    total, left = sum(phases.values()), 0.0
     for name, seconds in phases.items():
-        if seconds <= 0:
-            continue
-        part = 100 * seconds / total
-        color = _PHASE_COLORS[name]
-        label = f"{name.replace('_', ' ')} {part:.0f} %"
-        axes.barh(0, part, left=left, color=color, label=label, edgecolor="white")
-        left += part
+        if seconds > 0:
+            part = 100 * seconds / total
+            label = f"{name.replace('_', ' ')} {part:.0f} %"
+            axes.barh(0, part, left=left, color=_PHASE_COLORS[name], label=label, edgecolor="white")
+            left += part
     axes.set(xlim=(0, 100), yticks=[], xticks=[], title="Where the time went")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    if not left:
-        return  # a job of this moment
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(0, -0.05), ncols=5, fontsize=7.5, borderaxespad=0,
-        handlelength=1, handleheight=1,
-    )  # fmt: skip
+    if total:
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, -0.05), ncols=5, fontsize=7.5, borderaxespad=0,
+            handlelength=1, handleheight=1,
+        )  # fmt: skip
 
 
 def _plain(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
@@ -13,7 +12,7 @@ from prefect_bt.job_metrics.job_metrics import JobMetrics
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
 
 MAX_SAMPLES: Final = 500
-"""Samples of a series unless the caller names the seconds between two of them."""
+"""Samples of a series in a document."""
 STEP_TIME: Final = "step_time"
 """Series of the seconds between two steps, for trainers that report none."""
 LOSS: Final = re.compile(r"(?i)(.*[/_ ])?loss")
@@ -37,51 +36,38 @@ class Sample(NamedTuple):
     attempt: int = 0
 
 
-@dataclass(frozen=True)
-class Window:
-    """A part of a job's time, in epoch seconds.
-
-    Of each `step` seconds the last sample is kept; 0: every sample; None: at most MAX_SAMPLES.
-    """
+class Window(NamedTuple):
+    """A part of a job's time, in epoch seconds."""
 
     since: float
     until: float
-    step: float | None = None
 
-    def cut(self, samples: Iterable[Sample]) -> list[Sample]:
-        """Return the samples of the window that have a value."""
+    def cut(self, samples: Iterable[Sample], *, limit: int | None = MAX_SAMPLES) -> list[Sample]:
+        """Return the samples of the window that have a value.
+
+        Of more than `limit`, the last one of each of `limit` equal parts of their time.
+        """
         inside = [
             sample
             for sample in samples
             if self.since <= sample.at <= self.until and math.isfinite(sample.value)
         ]
-        if self.step is None and len(inside) > MAX_SAMPLES:
-            step = (inside[-1].at - inside[0].at) / (MAX_SAMPLES - 1)
-        else:
-            step = self.step or 0.0
-        if step <= 0:
+        if limit is None or len(inside) <= limit:
             return inside
-        start = inside[0].at if self.step is None else self.since
-        return list({int((sample.at - start) / step): sample for sample in inside}.values())
+        start = inside[0].at
+        length = (inside[-1].at - start) / (limit - 1) or 1.0
+        return list({int((sample.at - start) / length): sample for sample in inside}.values())
 
 
-def choose_window(
-    metrics: JobMetrics,
-    *,
-    since: float | None = None,
-    until: float | None = None,
-    step: float | None = None,
-) -> Window:
-    """Return the window, which by default is the whole job until its end, or until now."""
+def choose_window(metrics: JobMetrics, *, since: float | None = None) -> Window:
+    """Return the time from `since`, or the first sample, to the end of the job, or until now."""
     history = metrics.history
-    times = [node.times for node in metrics.nodes if node.times]
-    points = [node.training for node in metrics.nodes if node.training]
-    first = [each[0] for each in times] + [each[0].at for each in points]
-    last = [each[-1] for each in times] + [each[-1].at for each in points]
+    times = [at for node in metrics.nodes for at in (*node.times[:1], *node.times[-1:])]
+    for node in metrics.nodes:
+        times += [point.at for point in (*node.training[:1], *node.training[-1:])]
     return Window(
-        min(first, default=history.record.created_at) if since is None else since,
-        (history.ended_at or max([history.now, *last])) if until is None else until,
-        step,
+        min(times, default=history.record.created_at) if since is None else since,
+        history.ended_at or max([history.now, *times]),
     )
 
 

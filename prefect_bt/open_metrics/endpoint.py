@@ -14,23 +14,21 @@ _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\[\]:/\s]+):(\d{1,5})")
 
 def parse_listen_address(text: str) -> tuple[str, int]:
     """Return host and port of `127.0.0.1:9464` or `[::1]:9464`. UsageError."""
-    found = _ADDRESS.fullmatch(text.strip())
-    if found is None or int(found[2]) > 65535:
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or int(match[2]) > 65535:
         raise UsageError(
             f"{text!r} is no address to serve metrics at.",
             next_step="Give a host and a port: PREFECT_BT_METRICS_LISTEN=127.0.0.1:9464",
         )
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def check_address(text: str) -> None:
     """Raise ServerError if nothing can listen there, UsageError if it is no address."""
     host, port = parse_listen_address(text)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise _cannot_listen(text, error) from error
 

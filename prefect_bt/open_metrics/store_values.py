@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,18 +27,6 @@ _MAX_JOBS: Final = 1000
 """Jobs that have not ended whose state is read."""
 
 
-@dataclass(frozen=True)
-class StoreValues:
-    """`queued`: jobs that wait. `states`: number of jobs that have not ended, by state.
-
-    `kept`: part of the time of a job of this machine that was training and kept, by its ID.
-    """
-
-    queued: int = 0
-    states: dict[str, int] = field(default_factory=dict[str, int])
-    kept: dict[str, float] = field(default_factory=dict[str, float])
-
-
 class StoreReader:
     """Reads the store in a thread of its own, so that no scrape waits for it."""
 
@@ -56,10 +43,20 @@ class StoreReader:
         self._state_dir, self._readers = state_dir, dict[str, JobMetricsReader]()
         self._thread: threading.Thread | None = None
         self._began_at = self._answered_at = self._measured_at = float("-inf")
-        self.values: StoreValues | None = None
-        """What the store answered last."""
+        self._measured = set[str]()
+        self.queued = 0
+        """Jobs that wait."""
+        self.states = Counter[str]()
+        """Number of jobs that have not ended, by state."""
+        self.kept = dict[str, float]()
+        """Part of the time of each job of this machine that was training and kept, by its ID."""
         self.errors = 0
         """Reads that failed."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store has answered lately."""
+        return self._clock() - self._answered_at < _STALE_AFTER
 
     def refresh(self, running: Collection[str] = ()) -> None:
         """Begin to read if it is time and no read is under way.
@@ -69,47 +66,36 @@ class StoreReader:
         is_reading = self._thread is not None and self._thread.is_alive()
         if is_reading or self._clock() - self._began_at < READ_INTERVAL:
             return
-        is_first = self._thread is None
+        patience = self._first_patience if self._thread is None else 0.0
         self._began_at = self._clock()
-        self._thread = threading.Thread(target=self._read, args=(running,), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(set(running),), daemon=True)
         self._thread.start()
-        if is_first:
-            self._thread.join(self._first_patience)
+        self._thread.join(patience)
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the store has answered lately."""
-        return self._clock() - self._answered_at < _STALE_AFTER
-
-    def _read(self, running: Collection[str]) -> None:
+    def _read(self, running: set[str]) -> None:
         try:
             ledger = self._open()
-            kept = self.values.kept if self.values else {}
-            if set(running) - set(kept) or self._clock() - self._measured_at >= _GOODPUT_INTERVAL:
-                kept = self._measure(ledger, running)
-                self._measured_at = self._clock()
-            self.values = replace(read_store_values(ledger), kept=kept)
+            if running - self._measured or self._clock() - self._measured_at >= _GOODPUT_INTERVAL:
+                self._measure(ledger, running)
+                self._measured, self._measured_at = running, self._clock()
+            jobs = JobIndex(ledger, lambda _: {})  # no document is read
+            active = [entry for entry in jobs.list_entries() if not entry.document_key]
+            states = [ledger.get_state(entry.id) for entry in active[-_MAX_JOBS:]]
+            self.states = Counter(
+                state.short_name.lower() for state in states if not state.terminal
+            )
+            self.queued = len(jobs.waiting)
             self._answered_at = self._clock()
         except (PrefectBtError, OSError, *DAMAGED):
             self.errors += 1
             self._answered_at = float("-inf")
 
-    def _measure(self, ledger: Ledger, running: Collection[str]) -> dict[str, float]:
-        kept = dict[str, float]()
-        self._readers = {job: reader for job, reader in self._readers.items() if job in running}
+    def _measure(self, ledger: Ledger, running: set[str]) -> None:
+        readers, kept = dict[str, JobMetricsReader](), dict[str, float]()
         for job_id in running:
             with suppress(NotFoundError):  # of another store
-                if job_id not in self._readers:
-                    record = ledger.get_job(job_id)
-                    self._readers[job_id] = JobMetricsReader(ledger, record, self._state_dir)
-                kept[job_id] = measure_goodput(self._readers[job_id].read()).kept_fraction or 0.0
-        return kept
-
-
-def read_store_values(ledger: Ledger) -> StoreValues:
-    """Raises StoreError."""
-    jobs = JobIndex(ledger, lambda _: {})  # no document is read
-    going = [entry for entry in jobs.list_entries() if not entry.document_key][-_MAX_JOBS:]
-    states = [ledger.get_state(entry.id) for entry in going]
-    counted = Counter(state.short_name.lower() for state in states if not state.terminal)
-    return StoreValues(len(jobs.waiting), dict(counted))
+                readers[job_id] = self._readers.get(job_id) or JobMetricsReader(
+                    ledger, ledger.get_job(job_id), self._state_dir
+                )
+                kept[job_id] = measure_goodput(readers[job_id].read()).kept_fraction or 0.0
+        self._readers, self.kept = readers, kept

@@ -16,11 +16,11 @@ from .measured_jobs import START, measured_job
 
 
 @pytest.mark.parametrize(
-    ("step", "kept"), [(None, range(10)), (0.0, range(10)), (4.0, (3, 7, 9)), (100.0, (9,))]
+    ("limit", "kept"), [(None, range(10)), (10, range(10)), (4, (2, 5, 8, 9)), (2, (8, 9))]
 )
-def test_window_keeps_the_last_sample_of_each_step(step: float | None, kept: range):
+def test_window_keeps_the_last_sample_of_each_part(limit: int | None, kept: range):
     samples = [Sample(float(at), 1.0, attempt=at) for at in range(10)]
-    assert [each.attempt for each in Window(0, 20, step).cut(samples)] == list(kept)
+    assert [each.attempt for each in Window(0, 20).cut(samples, limit=limit)] == list(kept)
 
 
 @pytest.mark.parametrize("count", [MAX_SAMPLES, MAX_SAMPLES + 1, 17_280])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.ui.tables import Cell, Column, Document, show_fields, show_table
 from prefect_bt.job_metrics.advice import advise
-from prefect_bt.job_metrics.goodput import measure_goodput
-from prefect_bt.job_metrics.series import LOSS, Window, join_training
-from prefect_bt.text.quantities import format_elapsed, format_size
+from prefect_bt.job_metrics.goodput import goodput_document, measure_goodput
+from prefect_bt.job_metrics.series import LOSS, Window, choose_window, join_training
+from prefect_bt.jobs.metrics.run_summary import format_goodput
+from prefect_bt.text.quantities import format_size
 
 if TYPE_CHECKING:
     from prefect_bt.cli.ui.terminal import Terminal
@@ -24,12 +26,22 @@ _SPARKLINE_WIDTH: Final = 24
 _MIN_WIDTH: Final = 60
 """Columns of a terminal that shows sparklines."""
 _MAX_TRAINING_ROWS: Final = 12
+_RATES: Final = {
+    "Network received": "received",
+    "Network sent": "sent",
+    "Disk read": "read",
+    "Disk written": "written",
+}
 _RED, _YELLOW = 0.9, 0.7
 """Utilization of a disk from which it is printed in that color."""
 
 
 def show_metrics(
-    terminal: Terminal, metrics: JobMetrics, window: Window, cache: CacheSummary | None
+    terminal: Terminal,
+    metrics: JobMetrics,
+    cache: CacheSummary | None,
+    *,
+    since: float | None = None,
 ) -> None:
     """Print a table for the training, and one for each node of the newest attempt."""
     history, nodes = metrics.history, metrics.newest
@@ -38,13 +50,12 @@ def show_metrics(
     else:
         words = "waiting for metrics" if history.ended_at is None else "ended without metrics"
     terminal.echo(f"Job {history.record.id} ({history.record.name}): {words}")
-    goodput = measure_goodput(metrics)
-    if nodes and goodput.kept_fraction is not None:
-        wall_clock = format_elapsed(goodput.wall_clock)
-        terminal.echo(f"Training that was kept: {goodput.kept_fraction:.0%} of {wall_clock}")
+    goodput = format_goodput(goodput_document(measure_goodput(metrics)))
+    if nodes and goodput:
+        terminal.echo(f"Goodput: {goodput}")
     for advice in advise(metrics):
         terminal.echo(f"Advice: {advice.text}", style="yellow")
-    if rows := list(_list_training_rows(metrics, window)):
+    if rows := list(_list_training_rows(metrics, choose_window(metrics, since=since))):
         show_table(terminal, "Training", _columns(terminal, "Whole job"), rows)
     for node in nodes:
         columns = _columns(terminal, "Last samples")
@@ -54,79 +65,53 @@ def show_metrics(
         show_fields(terminal, "Cache storage", [("Storage Type", "Training cache"), usage])
 
 
-def draw_sparkline(values: Sequence[float], *, unicode: bool, top: float | None = None) -> str:
-    """Return a character for each value, from the least to the greatest; a gap for no value.
+def _draw_sparkline(values: Sequence[float], *, marks: str, top: float | None) -> str:
+    """Return a mark for each value, from the least to the greatest; a gap for no value.
 
     `top`: the scale is from zero to this value.
     """
-    marks = _BLOCKS if unicode else _ASCII
-    known = [value for value in values if math.isfinite(value)]
-    low = min(known, default=0.0) if top is None else 0.0
-    span = (max(known, default=0.0) if top is None else top) - low
-
-    def choose(value: float) -> str:
-        if not math.isfinite(value):
-            return " "
-        part = (value - low) / span if span > 0 else 0.0
-        return marks[min(max(int(part * len(marks)), 0), len(marks) - 1)]
-
-    return "".join(map(choose, values))
+    known = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = (min(known), max(known)) if top is None else (0.0, top)
+    scale = len(marks) / (high - low) if high > low else 0.0
+    return "".join(
+        marks[min(max(int((value - low) * scale), 0), len(marks) - 1)]
+        if math.isfinite(value)
+        else " "
+        for value in values
+    )
 
 
 def _columns(terminal: Terminal, sparkline: str) -> list[Column]:
     columns = [Column("Metric", "metric"), Column("Value", "value", lambda cell: cell)]
     if terminal.out.is_terminal and terminal.out.width >= _MIN_WIDTH:
-        unicode = terminal.out.encoding.startswith("utf")
-        columns.append(
-            Column(
-                sparkline,
-                "samples",
-                lambda samples: draw_sparkline(samples[0], unicode=unicode, top=samples[1]),
-            )
-        )
+        marks = _BLOCKS if terminal.out.encoding.startswith("utf") else _ASCII
+        draw = partial(_draw_sparkline, marks=marks)
+        columns.append(Column(sparkline, "samples", lambda each: draw(each[0], top=each[1])))
     return columns
 
 
 def _list_node_rows(node: NodeMetrics) -> Iterator[Document]:
-    facts = node.facts
-
-    def row(
-        metric: str, column: str, value: Cell | None, *, top: float | None = None
-    ) -> Iterator[Document]:
-        if value is not None:
-            samples = node.columns.get(column, [])[-_SPARKLINE_WIDTH:]
-            yield {"metric": metric, "value": value, "samples": (samples, top)}
-
-    def size(column: str, *, of: float | None = None, rate: bool = False) -> str | None:
-        value = node.last(column)
-        if value is None:
-            return None
-        text = format_size(value) + ("/s" if rate else "")
-        return f"{text} of {format_size(of)}" if of else text
-
-    cpu, memory = node.last("cpu"), float(facts.memory_total) or None
-    yield from row("CPU usage", "cpu", None if cpu is None else f"{cpu:.2f} cores", top=facts.cpus)
-    yield from row("CPU memory", "memory", size("memory", of=memory), top=memory)
+    """Yield the last value of each column that the node has."""
+    facts, disk_size = node.facts, node.last("disk_total") or None
+    rows: list[tuple[str, str, Callable[[float], Cell], float | None]] = [
+        ("CPU usage", "cpu", "{:.2f} cores".format, facts.cpus),
+        ("CPU memory", "memory", partial(_format_part, of=facts.memory_total), facts.memory_total),
+    ]
     for gpu in facts.gpus:
-        name = f"gpu{gpu.index}"
-        used = node.last(f"{name}_utilization")
-        cell = None if used is None else f"{used:.1%}"
-        yield from row(f"GPU {gpu.index} utilization", f"{name}_utilization", cell, top=1.0)
-        memory = float(gpu.memory_total) or None
-        cell = size(f"{name}_memory", of=memory)
-        yield from row(f"GPU {gpu.index} memory", f"{name}_memory", cell, top=memory)
-    used, total = node.last("disk"), node.last("disk_total")
-    yield from row("Eph. storage usage", "disk", size("disk"), top=total)
-    if used is not None and total:
-        cell = _color_utilization(used / total)
-        yield from row("Eph. storage utilization", "disk", cell, top=total)
-    for metric, column in (
-        ("Network received", "received"),
-        ("Network sent", "sent"),
-        ("Disk read", "read"),
-        ("Disk written", "written"),
-    ):
-        yield from row(metric, column, size(column, rate=True))
+        title, column, size = f"GPU {gpu.index}", f"gpu{gpu.index}", gpu.memory_total
+        rows += [
+            (f"{title} utilization", f"{column}_utilization", "{:.1%}".format, 1.0),
+            (f"{title} memory", f"{column}_memory", partial(_format_part, of=size), size),
+        ]
+    rows.append(("Eph. storage usage", "disk", format_size, disk_size))
+    if disk_size:
+        color = partial(_color_utilization, of=disk_size)
+        rows.append(("Eph. storage utilization", "disk", color, disk_size))
+    rows += [(metric, column, _format_rate, None) for metric, column in _RATES.items()]
+    for metric, column, format_cell, top in rows:
+        if (value := node.last(column)) is not None:
+            samples = node.columns[column][-_SPARKLINE_WIDTH:]
+            yield {"metric": metric, "value": format_cell(value), "samples": (samples, top or None)}
 
 
 def _list_training_rows(metrics: JobMetrics, window: Window) -> Iterator[Document]:
@@ -139,8 +124,8 @@ def _list_training_rows(metrics: JobMetrics, window: Window) -> Iterator[Documen
         shown = [sample.value for sample in window.cut(samples)]
         width = min(_SPARKLINE_WIDTH, len(shown))
         thinned = [shown[(n + 1) * len(shown) // width - 1] for n in range(width)]
-        yield {"metric": name, "value": _format_value(name, samples[-1].value),
-               "samples": (thinned, None)}  # fmt: skip
+        cell = _format_value(name, samples[-1].value)
+        yield {"metric": name, "value": cell, "samples": (thinned, None)}
 
 
 def _format_value(name: str, value: float) -> Cell:
@@ -151,8 +136,17 @@ def _format_value(name: str, value: float) -> Cell:
     return Text(str(value), style="red") if is_lost else text
 
 
-def _color_utilization(used: float) -> Cell:
+def _format_part(value: float, *, of: float) -> str:
+    return f"{format_size(value)} of {format_size(of)}" if of else format_size(value)
+
+
+def _format_rate(value: float) -> str:
+    return f"{format_size(value)}/s"
+
+
+def _color_utilization(value: float, *, of: float) -> Cell:
     from rich.text import Text
 
+    used = value / of
     style = "red" if used > _RED else "yellow" if used > _YELLOW else "green"
     return Text(f"{used:.1%}", style=style)

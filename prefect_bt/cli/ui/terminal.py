@@ -76,11 +76,18 @@ class Terminal:
             show()
         return OK
 
-    def watch(self, read: Callable[[], tuple[Any, Callable[[], object]]]) -> None:
+    def watch(
+        self,
+        read: Callable[[], tuple[Any, Callable[[], object]]],
+        *,
+        interval: float = _WATCH_INTERVAL,
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Print the result that `read` returns again whenever its document changes, until Ctrl-C.
 
         A terminal is cleared before each table; `-o json` prints one document per line. Messages
         of a read follow its result. After the first read, an error of the store is such a message.
+        `has_ended`: whether the result that was printed is the last.
         """
         previous = found = None
         while True:
@@ -100,7 +107,9 @@ class Terminal:
                     write_stdout(f"{to_json(document)}\n", flush=True)
                 sys.stderr.write(messages.get())
                 previous = current
-            time.sleep(_WATCH_INTERVAL)
+            if has_ended():
+                return
+            time.sleep(interval)
 
     @contextmanager
     def messages_on_output(self) -> Generator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -10,17 +11,14 @@ from prefect_bt.job_metrics.document import metrics_document
 from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
 from prefect_bt.job_metrics.pictures import PicturesUnavailable, draw, to_svg
-from prefect_bt.job_metrics.series import (
-    Sample,
-    choose_window,
-    group_by_rank,
-    join_column,
-    join_training,
-)
+from prefect_bt.job_metrics.series import Sample, group_by_rank, join_column, join_training
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.settings import Settings
+from prefect_bt.training_cache.snapshot import read_snapshots
+from prefect_bt.training_cache.usage import CacheSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,13 +58,11 @@ class JobMetricsView:
         if not any(name in node.columns for node in nodes):
             columns = sorted({column for node in nodes for column in node.columns})
             raise KeyError(f"No series {name!r}. There are: {', '.join([*training, *columns])}")
-        window = choose_window(self._metrics, since=float("-inf"), until=float("inf"), step=0.0)
-        return window.cut(join_column(nodes, name))
+        return [sample for sample in join_column(nodes, name) if math.isfinite(sample.value)]
 
     def document(self) -> dict[str, Any]:
         """Return what `prefect-bt metrics -o json` prints."""
-        job = job_document(self._ledger, self._metrics.history.record)
-        return metrics_document(self._metrics, training_job=job)
+        return read_document(self._ledger, self._metrics)
 
     def plot(self, *, width: float = 9.0, height: float = 6.0) -> Figure:
         """Return a matplotlib figure of this size in inches.
@@ -92,6 +88,23 @@ class JobMetricsView:
             return None
         hint = 'For a picture: pip install "prefect-bt[pictures]"'
         return f"<p>{escape(repr(self))}</p><p>{escape(hint)}</p>"
+
+
+def read_document(
+    ledger: Ledger, metrics: JobMetrics, *, since: float | None = None
+) -> dict[str, Any]:
+    """Return the document of the metrics with that of the job and its cache. StoreError."""
+    record = metrics.history.record
+    job, cache = job_document(ledger, record), read_cache(ledger, record)
+    return metrics_document(metrics, since=since, training_job=job, cache=cache)
+
+
+def read_cache(ledger: Ledger, record: JobRecord) -> CacheSummary | None:
+    """Return the newest snapshot of the job's training cache, if it has one. StoreError."""
+    runtime: dict[str, Any] = record.definition.get("job", {}).get("runtime", {})
+    if not (runtime.get("cache_config") or {}).get("enabled"):
+        return None
+    return next(iter(read_snapshots(ledger.store, record.project_id)), None)
 
 
 def metrics(job_id: str) -> JobMetricsView:
