@@ -56,6 +56,7 @@ def check_metrics(machine: Machine, job: dict[str, Any]) -> None:
     goodput = job["goodput"]
     assert sum(goodput["seconds"].values()) == pytest.approx(goodput["wall_clock"], rel=0.01)
     assert goodput["seconds"]["training"] > 0
+    assert job["training"]["curve"] == "▁"
     assert job["training"]["values"] == {"loss": 0.25, "reward": 0.5, "total_steps": 7}
     document = json.loads(machine.run("metrics", "--job-id", job["id"], "-o", "json").stdout)
     [node] = document["per_node_metrics"]

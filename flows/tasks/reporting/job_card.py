@@ -50,8 +50,10 @@ def render_card(document: dict[str, Any], definition: dict[str, Any], *, address
 
 def _progress(document: dict[str, Any]) -> list[str]:
     """Return the last training values and where the time went."""
+    training: dict[str, Any] = document.get("training") or {}
     labels = {
-        "Training": format_training(document.get("training")),
+        "Training": format_training(training),
+        "Loss": training.get("curve"),
         "Goodput": format_goodput(document.get("goodput")),
     }
     lines = [f"{label}: {_escape_cell(text)}  " for label, text in labels.items() if text]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ from prefect_bt.job_metrics.goodput import goodput_document, measure_goodput
 from prefect_bt.job_metrics.series import LOSS, Window, choose_window, join_training
 from prefect_bt.jobs.metrics.run_summary import format_goodput
 from prefect_bt.text.quantities import format_size
+from prefect_bt.text.sparkline import BLOCKS, draw_sparkline
 
 if TYPE_CHECKING:
     from prefect_bt.cli.ui.terminal import Terminal
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from prefect_bt.job_metrics.node_metrics import NodeMetrics
     from prefect_bt.training_cache.usage import CacheSummary
 
-_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII: Final = "_.-:=+*#"
 _SPARKLINE_WIDTH: Final = 24
 _MIN_WIDTH: Final = 60
@@ -65,27 +65,11 @@ def show_metrics(
         show_fields(terminal, "Cache storage", [("Storage Type", "Training cache"), usage])
 
 
-def _draw_sparkline(values: Sequence[float], *, marks: str, top: float | None) -> str:
-    """Return a mark for each value, from the least to the greatest; a gap for no value.
-
-    `top`: the scale is from zero to this value.
-    """
-    known = [value for value in values if math.isfinite(value)] or [0.0]
-    low, high = (min(known), max(known)) if top is None else (0.0, top)
-    scale = len(marks) / (high - low) if high > low else 0.0
-    return "".join(
-        marks[min(max(int((value - low) * scale), 0), len(marks) - 1)]
-        if math.isfinite(value)
-        else " "
-        for value in values
-    )
-
-
 def _columns(terminal: Terminal, sparkline: str) -> list[Column]:
     columns = [Column("Metric", "metric"), Column("Value", "value", lambda cell: cell)]
     if terminal.out.is_terminal and terminal.out.width >= _MIN_WIDTH:
-        marks = _BLOCKS if terminal.out.encoding.startswith("utf") else _ASCII
-        draw = partial(_draw_sparkline, marks=marks)
+        marks = BLOCKS if terminal.out.encoding.startswith("utf") else _ASCII
+        draw = partial(draw_sparkline, marks=marks)
         columns.append(Column(sparkline, "samples", lambda each: draw(each[0], top=each[1])))
     return columns
 

@@ -11,9 +11,11 @@ from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.text.quantities import format_elapsed, format_iso
+from prefect_bt.text.sparkline import draw_sparkline
 
 _SHOWN_CLASSES: Final = 3
 _SHOWN_VALUES: Final = 6
+_CURVE_LENGTH: Final = 32
 
 
 def run_summary(ledger: Ledger, record: JobRecord, state_dir: Path | None) -> dict[str, Any]:
@@ -42,8 +44,20 @@ def _last_values(metrics: JobMetrics) -> dict[str, Any] | None:
                 "step": steps[-1] if steps else None,
                 "values": values,
                 "at": format_iso(node.training[-1].at),
+                "curve": _draw_loss(metrics, node.rank),
             }
     return None
+
+
+def _draw_loss(metrics: JobMetrics, rank: int) -> str | None:
+    """Return the training loss of all attempts as a sparkline; None if it is not reported."""
+    points = [point for node in metrics.nodes if node.rank == rank for point in node.training]
+    names = [name for point in points for name in point.values if "loss" in name.lower()]
+    if not names:
+        return None
+    losses = [point.values[names[0]] for point in points if names[0] in point.values]
+    stride = max(1, len(losses) // _CURVE_LENGTH)
+    return draw_sparkline(losses[::stride])
 
 
 def format_goodput(goodput: dict[str, Any] | None) -> str | None:

@@ -102,7 +102,8 @@ def read_document(
 def read_cache(ledger: Ledger, record: JobRecord) -> CacheSummary | None:
     """Return the newest snapshot of the job's training cache, if it has one. StoreError."""
     runtime: dict[str, Any] = record.definition.get("job", {}).get("runtime", {})
-    if not (runtime.get("cache_config") or {}).get("enabled"):
+    config: dict[str, Any] = runtime.get("cache_config") or {}
+    if not config.get("enabled"):
         return None
     return next(iter(read_snapshots(ledger.store, record.project_id)), None)
 
