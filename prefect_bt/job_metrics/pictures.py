@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
@@ -82,14 +82,10 @@ _ToX = Callable[[float], float]
 """Epoch seconds -> position on the axis of time."""
 
 
-class PicturesUnavailable(UsageError):
-    """matplotlib is not installed."""
-
-
 def draw(
     metrics: JobMetrics, *, width: float = 9.0, height: float = 6.0, since: float | None = None
 ) -> Figure:
-    """Return a figure of the size in inches. Raises PicturesUnavailable without matplotlib."""
+    """Return a figure of the size in inches. UsageError without matplotlib."""
     window = choose_window(metrics, since=since)
     panels = _list_panels(metrics, window)
     length = window.until - window.since
@@ -113,8 +109,10 @@ def draw(
             _draw_curves(axes, curves, to_x)
             if not LOSS.fullmatch(name):
                 axes.set_ylim(bottom=0)
-            elif _spans_decades(curves[name]):
-                axes.set_yscale("log")
+            else:
+                losses = [sample.value for sample in curves[name]]
+                is_steep = 0 < _DECADES * min(losses) < max(losses)
+                axes.set_yscale("log" if is_steep else "linear")
             _mark_attempts(axes, metrics, to_x)
             axes.set(title=_plain(name))
         _draw_attempts(figure.add_subplot(grid[-1, :]), metrics, window, to_x)
@@ -150,7 +148,7 @@ def _style() -> AbstractContextManager[None]:
     try:
         import matplotlib
     except ImportError:
-        raise PicturesUnavailable(
+        raise UsageError(
             "Pictures are drawn with matplotlib, which is not installed.",
             next_step='Install it: pip install "prefect-bt[pictures]"',
         ) from None
@@ -218,14 +216,8 @@ def _draw_range(axes: Axes, curves: _Curves, to_x: _ToX) -> None:
         labels = "_", "_"
 
 
-def _split_attempts(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    for _, group in groupby(samples, lambda sample: sample.attempt):
-        yield list(group)
-
-
-def _spans_decades(samples: Sequence[Sample]) -> bool:
-    values = [sample.value for sample in samples]
-    return min(values) > 0 and max(values) > _DECADES * min(values)
+def _split_attempts(samples: Iterable[Sample]) -> list[list[Sample]]:
+    return [list(group) for _, group in groupby(samples, lambda sample: sample.attempt)]
 
 
 def _mark_attempts(axes: Axes, metrics: JobMetrics, to_x: _ToX) -> None:

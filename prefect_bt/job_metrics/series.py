@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from prefect_bt.job_metrics.job_metrics import JobMetrics
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
+from prefect_bt.job_metrics.steps import list_reports
 
 MAX_SAMPLES: Final = 500
 """Samples of a series in a document."""
@@ -62,9 +63,8 @@ class Window(NamedTuple):
 def choose_window(metrics: JobMetrics, *, since: float | None = None) -> Window:
     """Return the time from `since`, or the first sample, to the end of the job, or until now."""
     history = metrics.history
-    times = [at for node in metrics.nodes for at in (*node.times[:1], *node.times[-1:])]
-    for node in metrics.nodes:
-        times += [point.at for point in (*node.training[:1], *node.training[-1:])]
+    times = [at for node in metrics.nodes for at in node.times]
+    times += [point.at for node in metrics.nodes for point in node.training]
     return Window(
         min(times, default=history.record.created_at) if since is None else since,
         history.ended_at or max([history.now, *times]),
@@ -90,13 +90,11 @@ def join_training(metrics: JobMetrics) -> dict[str, list[Sample]]:
     Of several ranks that report a name in an attempt, the first counts.
     """
     series = dict[str, list[Sample]]()
-    for _, nodes in groupby(metrics.nodes, lambda node: node.attempt):
-        reported = dict[str, list[Sample]]()
-        for node in nodes:
-            for name, samples in _list_training(node).items():
-                reported.setdefault(name, samples)
-        for name, samples in reported.items():
-            series.setdefault(name, []).extend(samples)
+    for node in metrics.nodes:
+        for name, samples in _list_training(node).items():
+            joined = series.setdefault(name, [])
+            if not joined or joined[-1].attempt != node.attempt:
+                joined += samples
     if any(_LEADING[-1].fullmatch(name) for name in series if name != STEP_TIME):
         series.pop(STEP_TIME, None)
     return {name: series[name] for name in sorted(series, key=_order)}
@@ -112,11 +110,10 @@ def _list_training(node: NodeMetrics) -> dict[str, list[Sample]]:
     for point in node.training:
         for name, value in point.values.items():
             series.setdefault(name, []).append(Sample(point.at, value, point.step, node.attempt))
-    stepped = [(point.at, point.step) for point in node.training if point.step is not None]
     if times := [
-        Sample(at, (at - before) / (step - step_before), step, node.attempt)
-        for (before, step_before), (at, step) in pairwise(stepped)
-        if step > step_before and at > before
+        Sample(end.at, (end.at - start.at) / (end.step - start.step), end.step, node.attempt)
+        for start, end in pairwise(list_reports(node.training))
+        if end.at > start.at
     ]:
         series.setdefault(STEP_TIME, times)
     return series

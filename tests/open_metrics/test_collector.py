@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -17,13 +18,14 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from prefect_bt import codec
-from prefect_bt.errors import StoreError
+from prefect_bt.errors import ServerError, StoreError
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import write_server
 from prefect_bt.object_store import open_store
 from prefect_bt.open_metrics.collector import JobCollector
+from prefect_bt.open_metrics.endpoint import check_address, serve_metrics
 from prefect_bt.open_metrics.store_values import StoreReader
 from tests.cli.conftest import Cli
 from tests.job_metrics.node_files import write_node_file
@@ -236,3 +238,13 @@ def test_watchdog_of_up_serves_its_metrics(tmp_path: Path):
 def test_address_that_is_none_is_refused(tmp_path: Path, address: str):
     run = Cli(tmp_path)("worker", "--metrics-listen", address)
     assert "PREFECT_BT_METRICS_LISTEN=127.0.0.1:9464" in run.refusal(2)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_port_that_is_taken_is_reported(host: str):
+    family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+        for start in (check_address, serve_metrics):  # of up, of a worker
+            with pytest.raises(ServerError, match=r"already in use.*PREFECT_BT_METRICS_LISTEN"):
+                start(address)

@@ -101,7 +101,8 @@ class Terminal:
             document, show = found
             if (current := (document, messages.get())) != previous:
                 if self.output != "json":
-                    self.out.clear()
+                    if not self.machine_readable:
+                        self.out.clear()
                     show()
                 elif previous is None or document != previous[0]:
                     write_stdout(f"{to_json(document)}\n", flush=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt.job_metrics.document import metrics_document
 from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
-from prefect_bt.job_metrics.pictures import PicturesUnavailable, draw, to_svg
+from prefect_bt.job_metrics.pictures import draw, to_svg
 from prefect_bt.job_metrics.series import Sample, group_by_rank, join_column, join_training
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.ledger import Ledger
@@ -77,14 +78,11 @@ class JobMetricsView:
         return f"<metrics of job {record.id}: {len(self.nodes)} nodes; {last or 'no training'}>"
 
     def _repr_svg_(self) -> str | None:
-        try:
-            return to_svg(self._metrics)
-        except PicturesUnavailable:
-            return None
+        return to_svg(self._metrics) if find_spec("matplotlib") else None
 
     def _repr_html_(self) -> str | None:
         """Return a text for a notebook without matplotlib, which has no picture to show."""
-        if self._repr_svg_() is not None:
+        if find_spec("matplotlib"):
             return None
         hint = 'For a picture: pip install "prefect-bt[pictures]"'
         return f"<p>{escape(repr(self))}</p><p>{escape(hint)}</p>"
@@ -101,9 +99,9 @@ def read_document(
 
 def read_cache(ledger: Ledger, record: JobRecord) -> CacheSummary | None:
     """Return the newest snapshot of the job's training cache, if it has one. StoreError."""
-    runtime: dict[str, Any] = record.definition.get("job", {}).get("runtime", {})
-    config: dict[str, Any] = runtime.get("cache_config") or {}
-    if not config.get("enabled"):
+    runtime = record.definition.get("job", {}).get("runtime", {})
+    cache: dict[str, Any] = runtime.get("cache_config") or {}
+    if not cache.get("enabled"):
         return None
     return next(iter(read_snapshots(ledger.store, record.project_id)), None)
 
