@@ -20,6 +20,15 @@ DOCUMENT: dict[str, Any] = {
     "flow_run_url": "http://127.0.0.1:4200/runs/flow-run/1",
     "resources": {"summary": "8 x H200, 64 vCPU, 512 GiB"},
     "warnings": ["Rank 1 ended a process | and another."],
+    "advice": [{"kind": "disk", "rank": 0, "text": "The disk of rank 0 | is nearly full."}],
+    "training": {"step": 40, "values": {"loss": 1.25, "lr": 1e-4}, "at": "", "curve": "█▄▁"},
+    "goodput": {
+        "wall_clock": 1200.0,
+        "kept_fraction": 0.75,
+        "seconds": {"queued": 60.0, "training": 900.0, "lost": 240.0, "retry_delay": 0.0},
+        "lost_steps": 12,
+        "phases": [],
+    },
     "attempts": [
         {
             "attempt": 0,
