@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +28,19 @@ class _Usage:
     wall_clock: float = 0.0
     """Seconds of the jobs whose goodput is known."""
 
+    def add(self, job: Document, hours: float) -> None:
+        nodes = hours * job["node_count"]
+        instance: Document = job["instance_type"]
+        planned: Document = job["resources"] or {}
+        gpus = planned.get("gpus", instance["gpu_count"])
+        name = planned.get("gpu_type") or instance["gpu_type"] or "GPU"
+        self.jobs += 1
+        self.node_hours += nodes
+        self.hours[name if gpus else CPU] += nodes * (gpus or instance["millicpu_limit"] / 1000)
+        if goodput := job.get("goodput"):
+            self.kept += goodput["seconds"]["training"]
+            self.wall_clock += goodput["wall_clock"]
+
     def document(self, prices: Mapping[str, float]) -> Document:
         hours = {name: round(value, 4) for name, value in sorted(self.hours.items())}
         cost = sum(value * prices.get(name, 0.0) for name, value in self.hours.items())
@@ -42,29 +55,25 @@ class _Usage:
 
 
 def costs_document(
-    jobs: Iterable[Document],
-    *,
-    by: Group,
-    since: float,
-    now: float,
-    prices: Mapping[str, float],
+    jobs: Iterable[Document], *, by: Group, since: float, now: float, prices: Mapping[str, float]
 ) -> Document:
     """Return the sums of each group and of all jobs between `since` and `now`, JSON-ready.
 
     Without prices there is no cost. Types without a price are listed as `unpriced`.
     """
-    groups, total = dict[str, _Usage](), _Usage()
+    groups, total = defaultdict[str, _Usage](_Usage), _Usage()
     for job in jobs:
         seconds = sum(_attempt_seconds(job, attempt, since, now) for attempt in job["attempts"])
         if seconds > 0:
-            for usage in (groups.setdefault(_group_name(job, by), _Usage()), total):
-                _add(usage, job, seconds / 3600)
-    rows = [{"name": name, **usage.document(prices)} for name, usage in sorted(groups.items())]
+            for usage in (groups[_group_name(job, by)], total):
+                usage.add(job, seconds / 3600)
     return {
         "by": by,
         "since": format_iso(since),
         "until": format_iso(now),
-        "groups": rows,
+        "groups": [
+            {"name": name, **usage.document(prices)} for name, usage in sorted(groups.items())
+        ],
         "total": total.document(prices),
         "unpriced": sorted(total.hours.keys() - prices.keys()) if prices else [],
     }
@@ -79,25 +88,12 @@ def _group_name(job: Document, by: Group) -> str:
 
 def _attempt_seconds(job: Document, attempt: Document, since: float, now: float) -> float:
     """Return the seconds of an attempt in the window; one without an end ended with its job."""
-    ended = attempt.get("ended_at")
-    if ended is None and JobState(job["current_status"]).terminal:
-        ended = job["updated_at"]
-    end = now if ended is None else min(now, _epoch(ended))
-    return max(0.0, end - max(since, _epoch(attempt["started_at"])))
-
-
-def _add(usage: _Usage, job: Document, hours: float) -> None:
-    nodes = hours * job["node_count"]
-    instance, resources = job["instance_type"], job["resources"]
-    gpus = resources["gpus"] if resources else instance["gpu_count"]
-    cpus = resources["cpus"] if resources else instance["millicpu_limit"] / 1000
-    name = (resources and resources["gpu_type"]) or instance["gpu_type"] or "GPU"
-    usage.jobs += 1
-    usage.node_hours += nodes
-    usage.hours[name if gpus else CPU] += nodes * (gpus or cpus)
-    if goodput := job.get("goodput"):
-        usage.kept += goodput["seconds"]["training"]
-        usage.wall_clock += goodput["wall_clock"]
+    start, end = _epoch(attempt["started_at"]), now
+    if attempt.get("ended_at"):
+        end = _epoch(attempt["ended_at"])
+    elif JobState(job["current_status"]).terminal:
+        end = _epoch(job["updated_at"])
+    return max(0.0, min(now, end) - max(since, start))
 
 
 def _epoch(iso: str) -> float:

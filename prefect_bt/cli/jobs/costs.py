@@ -11,7 +11,6 @@ from cyclopts import Parameter, Token
 from prefect_bt.cli.jobs.selection import list_entries, open_job_index
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, TableOutput
 from prefect_bt.cli.ui.tables import Column, Document, print_csv, show_table
-from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.job_metrics.costs import Group, costs_document
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
@@ -45,15 +44,24 @@ def costs(
 
     `prefect-bt costs --by user --since 2026-11-01 -o csv`
     """
-    jobs = open_job_index(open_ledger(), terminal)
-    documents = jobs.list_documents(list_entries(jobs, NO_FILTER, terminal))
-    now, prices = time.time(), Settings().prices
-    start = parse_since("30d", now=now) / 1e9 if since is None else since
-    document = costs_document(documents, by=by, since=start, now=now, prices=prices)
+    jobs, now = open_job_index(open_ledger(), terminal), time.time()
+    document = costs_document(
+        jobs.list_documents(list_entries(jobs, NO_FILTER, terminal)),
+        by=by,
+        since=now - 30 * 86400 if since is None else since,
+        now=now,
+        prices=Settings().prices,
+    )
+    columns, rows = _list_columns(document), document["groups"]
+    total = {"name": "Total", **document["total"]}
     if terminal.output == "csv":
-        print_csv(_list_columns(document), [*document["groups"], _total(document)])
+        print_csv(columns, [*rows, total])
+    elif terminal.output == "json":
+        terminal.print_json(document)
+    elif rows:
+        show_table(terminal, "Costs", columns, [*rows, total])
     else:
-        terminal.print_result(document, lambda: _show(terminal, document))
+        terminal.echo(f"No job ran since {document['since']}.")
     if document["unpriced"]:
         missing = ", ".join(f"{name}=…" for name in document["unpriced"])
         terminal.warn(
@@ -62,38 +70,20 @@ def costs(
     return 0
 
 
-def _total(document: Document) -> Document:
-    return {"name": "Total", **document["total"]}
-
-
-def _show(terminal: Terminal, document: Document) -> None:
-    if not document["groups"]:
-        terminal.echo(f"No job ran since {document['since']}.")
-        return
-    rows = [*document["groups"], _total(document)]
-    show_table(terminal, "Costs", _list_columns(document), rows)
-
-
 def _list_columns(document: Document) -> list[Column]:
     """Return the columns of the types and of the values that the document has."""
     total = document["total"]
+    numbers = {
+        "Node Hours": "node_hours",
+        **{f"{name} Hours": f"gpu_hours.{name}" for name in total["gpu_hours"]},
+        **({"vCPU Hours": "cpu_hours"} if total["cpu_hours"] else {}),
+        **({"Cost": "cost"} if "cost" in total else {}),
+    }
     return [
         Column(document["by"].title(), "name", wrap=True),
         Column("Jobs", "jobs"),
-        Column("Node Hours", "node_hours", _format_number),
-        *(
-            Column(f"{name} Hours", f"gpu_hours.{name}", _format_number)
-            for name in total["gpu_hours"]
+        *(Column(name, key, lambda value: f"{value or 0:,.2f}") for name, key in numbers.items()),
+        Column(
+            "Kept", "kept_fraction", lambda value: "" if value is None else f"{100 * value:.0f} %"
         ),
-        *([Column("vCPU Hours", "cpu_hours", _format_number)] if total["cpu_hours"] else []),
-        *([Column("Cost", "cost", _format_number)] if "cost" in total else []),
-        Column("Kept", "kept_fraction", _format_percent),
     ]
-
-
-def _format_number(value: float | None) -> str:
-    return f"{value or 0:,.2f}"
-
-
-def _format_percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.0f} %"
