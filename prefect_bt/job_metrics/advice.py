@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import correlation, fmean, linear_regression, median
 from typing import Any, Final
 
@@ -150,11 +150,7 @@ def _find_stragglers(nodes: Sequence[NodeMetrics]) -> _Texts:
     """Yield ranks that the others of the gang wait for; of each the surest sign."""
     if len(nodes) < 2 or not all(node.times for node in nodes):
         return
-    signs = {
-        **dict(_find_idle_gpus(nodes)),
-        **dict(_find_slow(nodes)),
-        **dict(_find_stopped(nodes)),
-    }
+    signs = dict(chain(_find_idle_gpus(nodes), _find_slow(nodes), _find_stopped(nodes)))
     for rank, sign in sorted(signs.items()):
         yield rank, f"Rank {rank} is a straggler: {sign}"
 
@@ -266,11 +262,11 @@ def _find_longest_pause(
     """Return the longest time between two steps in which the nodes were idle for a while."""
     times = [report.at for report in reports]
     window = Span(times[0], times[-1])
-    spans = find_idle_spans(nodes, times, window=window, shortest=IDLE_SECONDS)
+    idle = find_idle_spans(nodes, times, window=window, shortest=IDLE_SECONDS, offsets={})
     pauses = [
         after - before
         for before, after in pairwise(times)
-        if after - before >= limit and any(before <= span.start < after for span in spans)
+        if after - before >= limit and any(before <= span.start < after for span in idle)
     ]
     return max(pauses, default=0.0)
 

@@ -116,7 +116,7 @@ def mark_losses(attempts: Sequence[AttemptTimes], history: JobHistory) -> None:
             elif not has_steps:
                 times.lost_at = _find_last_write(times, outcome, history)
         if times.reports:
-            kept_step = min(times.start_step, times.start_step if kept_step is None else kept_step)
+            kept_step = times.start_step if kept_step is None else min(times.start_step, kept_step)
 
 
 def _find_end(times: AttemptTimes) -> float:

@@ -20,12 +20,7 @@ MIN_COST: Final = 0.1
 """Seconds. What a checkpoint costs less is noise of the step time."""
 INTERVAL_FACTOR: Final = 3.0
 """How many times longer or shorter than the best an interval is that is reported."""
-_IN_COMMANDS: Final = (
-    TimeClass.RESTORING,
-    TimeClass.TRAINING,
-    TimeClass.LOST,
-    TimeClass.STALLED,
-)
+_IN_COMMANDS: Final = (TimeClass.RESTORING, TimeClass.TRAINING, TimeClass.LOST, TimeClass.STALLED)
 
 
 def advise_interval(metrics: JobMetrics) -> str:

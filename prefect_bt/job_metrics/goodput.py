@@ -172,13 +172,13 @@ def _divide(part: _Part, times: AttemptTimes, *, has_steps: bool) -> Iterator[Ph
     if trained_at is None:
         trained_at = commands.end if has_steps else commands.start
     nodes = times.outcome.nodes if times.outcome else ()
-    is_gone = all(node.phase is NodePhase.LOST for node in nodes)
+    are_lost = all(node.phase is NodePhase.LOST for node in nodes)
     ends = [
         (TimeClass.PROVISIONING, commands.start),
         (TimeClass.RESTORING, trained_at),
         (TimeClass.TRAINING, min(max(trained_at, times.lost_at), commands.end)),
         (TimeClass.LOST, commands.end),
-        (TimeClass.STALLED if is_gone else TimeClass.FLUSHING, times.ended_at),
+        (TimeClass.STALLED if are_lost else TimeClass.FLUSHING, times.ended_at),
         (TimeClass.RETRY_DELAY if part.is_retried else TimeClass.FLUSHING, part.end),
     ]
     stalls, start = _find_stalls(times, commands), part.start
@@ -209,8 +209,7 @@ def _find_stalls(times: AttemptTimes, commands: Span) -> list[Span]:
 
 def _merge(phases: Iterable[Phase]) -> Iterator[Phase]:
     """Yield the phases without empty ones; neighbours of the same class are one."""
-    for _, group in groupby(
-        (phase for phase in phases if phase.end > phase.start), itemgetter(0, 1)
-    ):
+    lasting = (phase for phase in phases if phase.end > phase.start)
+    for _, group in groupby(lasting, itemgetter(0, 1)):
         same = list(group)
         yield same[0]._replace(end=same[-1].end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from types import MappingProxyType
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
@@ -27,9 +27,9 @@ class Span(NamedTuple):
 
 
 def check_idle(node: NodeMetrics) -> list[bool]:
-    """Return for each sample whether the node did nothing since the sample before.
+    """Return for each sample whether the node was idle since the sample before.
 
-    A value that is missing counts as idle, but not CPU.
+    It is not if its CPU is not known; other values may be missing.
     """
     limits = [(node.columns[name], limit) for name, limit in _LIMITS.items() if node.times]
     limits += [(used, IDLE_GPU) for used in node.gpu_columns("utilization").values()]
@@ -45,7 +45,7 @@ def find_idle_spans(
     *,
     window: Span,
     shortest: float,
-    offsets: Mapping[int, float] = MappingProxyType({}),
+    offsets: Mapping[int, float],
 ) -> list[Span]:
     """Return the spans of at least `shortest` seconds in which all nodes were idle.
 
@@ -71,5 +71,5 @@ def _list_idle(node: NodeMetrics, offset: float) -> list[Span]:
         (is_idle and end - start <= longest, start + offset, end + offset)
         for (start, end), is_idle in zip(pairwise(node.times), check_idle(node)[1:], strict=True)
     ]
-    groups = [(is_idle, list(group)) for is_idle, group in groupby(samples, lambda one: one[0])]
-    return [Span(group[0][1], group[-1][2]) for is_idle, group in groups if is_idle]
+    groups = (list(group) for is_idle, group in groupby(samples, itemgetter(0)) if is_idle)
+    return [Span(group[0][1], group[-1][2]) for group in groups]

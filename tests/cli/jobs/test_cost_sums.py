@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.job_metrics.costs import costs_document
+from prefect_bt.cli.jobs.costs import costs_document
 from prefect_bt.text.quantities import format_iso
 
 NOW = 1_700_000_000.0
