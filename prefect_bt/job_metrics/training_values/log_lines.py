@@ -31,7 +31,8 @@ _HINTS: Final = ("loss", "step", "epoch", "iter", "%|", "reward", "accura", "per
 """Each line that counts contains one of them."""
 _DIGIT: Final = re.compile("[0-9]")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,48}[A-Za-z]")
-_RANK_PREFIX: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?")
+_PREFIX: Final = re.compile(r"^(?:\[(?:rank|default)\d+\]: ?)?(?:[A-Z]{4,8}:[\w.]{1,80}:)?")
+"""What torchrun and `logging` put before a line: `[rank0]: INFO:root:`."""
 
 _RESULT: Final = r"loss(?:es)?|perplexity|ppl|acc(?:uracy)?|rewards?"
 _METRIC: Final = (
@@ -39,8 +40,8 @@ _METRIC: Final = (
     r"|(?:tok(?:en)?s?|samples?)(?:/s|/sec|/second|_per_sec\w*)|steps?[ _]time|iteration[ _]time"
     r"|iter_time|it/s"
 )
-_END: Final = r"(?=$|[/@(\d]|_(?:mean|avg|step|epoch|\d))"
-_RESULT_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_RESULT}){_END}", re.IGNORECASE)
+_END: Final = r"(?=$|[/@(\d]|_(?:mean|avg|step|epoch|\d)| (?:train|val)$)"
+_RESULT_NAME: Final = re.compile(rf"(?:^|(?<!target)[\W_])(?:{_RESULT}){_END}", re.IGNORECASE)
 _METRIC_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_METRIC}){_END}", re.IGNORECASE)
 _KIND: Final = (
     r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|lm|avg|average|mean|total|running"
@@ -69,8 +70,9 @@ _NUMBER: Final = re.compile(rf"(?<![\w.]){_FLOAT}")
 _PAIR: Final = re.compile(
     rf"'([^'\n]{{1,{MAX_NAME}}})': (?:np\.\w+\(|tensor\()?'?({_FLOAT})(?=['),%/}}])"
 )
-_NOT_A_VALUE: Final = re.compile(r"[:.-]\d| ?/ ?\d")
-"""After the hours of a time, the year of a date, the part of a version."""
+_NOT_A_VALUE: Final = re.compile(r"[:.-]\d| ?/ ?\d| ?[*<>=]")
+"""After the hours of a time, the year of a date, the part of a version or of an expression."""
+_WRAPPER: Final = re.compile(r"(?:np\.\w+|tensor)\($")
 _OF_TOTAL: Final = re.compile(r"\s?/\s*(\d+)")
 _GLUED: Final = re.compile(r"[\w%/]+")
 _SCALES: Final = {"k": 1e3, "K": 1e3, "M": 1e6}
@@ -169,7 +171,7 @@ class LineParser:
         """Return the values of a line; None if it has none."""
         if len(line) > MAX_LINE:
             return None
-        line = _RANK_PREFIX.sub("", _COLOUR.sub("", line))
+        line = _PREFIX.sub("", _COLOUR.sub("", line))
         before, brace, text = line.partition("{")
         if not brace or not line.rstrip().endswith("}"):
             return self._parse_text(line)
@@ -310,13 +312,13 @@ def _read_names(text: str) -> Iterable[tuple[str, float, int]]:
 @lru_cache(1024)
 def _extract_name(between: str) -> str:
     """Return the name at the end of the text before a number; "" without one."""
-    core = between.rstrip(" \t[(")
+    core = _WRAPPER.sub("", between).rstrip(" \t[(")
     has_sign = core[-1:] in {":", "="}
     name = _DELIMITER.split(core.rstrip(":= \t"))[-1].strip(" -:>\"'").lstrip(")]}[({ ")
     name = name.removesuffix("(train)")
     if name.lower() in _STEP_NAMES or name.lower() == "epoch":
         return name
-    is_word = name[:1].isalpha() or name[:1] == "_"
+    is_word = (name[:1].isalpha() or name[:1] == "_") and "=" not in name
     if has_sign and is_word and name.count(" ") < _MAX_WORDS:
         return name
     if has_sign or between[-1:] in {" ", "\t"}:

@@ -16,6 +16,7 @@ from prefect_bt.filesystem.confined import Identity, open_file, open_regular, wa
 from prefect_bt.job_metrics.node_metrics import TrainingPoint
 from prefect_bt.job_metrics.training_values.event_files import parse_records
 from prefect_bt.job_metrics.training_values.log_lines import (
+    MAX_NAME,
     as_object,
     make_point,
     parse_json,
@@ -36,6 +37,8 @@ _MAX_ENTRIES: Final = 5000
 _MAX_STATE_BYTES: Final = 8 << 20
 _STATE_FILE: Final = "trainer_state.json"
 _EVENT_FILE: Final = ".tfevents."
+_EVALUATION_FOLDERS: Final = {"validation", "eval"}
+"""Keras writes the same names for the training and, in such a folder, for the evaluation."""
 
 
 class _GrowingFile:
@@ -147,7 +150,9 @@ class FolderFiles:
         while position and (data := growing.read(open_file(file.folder, file.path))):
             points, position = parse_records(data)
             growing.offset += position - len(data)
-            yield from (point for point in points if point.at >= self._start)
+            for point in points:
+                if point.at >= self._start:
+                    yield _name_evaluation(point, Path(file.path).parent.name)
 
     def _read_state(self, file: _File) -> list[TrainingPoint]:
         """Return the entries after the last step; they have no times of their own."""
@@ -172,6 +177,13 @@ def _walk(folder: Path) -> Iterator[_File]:
             if (name == _STATE_FILE or _EVENT_FILE in name) and stat.S_ISREG(facts.st_mode):
                 identity = facts.st_dev, facts.st_ino
                 yield _File(facts.st_mtime, folder, path, identity, facts.st_size)
+
+
+def _name_evaluation(point: TrainingPoint, folder: str) -> TrainingPoint:
+    """Return the point, in the folder of an evaluation with the names `folder/name`."""
+    if folder not in _EVALUATION_FOLDERS:
+        return point
+    return replace(point, values={f"{folder}/{n}"[:MAX_NAME]: v for n, v in point.values.items()})
 
 
 def _spread_times(points: Sequence[TrainingPoint], begin: float, end: float) -> list[TrainingPoint]:

@@ -61,6 +61,15 @@ def test_the_scalars_of_a_step_are_a_point(reader, clock, tmp_path):
     assert reader.poll(final=True) == []
 
 
+def test_an_evaluation_in_a_folder_of_its_own_has_other_names(reader, clock, tmp_path):
+    """Keras writes `epoch_loss` to `train/` and to `validation/`."""
+    for folder, steps in (("train", range(2)), ("validation", range(1, 2))):
+        write_events(tmp_path / folder, steps)
+    clock.now += 40
+    values = {name for _, _, values in seen(reader.poll(final=True)) for name in values}
+    assert values == {"train/loss", "lr", "validation/train/loss", "validation/lr"}
+
+
 def test_a_file_that_ends_anywhere_is_read_on_when_it_grows(tmp_path):
     data = write_events(tmp_path, range(4)).read_bytes()
     whole, end = parse_records(data)
