@@ -25,7 +25,7 @@ mkdir -p /app /workspace /b10/more; touch /app/x /workspace/y /b10/more/z
 test -f /app/x && touch $BT_SCRATCH_DIR/s $BT_PROJECT_CACHE_DIR/c
 echo '{{"step": 4, "reward": 0.5}}' >> $BT_METRICS_FILE
 echo "step 7/7 loss 0.25"
-sleep 1.2
+sleep 3
 """
 
 

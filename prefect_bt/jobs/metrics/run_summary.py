@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +34,16 @@ def run_summary(ledger: Ledger, record: JobRecord, state_dir: Path | None) -> di
 
 
 def _last_values(metrics: JobMetrics) -> dict[str, Any] | None:
-    """Return the newest step and value of each series of the lowest rank that reports any."""
+    """Return the newest step and value of each series of the lowest rank that reports any.
+
+    A value that is not finite is None, because JSON has none.
+    """
     for node in metrics.newest:
         if node.training:
             values = {
-                name: value for point in node.training for name, value in point.values.items()
+                name: value if math.isfinite(value) else None
+                for point in node.training
+                for name, value in point.values.items()
             }
             steps = [point.step for point in node.training if point.step is not None]
             return {
@@ -61,7 +67,7 @@ def _draw_loss(metrics: JobMetrics, rank: int) -> str | None:
 
 
 def format_goodput(goodput: dict[str, Any] | None) -> str | None:
-    """Return `83.1 % training kept; queued 4 s, …` with the largest classes; None without time."""
+    """Return `60.5% of 2 min 1 s trained; lost 25 s, …; 80 steps done again`; None without time."""
     if not goodput or goodput["kept_fraction"] is None:
         return None
     others = {name: spent for name, spent in goodput["seconds"].items() if name != "training"}
@@ -85,5 +91,8 @@ def format_training(training: dict[str, Any] | None) -> str | None:
     if not training:
         return None
     step = [f"step {training['step']}"] if training["step"] is not None else []
-    shown = [f"{name} {value:.4g}" for name, value in training["values"].items()][:_SHOWN_VALUES]
-    return ", ".join([*step, *shown])
+    shown = [
+        f"{name} {'nan' if value is None else format(value, '.4g')}"
+        for name, value in training["values"].items()
+    ]
+    return ", ".join([*step, *shown[:_SHOWN_VALUES]])

@@ -66,7 +66,7 @@ def test_the_exit_code_of_the_commands_is_that_of_the_container(pod: Pod, shell:
 
 
 def test_a_pod_is_sampled_and_its_metrics_are_published(pod: Pod) -> None:
-    pod.start("sleep 60 & echo step 3 loss 0.5; sleep 1.3; kill $!")
+    pod.start("sleep 60 & echo step 3 loss 0.5; sleep 3; kill $!")
     pod.wait()
     data = pod.objects.read_log(0, offset=0, limit=1 << 20, file=METRICS)
     metrics = decode_metrics(data, attempt=0, rank=0)
