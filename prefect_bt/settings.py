@@ -53,10 +53,10 @@ def _parse_delays(given: str | tuple[float, ...]) -> Sequence[str | float]:
 
 def _parse_prices(given: str | Mapping[str, float]) -> Mapping[str, float]:
     """Return the prices of `H100=2.50,CPU=0.04`, or of a JSON object. ValueError."""
-    found = _parse_json(given) if isinstance(given, str) else given
-    if not isinstance(found, str):
-        return found
-    pairs = [part.partition("=") for part in found.split(",") if part.strip()]
+    prices = _parse_json(given) if isinstance(given, str) else given
+    if not isinstance(prices, str):
+        return prices
+    pairs = [part.partition("=") for part in prices.split(",") if part.strip()]
     try:
         return {name.strip().upper(): float(price) for name, _, price in pairs}
     except ValueError:

@@ -233,7 +233,7 @@ def _has_trained_for(nodes: Sequence[NodeMetrics], seconds: float) -> bool:
 
 
 def _has_finished(node: NodeMetrics) -> bool:
-    """Return whether the trainer told that all steps are done."""
+    """Return whether the trainer reported that all steps are done."""
     for point in node.training[-MIN_REPORTS:]:
         totals = [point.values.get(name, math.inf) for name in ("total_steps", "max_steps")]
         if point.step is not None and point.step >= min(totals):

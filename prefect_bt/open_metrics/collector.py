@@ -92,7 +92,7 @@ class _RunningNode:
 
 
 class JobCollector(Collector):
-    """Collects anew at each scrape: nodes from their files, the store as it answered last."""
+    """Collects at each scrape: nodes from their files, the store as it answered last."""
 
     def __init__(self, state_dir: Path, store: StoreReader) -> None:
         self._state_dir, self._store = state_dir, store

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Final, Literal
-
-from cyclopts import Parameter, Token
+from typing import Final, Literal
 
 from prefect_bt.cli.jobs.selection import list_entries, open_job_index
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, TableOutput
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, SinceTime, TableOutput
 from prefect_bt.cli.ui.tables import Column, Document, print_csv, show_table
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
-from prefect_bt.text.durations import parse_since
 from prefect_bt.text.quantities import format_iso
 
 CPU: Final = "CPU"
@@ -26,14 +23,10 @@ CPU: Final = "CPU"
 Group = Literal["project", "team", "user"]
 
 
-def _convert_since(_: object, tokens: Sequence[Token]) -> float:
-    return parse_since(tokens[0].value, now=time.time()) / 1e9
-
-
 def costs(
     *,
     by: Group = "project",
-    since: Annotated[float | None, Parameter(converter=_convert_since, metavar="TIME")] = None,
+    since: SinceTime = None,
     output: TableOutput = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
 from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, TableOutput
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, SinceTime, TableOutput
 from prefect_bt.cli.ui.tables import Column, print_csv
 from prefect_bt.cli.ui.terminal import OK
-from prefect_bt.text.durations import parse_since
 
 if TYPE_CHECKING:
     from prefect_bt.job_metrics.job_metrics import JobMetrics
@@ -25,15 +23,11 @@ _CSV: Final = [
 ]
 
 
-def _convert_time(_: object, tokens: list[Token]) -> float:
-    return parse_since(tokens[0].value, now=time.time()) / 1e9
-
-
 def metrics(
     *,
     which: JobFilter = NO_FILTER,
     watch: Annotated[bool, Parameter(name=["--watch", "-w"])] = False,
-    since: Annotated[float | None, Parameter(converter=_convert_time, metavar="TIME")] = None,
+    since: SinceTime = None,
     picture: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     output: TableOutput = "cli-table",
     terminal: InjectedTerminal,

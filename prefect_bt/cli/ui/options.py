@@ -6,13 +6,16 @@ the same in all commands have it here.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.text.durations import parse_since
 
 InjectedTerminal = Annotated[Terminal, Parameter(parse=False)]
 """The terminal, passed by the launcher."""
@@ -51,6 +54,14 @@ MetricsListen = Annotated[
         help="Serve metrics for Prometheus at this address, such as 127.0.0.1:9464.",
     ),
 ]
+
+
+def _convert_time(_: object, tokens: Sequence[Token]) -> float:
+    return parse_since(tokens[0].value, now=time.time()) / 1e9
+
+
+SinceTime = Annotated[float | None, Parameter(converter=_convert_time, metavar="TIME")]
+"""Epoch seconds of an age or a time, such as `2h` or `2026-11-20 14:00`."""
 PositiveCount = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
 

@@ -200,17 +200,17 @@ class LineParser:
 
     def _read_bar(self, text: str) -> _Bar | None:
         """Return the progress of a training in this text; None without such a bar."""
-        found = _BAR.search(text) or _OPEN_BAR.search(text)
-        if found is None:
+        match = _BAR.search(text) or _OPEN_BAR.search(text)
+        if match is None:
             return None
-        name = text[: found.start()].rstrip(" 0123456789")
+        name = text[: match.start()].rstrip(" 0123456789")
         if name and not _BAR_NAME.search(name):
             return None
-        step, total = int(found[1]), int(found[2]) if found.re is _BAR else 0
+        step, total = int(match[1]), int(match[2]) if match.re is _BAR else 0
         if total and (epoch := _EPOCH.search(name)):
             self._counts_in_epoch = True
             step = self._count(int(epoch[1]), step, total, has_last=bool(epoch[2]))
-        bar = _Bar(step, total, found.end())
+        bar = _Bar(step, total, match.end())
         if self._bar is None or self._bar.total == total or name:
             self._bar = bar
         else:
@@ -242,22 +242,22 @@ class LineParser:
 
     def _read_wide_bar(self, line: str) -> _Bar | None:
         """Return the progress in a bar of Keras, whose epoch is in a line before, or of rich."""
-        found = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
-        if found is None:
+        match = _WIDE_BAR.search(line) if "━" in line or "/" in line[:24] else None
+        if match is None:
             return None
-        step, total = int(found[1] or found[3]), int(found[2] or found[4])
-        epoch = _EPOCH.search(line, 0, found.end())
+        step, total = int(match[1] or match[3]), int(match[2] or match[4])
+        epoch = _EPOCH.search(line, 0, match.end())
         number = int(epoch[1]) if epoch else self._keras_epoch
         if number is not None:
             self._counts_in_epoch = True
             step = self._count(number, step, total, has_last=True)
-        return _Bar(step, 0, found.end())
+        return _Bar(step, 0, match.end())
 
     def _parse_text(self, line: str) -> ParsedLine | None:
         if bar := self._read_bar(line) or self._read_wide_bar(line):
             step, values = make_point(named[:2] for named in _read_names(line[bar.end :]))
-            if found := _TORCHTUNE.match(line):
-                step, values[found[2]] = int(found[1]), float(found[3])
+            if match := _TORCHTUNE.match(line):
+                step, values[match[2]] = int(match[1]), float(match[3])
             return self._select(bar.step if step is None else step, values, bar.total)
         if (first := _FIRST_NAME.search(line.lower())) is None:
             return None
@@ -286,14 +286,14 @@ def _read_names(text: str) -> Iterable[tuple[str, float, int]]:
     The name of a number directly after the epoch's is "".
     """
     end, after_epoch = 0, False
-    for found in _NUMBER.finditer(text):
-        between = text[max(end, found.start() - _MAX_BETWEEN) : found.start()]
+    for match in _NUMBER.finditer(text):
+        between = text[max(end, match.start() - _MAX_BETWEEN) : match.start()]
         if end and (glued := _GLUED.match(between)):
             between = between[glued.end() :]
-        name, value = _extract_name(between), float(found[0].replace(",", ""))
+        name, value = _extract_name(between), float(match[0].replace(",", ""))
         if not math.isfinite(value) and not name:
             continue  # a word of a name: `number of nan iterations`
-        end = found.end()
+        end = match.end()
         of = _OF_TOTAL.match(text, end)
         lower = name.lower()
         if of and lower == "batch":

@@ -144,7 +144,7 @@ def _measure_disks(scratch: Path | None, volumes: Sequence[Path]) -> dict[str, f
 
 
 def _measure_disk(folder: Path) -> tuple[int, int] | None:
-    """Return the size of the disk and what a user may still write; None if it does not tell."""
+    """Return the size of the disk and what a user may still write; None if it is not known."""
     try:
         stat = os.statvfs(folder)
     except OSError:

@@ -17,7 +17,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """Usage at one moment; None where the system does not tell.
+    """Usage at one moment; None where it is not known.
 
     `cpu` (seconds), `read`, `written`, `received` and `sent` (bytes) are counters, `memory` and
     `memory_available` are bytes.
