@@ -17,6 +17,7 @@ import json
 import math
 import os
 import zlib
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,8 +121,6 @@ class NodeMetrics:
 
     def find_start(self, since: float) -> int:
         """Return the index of the first sample at or after `since`."""
-        from bisect import bisect_left
-
         return bisect_left(self.times, since)
 
     def keep_since(self, since: float, *, points: int) -> None:

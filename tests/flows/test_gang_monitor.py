@@ -79,7 +79,7 @@ class Rig:
 
 
 @pytest.mark.parametrize("stop_on_hang", [True, False])
-def test_a_hang_is_reported_once_and_ends_the_attempt_if_the_job_says_so(
+def test_a_hang_is_reported_once_and_ends_the_attempt_with_stop_on_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_on_hang: bool
 ) -> None:
     rig = Rig(tmp_path, monkeypatch, stop_on_hang=stop_on_hang)

@@ -304,7 +304,7 @@ def arbitrary_jobs(draw: st.DrawFn) -> JobMetrics:
 
 
 @given(arbitrary_jobs())
-def test_classes_add_up_whatever_the_records_say(metrics: JobMetrics):
+def test_classes_add_up_for_arbitrary_records(metrics: JobMetrics):
     goodput = measure_goodput(metrics)
     assert goodput.wall_clock >= 0
     assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_clock, abs=1e-6)

@@ -244,7 +244,7 @@ LEFT_ALONE: dict[str, Callable[[Box], JobRecord]] = {
 
 
 @pytest.mark.parametrize("case", LEFT_ALONE)
-def test_other_jobs_are_left_alone(box: Box, here: Observer, case: str) -> None:
+def test_other_jobs_are_not_taken_up(box: Box, here: Observer, case: str) -> None:
     record = LEFT_ALONE[case](box)
     before = box.ledger.list_events(record.id), box.ledger.get_host(record.id), box.leases
     assert here.look(2 * AFTER) == []

@@ -83,7 +83,7 @@ def test_csv_has_a_row_for_each_sample(cli: Cli, shop: Shop, tmp_path: Path, cou
     [(RUNNING, "waiting for metrics"), (ENDED, "ended without metrics")],
     ids=["running", "ended"],
 )
-def test_job_without_metrics_is_told_apart(cli: Cli, shop: Shop, states, words: str):
+def test_job_without_metrics_waits_or_has_ended(cli: Cli, shop: Shop, states, words: str):
     record = shop.job("tiny", *states)
 
     assert words in cli("metrics", "--job-id", record.id).out
@@ -140,7 +140,7 @@ def test_samples_lie_after_since(cli: Cli, shop: Shop, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "start"), [("c.svg", b"<?xml"), ("c.PNG", b"\x89PNG")])
-def test_picture_is_written_as_its_name_says(
+def test_picture_has_the_format_of_its_suffix(
     cli: Cli, shop: Shop, tmp_path: Path, name: str, start: bytes
 ):
     record = measured(shop, tmp_path)

@@ -148,7 +148,7 @@ def test_the_file_may_have_times_and_anything_else(reader, clock, file):
     assert points[2].values == {"my metric": 3, "time": 12.5}
 
 
-def test_a_line_is_read_when_it_is_whole_and_once(reader, clock, file):
+def test_a_complete_line_is_read_once(reader, clock, file):
     with file.open("a", buffering=1) as output:
         for piece, expected in [
             ('{"step": 1, "lo', []),
