@@ -29,6 +29,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     weights/manifests/<key>-<revision>.json   files of a weights source; written after their blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/sharing/<key>-<revision>/<batch>  division of a download among hosts
+    api_keys/<key id>.json                    a key of the HTTP API: its salted hash (http_api/keys.py)
     deployments/<quoted name>/                a serving deployment
                                               (serving/deployment_records.py)
     training_projects/<project id>/
@@ -84,6 +85,7 @@ QUEUE_MACHINES: Final = "queue/machines"
 QUEUE_LIMITS: Final = "queue/limits"
 CLOCK: Final = "queue/clock"
 PROBES: Final = "queue/probes"
+API_KEYS: Final = "api_keys"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALLS_INDEX: Final = "index/calls"
@@ -112,6 +114,10 @@ def quote_name(name: str) -> str:
 
 def job_index_key(job_id: str) -> str:
     return f"{INDEX_JOBS}/{job_id}"
+
+
+def api_key_key(key_id: str) -> str:
+    return f"{API_KEYS}/{key_id}.json"
 
 
 def removals_prefix(job_id: str) -> str:

@@ -34,7 +34,7 @@ from tests.architecture.sources import (
 LEVELS: dict[int, str] = {
     # entry points: may import Prefect and the command library, choose adapters, hand them down
     5: "flows blocks cli compat supervisor local_server prefect_api file_server node_agent gc jobs"
-    " open_metrics"
+    " http_api job_service open_metrics"
     " serving.rollout serving.router",
     # services: policy; see protocols, never adapters, never Prefect
     4: "attempts checkpoints job_index job_metrics logs queue serving training_cache weights"
@@ -70,7 +70,9 @@ ONLY_IN: dict[str, set[str]] = {
     "cyclopts": {"cli"},
     "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
-    "uvicorn": {"local_server"},
+    "uvicorn": {"http_api", "local_server"},
+    "fastapi": {"http_api"},
+    "starlette": {"http_api"},
     "prometheus_client": {"open_metrics"},
     "matplotlib": {"job_metrics", "jobs.metrics"},
 }

@@ -13,13 +13,13 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from prefect_bt import codec
+from prefect_bt.credentials.key_hashes import hash_key
 from prefect_bt.errors import ServerError
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.nodes.files import read_record, write_text_atomic
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.host.service import exclusive_lock, local_url
-from prefect_bt.serving.router.api_keys import hash_key
 from prefect_bt.serving.router.route import Route, parse_route
 
 _SECRET_BYTES: Final = 32

@@ -18,8 +18,8 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
+from prefect_bt.credentials.key_hashes import KeyHash, parse_authorization, verify_key
 from prefect_bt.host.service import current_process
-from prefect_bt.serving.router.api_keys import KeyHash, parse_bearer, verify_key
 from prefect_bt.serving.router.connection_limits import LimitedServer, trust
 from prefect_bt.serving.router.deployment_folder import RouterFolder
 from prefect_bt.serving.router.process import STATUS_PATH
@@ -131,7 +131,7 @@ class Router:
                 "The file with this deployment's API key cannot be read, so all requests are "
                 "refused. Set the key again.",
             )
-        given = parse_bearer(request.headers.get("Authorization", ""))
+        given = parse_authorization(request.headers.get("Authorization", ""), "bearer")
         if key is not None and not verify_key(key, given):
             what = "This is not the API key" if given else "No API key was sent"
             raise Rejected(

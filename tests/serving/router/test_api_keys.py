@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from prefect_bt.serving.router.api_keys import hash_key, parse_bearer, verify_key
+from prefect_bt.credentials.key_hashes import hash_key, parse_authorization, verify_key
 from tests.serving.router.machine import Deployment
 
 KEY = "a-key-that-nobody-guesses"
@@ -31,7 +31,7 @@ def test_an_empty_key_is_refused(key: str) -> None:
     [("Bearer k", "k"), ("bearer   k ", "k"), ("Basic k", ""), ("Bearer", ""), ("k", ""), ("", "")],
 )
 def test_a_header_carries_a_key(header: str, key: str) -> None:
-    assert parse_bearer(header) == key
+    assert parse_authorization(header, "bearer") == key
 
 
 def test_only_requests_with_the_key_are_answered(routed: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""The API key of a deployment, of which only a salted hash is stored."""
+"""API keys, of which only a salted hash is stored: of deployments, and of the HTTP API."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def verify_key(expected: KeyHash, presented: str) -> bool:
     return hmac.compare_digest(digest, _digest(salt, presented))
 
 
-def parse_bearer(header: str) -> str:
-    """Return the key in an Authorization header; "" without a key.
+def parse_authorization(header: str, *schemes: str) -> str:
+    """Return the key in an Authorization header of one of the schemes (lower case); "" without.
 
-    >>> parse_bearer("bearer  abc"), parse_bearer("Basic abc"), parse_bearer("")
-    ('abc', '', '')
+    >>> parse_authorization("bearer  abc", "bearer"), parse_authorization("Basic abc", "bearer")
+    ('abc', '')
     """
     scheme, _, key = header.strip().partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    return key.strip() if scheme.lower() in schemes else ""
 
 
 def _digest(salt: bytes, key: str) -> bytes:

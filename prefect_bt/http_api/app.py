@@ -1,0 +1,34 @@
+"""The application: the routes of all resources, and what holds for each of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import FastAPI
+
+from prefect_bt.http_api import projects
+from prefect_bt.http_api.access import ApiSite
+from prefect_bt.http_api.errors import install_error_handlers
+from prefect_bt.http_api.forward_proxy import ForwardProxy
+from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.settings import Settings
+
+_ROUTERS: Final = (projects.router,)
+
+
+def open_site() -> ApiSite:
+    """Return the site of the settings' store. StoreError."""
+    ledger = open_ledger()
+    return ApiSite(ledger, Settings(), ApiKeys(ledger.store))
+
+
+def create_app(site: ApiSite) -> FastAPI:
+    """Return the ASGI application of a site."""
+    app = FastAPI(title="prefect-bt Training API", version="1", docs_url=None, redoc_url=None)
+    app.state.site = site
+    install_error_handlers(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.add_middleware(ForwardProxy)
+    return app

@@ -1,0 +1,51 @@
+"""The server as the forward proxy of its clients, for its own two names and no other.
+
+`truss` knows a server of its users only as http://localhost:8000, and derives
+http://api.localhost:8000 from it. With HTTP_PROXY=http://<this server> it sends both here, as
+requests with absolute URIs (RFC 9112, 3.2.2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from starlette.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+TRUSS_URL: Final = "http://localhost:8000"
+"""The only URL of a remote for which truss uses a server other than the hosted one."""
+REST_NAME: Final = "api.localhost"
+_HOSTS: Final = frozenset({"localhost:8000", f"{REST_NAME}:8000"})
+
+
+class ForwardProxy:
+    """Middleware that turns absolute URIs into paths. `scope["state"]["proxied"]` notes them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if not path.startswith("/"):
+                uri = urlsplit(scope["raw_path"].decode("latin-1"))
+                if scope["method"] == "CONNECT" or uri.netloc.lower() not in _HOSTS:
+                    await _refuse(uri.netloc)(scope, receive, send)
+                    return
+                path = unquote(uri.path) or "/"
+                scope = {**scope, "state": {**scope.get("state", {}), "proxied": True}}
+            # truss writes //graphql/ for a remote whose URL ends with a slash.
+            path = f"/{path.lstrip('/')}"
+            scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "surrogatepass")}
+        await self._app(scope, receive, send)
+
+
+def _refuse(host: str) -> JSONResponse:
+    message = (
+        f"This proxy has no way to {host or 'that address'}: it is a prefect-bt server, and takes "
+        f"requests to {' and '.join(sorted(_HOSTS))} only. Unset HTTP_PROXY for other programs."
+    )
+    return JSONResponse({"message": message}, 403)

@@ -1,0 +1,111 @@
+"""Keys of the API, in the store: any server of the store accepts them.
+
+A key looks like `prefect-bt-abc1234-<40 hex digits>`: whoever sees it in a file or a log of another
+service knows what it is. The store has its id and a salted hash.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt import codec
+from prefect_bt.credentials.key_hashes import KeyHash, hash_key, verify_key
+from prefect_bt.errors import NotFoundError, UsageError
+from prefect_bt.ledger.creation import create_object
+from prefect_bt.ledger.job_objects import find_object
+from prefect_bt.ledger.projects import normalize_team
+from prefect_bt.object_keys import API_KEYS, api_key_key, make_id
+from prefect_bt.object_store.protocols import Store
+
+_SECRET_BYTES: Final = 20
+_FORMAT: Final = re.compile(r"prefect-bt-([0-9a-z]{7})-[0-9a-f]{40}")
+_REUSE_SECONDS: Final = 5.0
+"""Seconds in which a record that was read is used again: a revoked key is refused after them."""
+_MAX_REUSED: Final = 1000
+
+
+@dataclass(frozen=True)
+class KeyRecord:
+    """A key as it is stored. `team`: None for all teams, "" for the default team."""
+
+    id: str
+    name: str
+    hash: KeyHash
+    created_at: float
+    team: str | None = None
+    expires_at: float | None = None
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+
+class ApiKeys:
+    """Creates, lists, revokes and verifies the keys of one store."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._recent: dict[str, tuple[float, KeyRecord | None]] = {}
+
+    def create(
+        self, name: str, *, team: str | None = None, lifetime: float | None = None
+    ) -> tuple[str, KeyRecord]:
+        """Create a key; return it with its record. Nothing can show it again.
+
+        `lifetime` in seconds. Raise UsageError if another key has the name.
+        """
+        if not name.strip() or any(one.name == name for one in self.list()):
+            raise UsageError(
+                f"A key named {name!r} exists already." if name.strip() else "A key has a name.",
+                next_step="Choose another name, such as that of its user or machine.",
+            )
+        team, now = None if team is None else normalize_team(team), self._clock()
+        while True:
+            key_id = make_id()
+            key = f"prefect-bt-{key_id}-{secrets.token_hex(_SECRET_BYTES)}"
+            expires_at = None if lifetime is None else now + lifetime
+            record = KeyRecord(key_id, name, hash_key(key), now, team, expires_at)
+            if create_object(self._store, api_key_key(key_id), record):
+                return key, record
+
+    def list(self) -> list[KeyRecord]:
+        """Return the records of all keys, the oldest first."""
+        infos = self._store.list(API_KEYS)
+        found = (find_object(self._store, info.key, KeyRecord) for info in infos)
+        return sorted(filter(None, found), key=lambda record: (record.created_at, record.id))
+
+    def revoke(self, name_or_id: str) -> KeyRecord:
+        """Delete the key. NotFoundError if there is none."""
+        for record in self.list():
+            if name_or_id in (record.id, record.name):
+                self._store.delete(api_key_key(record.id))
+                return record
+        raise NotFoundError("key", name_or_id, next_step="List the keys: prefect-bt api-key list.")
+
+    def verify(self, key: str) -> KeyRecord | None:
+        """Return the record of a valid key; None for any other text. StoreError."""
+        match = _FORMAT.fullmatch(key)
+        record = self._read(match[1]) if match else None
+        if record is None or record.has_expired(self._clock()):
+            return None
+        return record if verify_key(record.hash, key) else None
+
+    def _read(self, key_id: str) -> KeyRecord | None:
+        read_at, record = self._recent.get(key_id, (-_REUSE_SECONDS, None))
+        if record is not None and self._clock() - read_at < _REUSE_SECONDS:
+            return record
+        record = find_object(self._store, api_key_key(key_id), KeyRecord)
+        if len(self._recent) >= _MAX_REUSED:
+            self._recent.clear()
+        self._recent[key_id] = (self._clock(), record)
+        return record
+
+
+def key_document(record: KeyRecord) -> dict[str, object]:
+    """Return the record JSON-ready, without the hash."""
+    document = codec.encode(record)
+    return {name: document[name] for name in ("id", "name", "team", "created_at", "expires_at")}

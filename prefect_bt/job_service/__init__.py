@@ -1,0 +1,1 @@
+"""The jobs of a store as a user of them sees: begin with `store_service`."""
