@@ -29,7 +29,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     weights/manifests/<key>-<revision>.json   files of a weights source; written after their blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/sharing/<key>-<revision>/<batch>  division of a download among hosts
-    api_keys/<key id>.json                    a key of the HTTP API: its salted hash (http_api/keys.py)
+    api_keys/<key id>.json                    a key of the HTTP API (http_api/keys.py)
     deployments/<quoted name>/                a serving deployment
                                               (serving/deployment_records.py)
     training_projects/<project id>/

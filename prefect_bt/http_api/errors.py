@@ -34,14 +34,13 @@ _STATUSES: Final = (
     (ServerError, 503),
     (StoreError, 503),
     (SubstrateError, 503),
-    (PrefectBtError, 400),
 )
-"""Class of an error -> status; the first that fits."""
+"""Class of an error -> status; the first that fits. Any other error is the request's: 400."""
 
 
 def error_response(error: PrefectBtError) -> JSONResponse:
     """Return the answer to a request that raised `error`."""
-    status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse({"message": escape_controls(str(error))}, status, headers=headers)
 

@@ -31,7 +31,8 @@ class ForwardProxy:
         if scope["type"] == "http":
             path: str = scope["path"]
             if not path.startswith("/"):
-                uri = urlsplit(scope["raw_path"].decode("latin-1"))
+                target: bytes = scope["raw_path"]
+                uri = urlsplit(target.decode("latin-1"))
                 if scope["method"] == "CONNECT" or uri.netloc.lower() not in _HOSTS:
                     await _refuse(uri.netloc)(scope, receive, send)
                     return

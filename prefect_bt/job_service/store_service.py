@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
+from prefect_bt.job_index.entries import Document, JobIndex
 from prefect_bt.job_index.overview import read_overview
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
@@ -53,15 +53,9 @@ class StoreJobs:
 
         state_dir = Settings().state_dir
         live: Any = live_document(self.ledger, record, state_dir)
+        queued = queue_context(self.ledger, record.id)
         summary = run_summary(self.ledger, record, state_dir)
-        return {
-            **job,
-            "queue_context": queue_context(self.ledger, record.id),
-            "live": live,
-        } | summary
-
-    def list_documents(self, index: JobIndex, entries: list[JobEntry]) -> list[Document]:
-        return index.list_documents(entries)
+        return {**job, "queue_context": queued, "live": live, **summary}
 
     def _read_document(self, job_id: str) -> Document:
         from prefect_bt.jobs.job_json import job_document  # no list of ended jobs needs it
