@@ -67,7 +67,9 @@ def select_part(wanted: str, if_range: str | None, *, etag: str, size: int, at: 
     start, end = found
     if start >= end:
         return FilePart(416, 0, 0, {"Content-Range": f"bytes */{size}"})
-    return FilePart(206, start, end, {**headers, "Content-Range": f"bytes {start}-{end - 1}/{size}"})
+    return FilePart(
+        206, start, end, {**headers, "Content-Range": f"bytes {start}-{end - 1}/{size}"}
+    )
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:

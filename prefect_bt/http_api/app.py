@@ -37,5 +37,6 @@ def create_app(site: ApiSite) -> FastAPI:
     install_error_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)
+    app.add_api_route("/health", lambda: "ok", include_in_schema=False)
     app.add_middleware(ForwardProxy)
     return app

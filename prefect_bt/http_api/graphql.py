@@ -90,7 +90,9 @@ def answer_graphql(body: GraphqlRequest, site: SiteDep, caller: CallerDep) -> Do
 
 
 def _list_teams(site: ApiSite, caller: Caller, _: Document) -> list[Document]:
-    return [{key: team[key] for key in ("id", "name", "default")} for team in list_teams(site, caller)]
+    return [
+        {key: team[key] for key in ("id", "name", "default")} for team in list_teams(site, caller)
+    ]
 
 
 def _list_instances(site: ApiSite, caller: Caller, _: Document) -> list[Document]:

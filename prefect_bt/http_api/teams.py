@@ -73,9 +73,7 @@ def get_team_secrets(team_id: str, site: SiteDep, caller: CallerDep) -> Document
 
 
 @router.post("/v1/teams/{team_id}/secrets")
-def write_team_secret(
-    team_id: str, body: NewSecret, site: SiteDep, caller: CallerDep
-) -> Document:
+def write_team_secret(team_id: str, body: NewSecret, site: SiteDep, caller: CallerDep) -> Document:
     """Write or replace a secret of the team, which its jobs prefer to the common one."""
     return _save(body, normalize_team(_find_team(site, caller, team_id)["id"]))
 

@@ -6,6 +6,7 @@ import re
 from typing import Any, cast
 
 from prefect.blocks.system import Secret
+from pydantic import SecretStr
 
 from prefect_bt.credentials.secrets import team_prefix
 from prefect_bt.prefect_api.client import prefect_client
@@ -21,7 +22,7 @@ def save_secret(name: str, value: str, *, team: str = "") -> str:
     """
     block = _block_name(name, team)
     with prefect_client(temporary=False) as client:
-        cast("Any", Secret[str](value=value)).save(block, overwrite=True)
+        cast("Any", Secret[str](value=SecretStr(value))).save(block, overwrite=True)
         document = client.read_block_document_by_name(block, _SLUG)
     return document.created.isoformat() if document.created else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.tables import Column, show_table
+from prefect_bt.cli.ui.tables import Column, format_time, show_table
 from prefect_bt.http_api.keys import ApiKeys, key_document
 from prefect_bt.job_service.trussrc import find_trussrc, write_remote
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -14,9 +14,9 @@ from prefect_bt.text.durations import parse_duration
 _COLUMNS: Final = [
     Column("ID", "id"),
     Column("Name", "name"),
-    Column("Team", "", lambda row: "all" if row["team"] is None else row["team"] or "default"),
-    Column("Created", "created_at"),
-    Column("Expires", "", lambda row: row["expires_at"] or "never"),
+    Column("Team", "", lambda row: row["team"] or "all"),
+    Column("Created", "created_at", format_time),
+    Column("Expires", "", lambda row: format_time(row["expires_at"]) or "never"),
 ]
 
 

@@ -35,7 +35,9 @@ def truss(
     program = shutil.which("truss")
     if program is None:
         raise UsageError("truss is not installed.", next_step="Install it: pip install truss")
-    return subprocess.run([program, *arguments], env=build_environment(arguments), check=False).returncode
+    return subprocess.run(
+        [program, *arguments], env=build_environment(arguments), check=False
+    ).returncode
 
 
 def build_environment(arguments: tuple[str, ...]) -> dict[str, str]:
