@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from prefect_bt.errors import NotFoundError
+from prefect_bt.errors import DefinitionError, NotFoundError
 from prefect_bt.http_api.access import ApiSite, CallerDep, ProjectDep, SiteDep
 from prefect_bt.http_api.documents import (
     JobsAnswer,
@@ -20,7 +20,8 @@ from prefect_bt.job_index.overview import list_projects
 from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.jobs.delete import delete_project as delete
 from prefect_bt.ledger.records import ProjectRecord
-from prefect_bt.planning.text_validation import ensure_usable_name
+from prefect_bt.planning.validation import validate_names
+from prefect_bt.text.usable_text import describe_unusable_text
 from prefect_bt.training_cache.document import summary_document
 from prefect_bt.training_cache.snapshot import find_summary
 
@@ -90,7 +91,10 @@ def get_cache_summary(project: ProjectDep, site: SiteDep) -> Document:
 
 
 def _ensure_project(site: ApiSite, name: str, team: str | None) -> Document:
-    ensure_usable_name(name)
+    problem = describe_unusable_text(name)
+    problems = [f"name {problem}."] if problem else validate_names({"name": name})
+    if problems:
+        raise DefinitionError(problems[0], field="name")
     return _project_answer(site, site.ledger.projects.ensure(name, team=team))
 
 
