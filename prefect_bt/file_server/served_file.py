@@ -1,4 +1,4 @@
-"""What every server of files shares: the file of an object, and the part that a request asks for."""
+"""The file of an object, and the part of it that a request asks for; every file server uses it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def select_part(wanted: str, if_range: str | None, *, etag: str, size: int, at: 
     start, end = found
     if start >= end:
         return FilePart(416, 0, 0, {"Content-Range": f"bytes */{size}"})
-    return FilePart(206, start, end, {**headers, "Content-Range": f"bytes {start}-{end - 1}/{size}"})
+    return FilePart(
+        206, start, end, {**headers, "Content-Range": f"bytes {start}-{end - 1}/{size}"}
+    )
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
