@@ -23,7 +23,6 @@ from botocore.exceptions import ClientError
 from prefect_bt.errors import NotFoundError
 from prefect_bt.http_api.uploads import staging
 from prefect_bt.http_api.uploads.staging import Uploads
-
 from tests.node_agent.rig import wait_until
 
 from .api_server import RunningApi, running_api

@@ -233,6 +233,11 @@ class Uploads:
                 if self._clock() - changed_at > STALE_SECONDS:
                     yield path, size, changed_at
 
+    def remove_if_stale(self, path: Path) -> None:
+        """Remove the upload with that folder, if nobody has continued it."""
+        if any(path == stale for stale, _, _ in self.list_stale()):
+            remove_tree(path)
+
     def remove_stale(self) -> None:
         """Remove the uploads that nobody continues."""
         for path, _, _ in self.list_stale():
