@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from prefect_bt.http_api import projects
+from prefect_bt.http_api import logs, metrics, projects
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.forward_proxy import ForwardProxy
@@ -14,7 +14,7 @@ from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 
-_ROUTERS: Final = (projects.router,)
+_ROUTERS: Final = (projects.router, logs.router, metrics.router)
 
 
 def open_site() -> ApiSite:
