@@ -6,12 +6,22 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from prefect_bt.http_api import files, graphql, jobs, projects, queue, sessions, teams
+from prefect_bt.http_api import (
+    files,
+    graphql,
+    jobs,
+    logs,
+    metrics,
+    projects,
+    queue,
+    sessions,
+    teams,
+)
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.forward_proxy import ForwardProxy
 from prefect_bt.http_api.keys import ApiKeys
-from prefect_bt.http_api.uploads import routes
+from prefect_bt.http_api.uploads import routes as uploads_routes
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
@@ -24,7 +34,9 @@ _ROUTERS: Final = (
     sessions.router,
     graphql.router,
     files.router,
-    routes.router,
+    logs.router,
+    metrics.router,
+    uploads_routes.router,
 )
 
 

@@ -25,18 +25,6 @@ END_MESSAGES = {
 }
 
 
-def open_logs(ledger: Ledger, record: JobRecord, *, platform: bool = True) -> JobLogs:
-    """Open the logs of the job, on whichever machine its nodes run."""
-    from prefect_bt.logs.job_reader import JobLogs
-    from prefect_bt.logs.live_logs import LiveLogs
-    from prefect_bt.logs.platform_lines import JobHistory
-    from prefect_bt.settings import Settings
-
-    live = LiveLogs(ledger.store, record, Settings().state_dir)
-    history = JobHistory(ledger, record) if platform else None
-    return JobLogs(ledger, record, list_live=live.list_nodes, platform=history)
-
-
 def follow_job(
     terminal: Terminal, ledger: Ledger, record: JobRecord, *, with_log: bool
 ) -> JobState:
@@ -50,9 +38,11 @@ def follow_job(
         should_use_color,
     )
     from prefect_bt.logs.line_filter import LineFilter
+    from prefect_bt.logs.open_logs import open_logs
+    from prefect_bt.settings import Settings
 
     name_time_zone()
-    logs = open_logs(ledger, record)
+    logs = open_logs(ledger, record, Settings().state_dir)
     if terminal.machine_readable:
         return tail_logs(terminal, logs, LineFilter(), format_text, stream=sys.stderr)
     colored = should_use_color()

@@ -108,6 +108,8 @@ def logs(
     """
     from prefect_bt.ledger.open_ledger import open_ledger
     from prefect_bt.logs.line_filter import LineFilter
+    from prefect_bt.logs.open_logs import open_logs
+    from prefect_bt.settings import Settings
 
     chosen = parse_number_ranges(attempt)
     if first_failure:
@@ -135,7 +137,7 @@ def logs(
         min_level=min_level,
         levels=terminal.machine_readable or colored,
     )
-    opened = follow.open_logs(ledger, record, platform=platform)
+    opened = open_logs(ledger, record, Settings().state_dir, platform=platform)
     as_text = lines.format_raw if raw else lines.format_colored if colored else lines.format_text
     if tail:
         format_line = lines.format_json if terminal.machine_readable else as_text

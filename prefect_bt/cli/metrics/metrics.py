@@ -59,6 +59,7 @@ def metrics(
     from prefect_bt.job_metrics.document import list_rows
     from prefect_bt.job_metrics.job_metrics import JobMetricsReader
     from prefect_bt.job_metrics.pictures import save_picture
+    from prefect_bt.job_metrics.series import choose_window
     from prefect_bt.jobs.metrics.view import read_cache, read_document
     from prefect_bt.ledger.open_ledger import open_ledger
     from prefect_bt.settings import Settings
@@ -76,7 +77,8 @@ def metrics(
         if picture is not None:
             save_picture(latest, picture, since=since)
         if output == "json":
-            return read_document(ledger, latest, since=since), lambda: None
+            window = choose_window(latest, since=since)
+            return read_document(ledger, latest, window=window), lambda: None
         if output == "csv":
             return latest, lambda: print_csv(_CSV, list_rows(latest, since=since))
         cache = read_cache(ledger, record)
