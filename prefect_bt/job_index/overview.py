@@ -44,7 +44,8 @@ def _iter_projects(jobs: JobIndex) -> Iterator[Document]:
     documents = jobs.list_documents(list(newest.values()))
     latest = {one["training_project_id"]: one for one in documents}
     for project in jobs.ledger.projects.list():
-        yield _project_document(project, latest.get(project.id))
+        if jobs.sees(project.id):
+            yield _project_document(project, latest.get(project.id))
 
 
 def _project_document(project: ProjectRecord, latest: Document | None) -> Document:

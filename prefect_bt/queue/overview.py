@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,16 +32,28 @@ NO_WORKER: Final = "which starts it when one of its jobs ends: no `prefect-bt wo
 ABOUT_TO_START: Final = "nothing: it is about to start"
 
 
-def read_schedule(ledger: Ledger) -> Schedule:
-    """Decide about the jobs that wait. A job in `starts` is about to start: no machine has it."""
+OTHER_TEAM: Final = "of another team"
+"""In place of the ID of a job that the caller may not see."""
+
+
+def read_schedule(ledger: Ledger, *, sees: Callable[[str], bool] = lambda _: True) -> Schedule:
+    """Decide about the jobs that wait. A job in `starts` is about to start: no machine has it.
+
+    `sees`: whether reasons name the jobs of a team, given by its name in the records.
+    """
     store, now = ledger.store, _read_clock(ledger.store)
     waiting = list_waiting_jobs(store)  # before the leases: a job may start between the two
     leases = Leases(store).read()
     waiting = select_unclaimed(ledger, waiting, leases, now)
+    leases = [lease if sees(lease.job.team) else _hide_job(lease) for lease in leases]
     machines = [one for one in list_machines(store) if is_in_use(one, leases, now)]
     schedule = make_schedule(machines, leases, waiting, list_limits(store), now=now)
     silent = {one.host for one in machines if not (one.is_cluster or is_present(one, now))}
     return _delay_starts(schedule, silent)
+
+
+def _hide_job(lease: Lease) -> Lease:
+    return replace(lease, job=replace(lease.job, id=OTHER_TEAM, user=""))
 
 
 def _delay_starts(schedule: Schedule, silent: Container[str]) -> Schedule:
@@ -96,7 +108,9 @@ def queue_documents(schedule: Schedule) -> list[Document]:
             "memory": job.demand.memory,
             "spot": job.spot,
             "submitted_at": format_iso(job.submitted_at),
-            "held_by": [_holder_document(lease) for lease in wait.held_by],
+            "held_by": [
+                _holder_document(lease) for lease in wait.held_by if lease.job.id != OTHER_TEAM
+            ],
             "machine": machines.get(job.id),
         }
         for place, wait in enumerate([*starts, *schedule.waits], start=1)
