@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from prefect_bt.http_api import projects
+from prefect_bt.http_api import graphql, jobs, projects, queue, sessions, teams
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.forward_proxy import ForwardProxy
@@ -14,7 +14,14 @@ from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 
-_ROUTERS: Final = (projects.router,)
+_ROUTERS: Final = (
+    projects.router,
+    jobs.router,
+    queue.router,
+    teams.router,
+    sessions.router,
+    graphql.router,
+)
 
 
 def open_site() -> ApiSite:
@@ -30,5 +37,6 @@ def create_app(site: ApiSite) -> FastAPI:
     install_error_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)
+    app.add_api_route("/health", lambda: "ok", include_in_schema=False)
     app.add_middleware(ForwardProxy)
     return app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
@@ -25,7 +25,7 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     waiting = [one.id for one in jobs.waiting if one.id in entries]
     first, rest = waiting[:MAX_QUEUED], entries.keys() - waiting
     unfinished = jobs.list_unfinished([entries[one] for one in entries if one in rest], get_state)
-    projects = list(_iter_projects(jobs))
+    projects = list_projects(jobs)
     documents = jobs.list_documents([*(entries[one] for one in first), *unfinished])
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
@@ -39,13 +39,27 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     }
 
 
-def _iter_projects(jobs: JobIndex) -> Iterator[Document]:
-    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in jobs.list_entries()}
+def list_projects(
+    jobs: JobIndex, *, sees_team: Callable[[str], bool] = lambda _: True, project_id: str = ""
+) -> list[Document]:
+    """Return the projects of the teams that `sees_team` accepts, or one of them, oldest first.
+
+    Each has the document of its newest job.
+    """
+    projects = {
+        project.id: project
+        for project in jobs.ledger.projects.list()
+        if sees_team(project.team_name)
+        and jobs.sees(project.id)
+        and project_id in ("", project.id)
+    }
+    entries = jobs.list_entries(project_id or None)
+    newest: dict[str, JobEntry] = {
+        entry.project_id: entry for entry in entries if entry.project_id in projects
+    }
     documents = jobs.list_documents(list(newest.values()))
     latest = {one["training_project_id"]: one for one in documents}
-    for project in jobs.ledger.projects.list():
-        if jobs.sees(project.id):
-            yield _project_document(project, latest.get(project.id))
+    return [_project_document(project, latest.get(key)) for key, project in projects.items()]
 
 
 def _project_document(project: ProjectRecord, latest: Document | None) -> Document:

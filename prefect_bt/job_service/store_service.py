@@ -131,7 +131,7 @@ class StoreJobs:
 
         state_dir = Settings().state_dir
         live: Any = live_document(self.ledger, record, state_dir)
-        queued = queue_context(self.ledger, record.id, sees=self._sees)
+        queued = queue_context(self.ledger, record.id)
         summary = run_summary(self.ledger, record, state_dir)
         return {**job, "queue_context": queued, "live": live, **summary}
 
@@ -232,8 +232,8 @@ class StoreJobs:
     def read_queue(self, named: int | None) -> Document:
         from prefect_bt.queue.overview import queue_documents, read_schedule
 
-        documents = queue_documents(read_schedule(self.ledger, sees=self._sees))
-        rows = [one for one in documents if self._sees(one["team"] or "")]
+        rows = queue_documents(read_schedule(self.ledger))
+        rows = [one for one in rows if self._sees(one["team"] or "")]
         wanted = [one["id"] for one in rows[:named] if one["id"] not in self._names]
         if wanted:
             from concurrent.futures import ThreadPoolExecutor  # slow to import

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger.ledger import Ledger
@@ -17,29 +17,24 @@ from prefect_bt.queue.records import Limit
 from prefect_bt.text.quantities import format_iso
 
 
-def queue_context(
-    ledger: Ledger, job_id: str, *, sees: Callable[[str], bool] = lambda _: True
-) -> Document | None:
+def queue_context(ledger: Ledger, job_id: str) -> Document | None:
     """Return what a waiting job waits for and what is before it; None if there is no such job.
 
-    Of a job that waits no more only the time in the queue is known. `sees`: whether other jobs of a
-    team are in it, given by its name in the records.
+    Of a job that waits no more only the time in the queue is known.
     """
     try:
         record, events = ledger.get_job(job_id), ledger.list_events(job_id)
     except NotFoundError:
         return None
-    rows = queue_documents(read_schedule(ledger, sees=sees))
+    rows = queue_documents(read_schedule(ledger))
     place: int | None = next((row["place"] for row in rows if row["id"] == job_id), None)
     document = _context(ledger, record, events, waits=place is not None)
     if place is None:
         return document
     row = rows[place - 1]
     return document | {
-        "active_at_submit": _active_documents(ledger.store, sees),
-        "pending_ahead_at_submit": [
-            _ahead_document(one) for one in rows[: place - 1] if sees(one["team"] or "")
-        ],
+        "active_at_submit": _active_documents(ledger.store),
+        "pending_ahead_at_submit": [_ahead_document(one) for one in rows[: place - 1]],
         "events": [_event_document(record, event) for event in events],
         **{key: row[key] for key in ("place", "waiting_for", "held_by", "machine", "starts_at")},
     }
@@ -90,7 +85,7 @@ def _limit_document(limit: Limit | None) -> Document | None:
     }
 
 
-def _active_documents(store: Store, sees: Callable[[str], bool]) -> list[Document]:
+def _active_documents(store: Store) -> list[Document]:
     names = {machine.host: machine.name for machine in list_machines(store)}
     return [
         {
@@ -103,7 +98,6 @@ def _active_documents(store: Store, sees: Callable[[str], bool]) -> list[Documen
             "status_set_at": format_iso(lease.at),
         }
         for lease in Leases(store).read()
-        if sees(lease.job.team)
     ]
 
 
