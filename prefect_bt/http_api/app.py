@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from prefect_bt.http_api import graphql, jobs, projects, queue, sessions, teams
+from prefect_bt.http_api import graphql, jobs, projects, queue, service_routes, sessions, teams
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.forward_proxy import ForwardProxy
@@ -21,6 +21,7 @@ _ROUTERS: Final = (
     teams.router,
     sessions.router,
     graphql.router,
+    service_routes.router,
 )
 
 

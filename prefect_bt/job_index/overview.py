@@ -49,9 +49,7 @@ def list_projects(
     projects = {
         project.id: project
         for project in jobs.ledger.projects.list()
-        if sees_team(project.team_name)
-        and jobs.sees(project.id)
-        and project_id in ("", project.id)
+        if sees_team(project.team_name) and jobs.sees(project.id) and project_id in ("", project.id)
     }
     entries = jobs.list_entries(project_id or None)
     newest: dict[str, JobEntry] = {
