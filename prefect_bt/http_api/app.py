@@ -14,6 +14,7 @@ from prefect_bt.http_api import (
     metrics,
     projects,
     queue,
+    service_routes,
     sessions,
     teams,
 )
@@ -37,6 +38,7 @@ _ROUTERS: Final = (
     logs.router,
     metrics.router,
     uploads_routes.router,
+    service_routes.router,
 )
 
 

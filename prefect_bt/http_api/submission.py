@@ -76,10 +76,15 @@ def submit_received(
 
 
 def recreate_job(
-    site: ApiSite, caller: Caller, record: JobRecord, options: SubmitOptions | None = None
+    site: ApiSite,
+    caller: Caller,
+    record: JobRecord,
+    options: SubmitOptions | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Document:
     """Submit a copy of a job."""
-    return recreate(record.id, options=replace(options or SubmitOptions(), user=caller.name))
+    chosen = replace(options or SubmitOptions(), user=caller.name)
+    return recreate(record.id, options=chosen, env=env)
 
 
 @contextmanager

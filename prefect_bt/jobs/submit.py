@@ -148,7 +148,7 @@ def submit(
     with nullcontext(launcher) if launcher else open_job_launcher(options) as starter:
         ledger = open_ledger(options.store)
         plan = plan_submission(ledger, project, options)
-        with _pack_workspace(project, source_dir) as packed:
+        with open_packed_workspace(project, source_dir) as packed:
             record = write_job(ledger, project, options, packed, owner=starter, plan=plan)
             start_job(ledger, record, starter, options.deployment, on_created)
     document = build_submission_document(ledger, record, plan)
@@ -200,7 +200,7 @@ def create_job(  # noqa: PLR0913 (as submit, for a caller that runs the job)
     whether the caller cannot give the job to another machine.
     """
     plan = plan_submission(ledger, project, options, only_here=only_here)
-    with _pack_workspace(project, source_dir) as packed:
+    with open_packed_workspace(project, source_dir) as packed:
         record = write_job(ledger, project, options, packed, owner=lock, plan=plan)
         try:
             accept_here(ledger, record, host_id(lock.state_dir))
@@ -216,7 +216,7 @@ def dry_run(
     """Return the plan that `submit` would run and the files that it would pack; start nothing."""
     options = options or SubmitOptions()
     plan = plan_submission(open_ledger(options.store), project, options)
-    with _pack_workspace(project, source_dir) as packed:
+    with open_packed_workspace(project, source_dir) as packed:
         workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
     nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
     return replace(plan, nodes=nodes), packed.contents
@@ -349,7 +349,7 @@ def _undo(ledger: Ledger, job_id: str, workspace_key: str, error: BaseException)
 
 
 @contextmanager
-def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
+def open_packed_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
     """Yield the packed workspace, a temporary file."""
     chosen = project.job.workspace
     layout = plan_layout(

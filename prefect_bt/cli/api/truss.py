@@ -65,5 +65,5 @@ def build_environment(arguments: tuple[str, ...]) -> dict[str, str]:
         environment[variable] = ",".join(n for n in names if n.strip() not in _LOCAL_NAMES)
     if settings.api_key and not name:
         environment["BASETEN_TRUSS_AUTH_REMOTE_URL"] = TRUSS_URL
-        environment["BASETEN_TRUSS_AUTH_API_KEY"] = settings.api_key.get_secret_value()
+        environment["BASETEN_TRUSS_AUTH_API_KEY"] = settings.api_key
     return environment

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from html import escape, unescape
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
@@ -74,6 +74,19 @@ async def serve_upload(bucket: str, key: str, request: Request, site: SiteDep) -
         return _xml(_error_document(error), error.status)
     except OSError as error:
         return _xml(_error_document(_disk_error(error)), 500)
+
+
+@router.put("/prefect-bt/v1/workspaces")
+async def put_workspace(request: Request, site: SiteDep, caller: CallerDep) -> dict[str, object]:
+    """Receive the archive of a workspace in one request; return its name for a submission."""
+    upload_id, _ = site.uploads.issue(caller.key_id)
+    try:
+        upload = await asyncio.to_thread(site.uploads.open, upload_id)
+        await _receive(upload, "", None, request, site)
+    except UploadError as error:
+        raise HTTPException(error.status, str(error)) from None
+    artifact = {"s3_bucket": BUCKET, "s3_key": f"{upload_id}/{OBJECT_NAME}"}
+    return {"result": artifact, "warnings": []}
 
 
 def _check_access(upload_id: str, request: Request, site: ApiSite) -> None:
