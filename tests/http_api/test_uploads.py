@@ -9,7 +9,7 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -64,7 +64,7 @@ class Client:
 
     def send(
         self, method: str, query: str = "", body: bytes = b"", **headers: str
-    ) -> tuple[int, str, Mapping[str, str]]:
+    ) -> tuple[int, str, http.client.HTTPMessage]:
         sent = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
         connection = http.client.HTTPConnection(self.api.host, timeout=60)
         connection.request(method, f"{self.path}{query}", body, sent)

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from prefect_bt.http_api.access import JobDep, SiteDep
-from prefect_bt.http_api.logs import EpochMillis
+from prefect_bt.http_api.routes.logs import EpochMillis
 from prefect_bt.job_metrics.series import Window, choose_window
 from prefect_bt.jobs.metrics.view import read_document
 from prefect_bt.ledger.records import JobRecord
