@@ -11,8 +11,6 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from starlette.requests import ClientDisconnect
-
 from prefect_bt.http_api.uploads.aws_chunked import AwsChunkedDecoder
 from prefect_bt.http_api.uploads.staging import UploadError
 
@@ -35,7 +33,8 @@ def declared_size(request: Request) -> int:
 async def receive_body(request: Request, path: Path) -> str:
     """Write the payload to the file, sync it, and return its SHA-256 in hex.
 
-    Raise UploadError for a payload that is not complete, or differs from its digests.
+    Raise UploadError for a payload that is not complete or differs from its digests, and
+    ClientDisconnect.
     """
     size, headers = declared_size(request), request.headers
     decoder = AwsChunkedDecoder() if _is_chunked(request) else None
@@ -59,8 +58,8 @@ async def receive_body(request: Request, path: Path) -> str:
                     break
                 if len(block) >= _BLOCK_BYTES:
                     await asyncio.to_thread(write)
-        except (ClientDisconnect, ValueError) as error:
-            raise UploadError(400, "IncompleteBody", f"The body is not whole. {error}") from None
+        except ValueError as error:
+            raise UploadError(400, "IncompleteBody", f"The body is not whole: {error}.") from None
         if received != size or (decoder and not decoder.finished):
             raise UploadError(400, "IncompleteBody", f"The body has not its {size} bytes.")
         await asyncio.to_thread(write)

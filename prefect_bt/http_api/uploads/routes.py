@@ -70,6 +70,8 @@ async def serve_upload(bucket: str, key: str, request: Request, site: SiteDep) -
         return await _answer(upload_id, request, site.uploads)
     except UploadError as error:
         return _error(error)
+    except ClientDisconnect:
+        return _error(UploadError(400, "IncompleteBody", "The connection ended in the body."))
     except OSError as error:
         message = f"The server's disk cannot take the upload: {error.strerror or error}."
         return _error(UploadError(500, "InternalError", message))
@@ -129,14 +131,9 @@ def _parse_part(text: str) -> int:
 
 async def _read_parts(request: Request) -> list[tuple[int, str]]:
     """Return numbers and digests of the list in the body."""
-    body = bytearray()
-    try:
-        async for data in request.stream():
-            body += data
-            if len(body) > _MAX_LIST_BYTES:
-                raise UploadError(413, "EntityTooLarge", "The list of parts is too long.")
-    except ClientDisconnect:
-        raise UploadError(400, "IncompleteBody", "The connection ended in the body.") from None
+    if declared_size(request) > _MAX_LIST_BYTES:
+        raise UploadError(413, "EntityTooLarge", "The list of parts is too long.")
+    body = await request.body()
     parts: list[tuple[int, str]] = []
     for part in _PART.findall(unescape(body.decode("utf-8", "replace"))):
         number, etag = _NUMBER.search(part), _ETAG.search(part)
