@@ -28,10 +28,9 @@ from prefect_bt.http_api.uploads.staging import (
 router = APIRouter(tags=["uploads"])
 
 _CREDENTIAL: Final = re.compile(r"AWS4-HMAC-SHA256 .*?Credential=([^/,\s]+)/")
-_PART: Final = re.compile(r"<Part>(.*?)</Part>", re.DOTALL)
 _NUMBER: Final = re.compile(r"<PartNumber>\s*([0-9]{1,5})\s*</PartNumber>")
 _ETAG: Final = re.compile(r'<ETag>\s*"?([0-9a-f]{64})"?\s*</ETag>')
-_MAX_LIST_BYTES: Final = 4 * 1024 * 1024
+_MAX_LIST_BYTES: Final = 1024 * 1024
 
 
 @router.get("/v1/blobs/credentials/train")
@@ -135,7 +134,7 @@ async def _read_parts(request: Request) -> list[tuple[int, str]]:
         raise UploadError(413, "EntityTooLarge", "The list of parts is too long.")
     body = await request.body()
     parts: list[tuple[int, str]] = []
-    for part in _PART.findall(unescape(body.decode("utf-8", "replace"))):
+    for part in unescape(body.decode("utf-8", "replace")).split("<Part>")[1:]:
         number, etag = _NUMBER.search(part), _ETAG.search(part)
         if not number or not etag:
             raise UploadError(400, "InvalidPart", "A part has no number, or an ETag of another.")
