@@ -12,6 +12,7 @@ from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.forward_proxy import ForwardProxy
 from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.uploads import routes
+from prefect_bt.http_api.uploads.bucket_uploads import open_bucket_uploads
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
@@ -22,7 +23,8 @@ _ROUTERS: Final = (projects.router, routes.router, files.router)
 def open_site() -> ApiSite:
     """Return the site of the settings' store. StoreError."""
     ledger, settings = open_ledger(), Settings()
-    uploads = Uploads(settings.state_dir)
+    bucket = open_bucket_uploads(ledger.store, settings.upload_role)
+    uploads = Uploads(settings.state_dir, bucket=bucket)
     uploads.remove_stale()
     return ApiSite(ledger, settings, ApiKeys(ledger.store), uploads)
 

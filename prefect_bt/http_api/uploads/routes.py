@@ -42,6 +42,15 @@ def create_upload_credentials(
     A job names the object as an artifact. Objects that no job names are removed after a day.
     """
     upload_id, token = site.uploads.issue(caller.key_id)
+    bucket = site.uploads.bucket
+    # A client that reaches us as a proxy reaches no http endpoint but ours.
+    if bucket and (bucket.is_https or not request.scope.get("state", {}).get("proxied")):
+        key = f"{upload_id}/{OBJECT_NAME}"
+        return {
+            "s3_bucket": bucket.name,
+            "s3_key": f"{bucket.prefix}{key}",
+            "creds": bucket.grant(upload_id),
+        }
     return {
         "s3_bucket": BUCKET,
         "s3_key": f"{upload_id}/{OBJECT_NAME}",

@@ -29,6 +29,7 @@ from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.filesystem.secret_file import ensure_secret
 from prefect_bt.filesystem.trees import measure_folder, remove_tree
 from prefect_bt.host.service import exclusive_lock
+from prefect_bt.http_api.uploads.bucket_uploads import BucketUploads
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, UNPACK_SLACK_BYTES, format_bytes
 
 BUCKET: Final = "uploads"
@@ -61,7 +62,10 @@ class Uploads:
         *,
         max_bytes: int = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES,
         clock: Callable[[], float] = time.time,
+        bucket: BucketUploads | None = None,
     ) -> None:
+        self.bucket = bucket
+        """Where clients upload directly to the store."""
         self._api_folder = state_dir.expanduser().absolute() / "api"
         self._folder = self._api_folder / "uploads"
         self._max_bytes, self._clock = max_bytes, clock
@@ -117,17 +121,25 @@ class Uploads:
 
         NotFoundError for any other. Until then the same request can be repeated.
         """
-        found, step = _OBJECT_KEY.fullmatch(key), "Push the job again to upload its files anew."
+        remote = self.bucket if self.bucket and bucket == self.bucket.name else None
+        name = key.removeprefix(remote.prefix) if remote else key
+        found, step = _OBJECT_KEY.fullmatch(name), "Push the job again to upload its files anew."
         missing = NotFoundError("upload", f"{bucket}/{key}", next_step=step)
-        if bucket != BUCKET or not found or found[2] != key_id:
+        if not (remote or bucket == BUCKET) or not found or found[2] != key_id:
             raise missing
         folder = self._folder / found[1]
-        if not folder.is_dir():
+        if not (remote or folder.is_dir()):
             raise missing
         with exclusive_lock(folder / "lock"):
+            if remote:
+                remote.download(name, folder / OBJECT_NAME, max_bytes=self._max_bytes)
             if not (folder / OBJECT_NAME).exists():
+                if remote:
+                    remove_tree(folder)
                 raise missing
             yield folder / OBJECT_NAME
+            if remote:
+                remote.delete(name)
             remove_tree(folder)
 
     def list_stale(self) -> Iterator[tuple[Path, int, float]]:
