@@ -23,6 +23,7 @@ from prefect_bt.http_api.routes import (
     teams,
 )
 from prefect_bt.http_api.uploads import routes as uploads_routes
+from prefect_bt.http_api.uploads.bucket_uploads import open_bucket_uploads
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
@@ -45,7 +46,8 @@ _ROUTERS: Final = (
 def open_site() -> ApiSite:
     """Return the site of the settings' store. StoreError."""
     ledger, settings = open_ledger(), Settings()
-    uploads = Uploads(settings.state_dir)
+    bucket = open_bucket_uploads(ledger.store, settings.upload_role)
+    uploads = Uploads(settings.state_dir, bucket=bucket)
     uploads.remove_stale()
     return ApiSite(ledger, settings, ApiKeys(ledger.store), uploads)
 
