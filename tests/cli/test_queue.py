@@ -253,7 +253,10 @@ def test_only_a_job_that_waits_is_updated(within: Within, waiting: Queue):
     assert (done.code, "Show the queue: prefect-bt queue" in done.err) == (1, True)
     assert within("update", "--job-id", "nope123", "--priority", "3").code == 1
     done = within("update", "--job-id", unqueued.id)
-    assert (done.code, done.err) == (2, "error: There is nothing to change. Give --priority or --availability-model.\n")
+    assert (done.code, done.err) == (
+        2,
+        "error: There is nothing to change. Give --priority or --availability-model.\n",
+    )
 
 
 def test_capacity_without_a_machine(within: Within):
