@@ -156,7 +156,7 @@ def test_pages_have_every_line_once(tmp_path_factory, steps, limit, kept, ended)
         patch.setattr(log_reader, "MAX_PAGE_LINES", kept)
         reader, found = JobLogReader(site.ledger, record, tmp_path_factory.getbasetemp()), []
         while page := reader.read(LogWindow(start=start, ascending=True, limit=limit)):
-            lines = [json.loads(one) for one in page]
+            lines = [json.loads(one.document) for one in page]
             found += lines
             start = int(lines[-1]["timestamp"]) // 10**6 + 1
     assert sorted(own(found)) == sorted(f"line {i}" for i in range(len(steps)))
