@@ -46,6 +46,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
             logins/<nanoseconds>-<nonce>.json a shell that a user opened in a node; create-only
             environment.json                  variables that retries set instead of the definition's
             priority.json                     priority that replaces that of the definition
+            availability_model.json           the same of the availability model
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
             mirroring/<key>                   progress of a mirror as text, replaced at each tenth

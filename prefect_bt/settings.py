@@ -145,6 +145,12 @@ class Settings(BaseModel):
     """Prices of an hour for `prefect-bt costs`, such as `H100=2.50,CPU=0.04`: of a GPU by type,
     and of a vCPU of nodes without GPUs."""
 
+    api_url: str = ""
+    """URL of a server of the HTTP API, such as `https://train.example`: commands work with it in
+    place of a store."""
+    api_key: str = Field(default="", repr=False)
+    """Key of the server of PREFECT_BT_API_URL."""
+
     request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)
     """Largest request to a serving deployment, such as `128MiB`; read when its router starts."""
 

@@ -15,6 +15,7 @@ GROUPS: Final = {
     "checkpoints": "List, download, verify, prune, commit and serve checkpoints.",
     "weights": "List, mirror, verify and prune weights.",
     "cache": "Show the training cache of a project.",
+    "api-key": "Create, list and revoke keys of the HTTP API.",
     "deployments": "List, view, promote, roll back and stop deployments.",
     "capacity": "Show GPUs, machines and limits, and set limits.",
 }
@@ -85,6 +86,17 @@ REGISTRY: Final = {
          "Show GPUs, machines and limits, and what is in use."),
         ("capacity update", "queue.capacity:update_capacity",
          "Limit the GPUs of all jobs or of a team."),
+    ),
+    "HTTP API": (
+        ("api", "api.serve:serve_api", "Serve the Training API for truss and other clients."),
+        ("api-key create", "api.api_key:create_key", "Create a key of the API."),
+        ("api-key list", "api.api_key:list_keys", "List the keys of the API."),
+        ("api-key revoke", "api.api_key:revoke_key", "Revoke a key of the API."),
+        ("truss", "api.truss:truss", "Run the installed truss against our server."),
+        ("isession", "api.sessions:isession", "Interactive sessions: later."),
+        ("update_session", "api.sessions:update_session", "Interactive sessions: later."),
+        ("workstation", "api.sessions:workstation", "Workstations: later."),
+        ("ssh", "api.sessions:ssh", "SSH: later."),
     ),
     "Machine": (
         ("up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),

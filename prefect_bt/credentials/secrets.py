@@ -117,6 +117,11 @@ def _find_unusable(values: Mapping[str, str], variables: Mapping[str, str]) -> d
 
 def _candidate_names(name: str, team: str) -> list[str]:
     """Return the possible names of the secret; a block's name has no blanks and no upper case."""
-    plain = re.sub(r"[^a-z0-9]+", "-", team.lower()).strip("-")
-    own = [f"{prefix}-{name}" for prefix in (team, plain) if prefix]
+    own = [f"{team}-{name}", f"{team_prefix(team)}{name}"] if team else []
     return list(dict.fromkeys([*own, name]))
+
+
+def team_prefix(team: str) -> str:
+    """Return what the blocks of a team's own secrets begin with: `ml-research-`."""
+    plain = re.sub(r"[^a-z0-9]+", "-", team.lower()).strip("-")
+    return f"{plain}-" if plain else ""

@@ -8,16 +8,12 @@ the range is outside of it. 405: any other method.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import re
 import signal
 import socket
-import stat
 import time
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote
@@ -25,15 +21,11 @@ from urllib.parse import parse_qsl, unquote
 from aiohttp import web
 
 from prefect_bt.file_server.connection_limits import ConnectionLimits, FileConnections
+from prefect_bt.file_server.served_file import CHUNK_BYTES, open_object, select_part
 from prefect_bt.file_server.signed_urls import is_servable, is_signature_valid
 
 _LOGGER: Final = logging.getLogger(__name__)
-_CHUNK: Final = 1024 * 1024
 _METHODS: Final = ("GET", "HEAD")
-_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
-_MISSING_ERRNOS: Final = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EISDIR}
-)
 _MAX_POLL_INTERVAL: Final = 60.0
 _SHUTDOWN_TIMEOUT: Final = 3.0
 
@@ -81,71 +73,41 @@ class FileServer:
             os.close(descriptor)
 
     def _open(self, key: str) -> int:
-        missing = web.HTTPNotFound(text="There is no such checkpoint file.")
-        if not is_servable(key):
-            raise missing
         try:
-            path = (self.root / key).resolve(strict=True)
-            if not path.is_relative_to(self.root):
-                raise missing
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, OSError) and error.errno not in _MISSING_ERRNOS:
-                busy = "The file cannot be read now. Try again."
-                raise web.HTTPServiceUnavailable(text=busy) from error
-            raise missing from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise missing
-        return descriptor
+            if is_servable(key):
+                return open_object(self.root, key)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            busy = "The file cannot be read now. Try again."
+            raise web.HTTPServiceUnavailable(text=busy) from error
+        raise web.HTTPNotFound(text="There is no such checkpoint file.")
 
 
 async def _send(request: web.BaseRequest, descriptor: int, *, etag: str) -> web.StreamResponse:
-    found = os.fstat(descriptor)
-    modified = formatdate(found.st_mtime, usegmt=True)
+    found, headers = os.fstat(descriptor), request.headers
     # The last part of a key is the digest of the bytes.
-    response = web.StreamResponse(
-        headers={
-            "ETag": etag,
-            "Last-Modified": modified,
-            "Accept-Ranges": "bytes",
-            "Content-Type": "application/octet-stream",
-        }
+    part = select_part(
+        headers.get("Range", ""),
+        headers.get("If-Range"),
+        etag=etag,
+        size=found.st_size,
+        at=found.st_mtime,
     )
-    start, end = 0, found.st_size
-    if request.headers.get("If-Range", etag) in (etag, modified):
-        wanted = _parse_range(request.headers.get("Range", ""), end)
-        if wanted is not None and wanted[0] >= wanted[1]:
-            return web.Response(status=416, headers={"Content-Range": f"bytes */{end}"})
-        if wanted is not None:
-            start, end = wanted
-            response.set_status(206)
-            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.st_size}"
-    response.content_length = end - start
+    if part.status == 416:
+        return web.Response(status=416, headers=part.headers)
+    response = web.StreamResponse(status=part.status, headers=part.headers)
+    response.content_length = part.end - part.start
     await response.prepare(request)
+    start, end = part.start, part.end
     while start < end and request.method == "GET":
         # In a thread: a slow disk delays its own client only.
-        chunk = await asyncio.to_thread(os.pread, descriptor, min(_CHUNK, end - start), start)
+        chunk = await asyncio.to_thread(os.pread, descriptor, min(CHUNK_BYTES, end - start), start)
         if not chunk:
             raise ConnectionResetError("the file became shorter while it was sent")
         await response.write(chunk)
         start += len(chunk)
     return response
-
-
-def _parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """Return begin and end of the range, end first for an empty one; None for all bytes.
-
-    >>> [_parse_range(one, 9) for one in ("bytes=2-5", "bytes=-3", "bytes=9-", "")]
-    [(2, 6), (6, 9), (9, 9), None]
-    """
-    found = _RANGE.fullmatch(header)
-    if found is None or header == "bytes=-":
-        return None
-    first, last = found.groups()
-    if not first:
-        return max(0, size - int(last)), size
-    return int(first), min(size, int(last) + 1) if last else size
 
 
 async def serve(

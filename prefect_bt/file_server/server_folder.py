@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt import codec
 from prefect_bt.filesystem.directories import find_paths
-from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.filesystem.secret_file import ensure_secret
 from prefect_bt.host.nodes.files import read_record, write_text_atomic
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.host.service import exclusive_lock
-
-_SECRET_BYTES: Final = 32
 
 
 def find_local_root(store_url: str) -> Path | None:
@@ -84,16 +79,4 @@ class FileServerFolder:
 
     def ensure_signing_key(self) -> bytes:
         """Return the key that signs URLs; create it if there is none."""
-        path = self.path / "key"
-        with contextlib.suppress(FileNotFoundError):
-            return path.read_bytes()
-        ensure_private_folder(self.path)
-        staged = self.path / f"key.{os.getpid()}.{secrets.token_hex(4)}"
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(secrets.token_bytes(_SECRET_BYTES))
-        # A link and not a rename: of two processes that are first at once, both use the same key.
-        with contextlib.suppress(FileExistsError):
-            os.link(staged, path)
-        staged.unlink()
-        return path.read_bytes()
+        return ensure_secret(self.path / "key")

@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from prefect_bt.credentials.key_hashes import parse_authorization
 from prefect_bt.errors import NotFoundError, PrefectBtError
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.job_service.job_readers import JobReaders
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
@@ -29,6 +30,7 @@ class ApiSite:
     ledger: Ledger
     settings: Settings
     keys: ApiKeys
+    uploads: Uploads
 
     @cached_property
     def job_readers(self) -> JobReaders:

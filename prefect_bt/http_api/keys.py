@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt import codec
 from prefect_bt.credentials.key_hashes import KeyHash, hash_key, verify_key
 from prefect_bt.errors import NotFoundError, UsageError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.job_objects import find_object
-from prefect_bt.ledger.projects import normalize_team
+from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
 from prefect_bt.object_keys import API_KEYS, api_key_key, make_id
 from prefect_bt.object_store.protocols import Store
+from prefect_bt.text.quantities import format_iso
 
 _SECRET_BYTES: Final = 20
 _FORMAT: Final = re.compile(r"prefect-bt-([0-9a-z]{7})-[0-9a-f]{40}")
@@ -94,6 +94,11 @@ class ApiKeys:
             return None
         return record if verify_key(record.hash, key) else None
 
+    def is_active(self, key_id: str) -> bool:
+        """Return whether the key exists and has not expired. StoreError."""
+        record = self._read(key_id)
+        return record is not None and not record.has_expired(self._clock())
+
     def _read(self, key_id: str) -> KeyRecord | None:
         read_at, record = self._recent.get(key_id, (-_REUSE_SECONDS, None))
         if record is not None and self._clock() - read_at < _REUSE_SECONDS:
@@ -107,5 +112,10 @@ class ApiKeys:
 
 def key_document(record: KeyRecord) -> dict[str, object]:
     """Return the record JSON-ready, without the hash."""
-    document = codec.encode(record)
-    return {name: document[name] for name in ("id", "name", "team", "created_at", "expires_at")}
+    return {
+        "id": record.id,
+        "name": record.name,
+        "team": record.team if record.team is None else record.team or DEFAULT_TEAM,
+        "created_at": format_iso(record.created_at),
+        "expires_at": None if record.expires_at is None else format_iso(record.expires_at),
+    }

@@ -49,10 +49,15 @@ class JobEntry:
 
 
 class JobIndex:
-    """The jobs of one store as they were when this object listed them."""
+    """The jobs of one store as they were when this object listed them.
 
-    def __init__(self, ledger: Ledger, read: ReadDocument) -> None:
-        self.ledger, self.read = ledger, read
+    `sees`: whether lists have the jobs of a project, given by its ID.
+    """
+
+    def __init__(
+        self, ledger: Ledger, read: ReadDocument, *, sees: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        self.ledger, self.read, self.sees = ledger, read, sees
 
     @cached_property
     def waiting(self) -> list[JobEntry]:
@@ -62,7 +67,11 @@ class JobIndex:
 
     def list_entries(self, project_id: str | None = None) -> list[JobEntry]:
         """Return the jobs of the project, or of the store, oldest first."""
-        found = [one for one in self._entries if project_id in (None, one.project_id)]
+        found = [
+            one
+            for one in self._entries
+            if project_id in (None, one.project_id) and self.sees(one.project_id)
+        ]
         return sorted(found, key=lambda one: (one.created_at, one.id))
 
     def list_unfinished(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
@@ -25,7 +25,8 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     waiting = [one.id for one in jobs.waiting if one.id in entries]
     first, rest = waiting[:MAX_QUEUED], entries.keys() - waiting
     unfinished = jobs.list_unfinished([entries[one] for one in entries if one in rest], get_state)
-    projects = list(_iter_projects(jobs))
+    seen = (project for project in jobs.ledger.projects.list() if jobs.sees(project.id))
+    projects = list_projects(jobs, seen)
     documents = jobs.list_documents([*(entries[one] for one in first), *unfinished])
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
@@ -39,12 +40,15 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     }
 
 
-def _iter_projects(jobs: JobIndex) -> Iterator[Document]:
-    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in jobs.list_entries()}
+def list_projects(jobs: JobIndex, projects: Iterable[ProjectRecord]) -> list[Document]:
+    """Return the documents of the projects, each with that of its newest job."""
+    chosen = {project.id: project for project in projects}
+    newest: dict[str, JobEntry] = {
+        entry.project_id: entry for entry in jobs.list_entries() if entry.project_id in chosen
+    }
     documents = jobs.list_documents(list(newest.values()))
     latest = {one["training_project_id"]: one for one in documents}
-    for project in jobs.ledger.projects.list():
-        yield _project_document(project, latest.get(project.id))
+    return [_project_document(project, latest.get(key)) for key, project in chosen.items()]
 
 
 def _project_document(project: ProjectRecord, latest: Document | None) -> Document:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
 from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger.provenance_record import Provenance
 from prefect_bt.ledger.records import JobRecord, RetentionPolicy, RetryBudget, ServingRef
 from prefect_bt.settings import Settings
 from prefect_bt.text.durations import parse_duration
@@ -44,6 +45,11 @@ class SubmitOptions:
 
     here: bool = False
     """Whether only this machine may run the job."""
+
+    user: str = ""
+    """User that pushes the job; "": the user of this process."""
+    provenance: Provenance | None = None
+    """Code and client of a job that another machine pushes; None: those of this process."""
 
     def build_retry_budget(self, old: JobRecord | None) -> RetryBudget:
         """Return the budget of a job recreated from `old`; raise DefinitionError if invalid."""

@@ -1,22 +1,71 @@
-"""Check a push against the store, the secret sources and this machine's folders of weights."""
+"""Plan a job before it exists, and check it against the store, the secrets and the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingProject, secret_names
 from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
 from prefect_bt.host.python.base_interpreter import describe_python
+from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.starting.launcher import default_secret_sources
+from prefect_bt.jobs.starting.probable_machine import find_probable_machine
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import normalize_team
+from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.machine_offers import THIS_MACHINE
-from prefect_bt.planning.planner import list_job_secret_names, plan_weights
+from prefect_bt.planning.plan import GangPlan
+from prefect_bt.planning.planner import list_job_secret_names, plan_gang, plan_weights
+from prefect_bt.planning.text_validation import ensure_usable_texts
 from prefect_bt.settings import Settings, process_environment
+from prefect_bt.substrates import open_substrate
 from prefect_bt.substrates.protocol import Substrate
 from prefect_bt.weights.sources.pointer_check import find_pointer
+
+DRY_RUN_ID: Final = "dry-run"
+
+
+def plan_submission(
+    ledger: Ledger, project: TrainingProject, options: SubmitOptions, *, only_here: bool = False
+) -> GangPlan:
+    """Return the plan of a job that has no id yet; raise PlanError with every problem.
+
+    It is made for the machine that will probably run the job. `only_here`: this one, because
+    no other process can run it.
+    """
+    options.build_retry_budget(None)
+    ensure_usable_texts(project)
+    project, settings = assign_team(ledger, project), Settings()
+    chosen = settings.substrate_options(options.substrate, store=ledger.store.url)
+    substrate = open_substrate(options.substrate, **chosen)
+    machine = find_probable_machine(
+        ledger, project.job, substrate, only_here=only_here or options.here
+    )
+    context = PlanContext(
+        job_id=DRY_RUN_ID,
+        job_name=project.job.name or "job-<n>",
+        project_id=DRY_RUN_ID,
+        store=ledger.store.url,
+        capacity=machine.capacity,
+        machine=machine.name,
+        refused=machine.refused,
+        remedy=machine.away,
+        substrate=substrate.name,
+        supports_images=substrate.supports_images,
+        python=describe_job_python(project, settings, substrate, machine.name),
+        leader_address=substrate.leader_address(DRY_RUN_ID, 0),
+        missing_references=tuple(
+            find_missing(ledger, project, options.secret_sources, images=substrate.supports_images)
+        ),
+        grace=settings.grace,
+        settle=settings.settle,
+        retention=options.build_retention(None),
+    )
+    return replace(plan_gang(project, context), max_run_time=options.find_max_run_time(None))
 
 
 def assign_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:

@@ -15,13 +15,15 @@ import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prefect_bt.ledger.provenance_record import GitState, Provenance
 from prefect_bt.ledger.records import JobRecord
 
 GIT_SECONDS: Final = 2.0
 """Seconds for all commands of `git` together; the state of a huge repository stays unknown."""
+_MAX_TEXT: Final = 200
+"""Most characters of a value that a client sends."""
 FRAMEWORKS: Final = """
     accelerate datasets deepspeed jax lightning peft tensorflow torch transformers trl
 """
@@ -49,6 +51,35 @@ def collect_provenance(
         user=user,
         host=platform.node(),
     )
+
+
+def read_client_provenance(document: Any, *, user: str) -> Provenance:
+    """Return the provenance that a client sends as `truss_user_env`, of the values that fit."""
+    env = _as_object(document)
+    git = _as_object(env.get("git_info"))
+    commits, dirty = git.get("commits_since_tag"), git.get("has_uncommitted_changes")
+    return Provenance(
+        git=GitState(
+            commit=_as_text(git["latest_commit_sha"]),
+            tag=_as_text(git.get("latest_tag")),
+            commits_since_tag=commits if isinstance(commits, int) else None,
+            dirty=dirty if isinstance(dirty, bool) else None,
+        )
+        if git.get("latest_commit_sha")
+        else None,
+        truss_version=_as_text(env.get("truss_client_version")),
+        python_version=_as_text(env.get("python_version")),
+        pydantic_version=_as_text(env.get("pydantic_version")),
+        user=user,
+    )
+
+
+def _as_object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _as_text(value: object) -> str:
+    return value[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
 def find_git_state(folder: Path) -> GitState | None:

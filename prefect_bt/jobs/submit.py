@@ -23,7 +23,7 @@ from prefect_bt.errors import NotFoundError, PrefectBtError, UsageError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import current_user
 from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.preflight import assign_team, describe_job_python, find_missing
+from prefect_bt.jobs.preflight import plan_submission
 from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.starting.acceptance import (
     accept_here,
@@ -33,7 +33,6 @@ from prefect_bt.jobs.starting.acceptance import (
 )
 from prefect_bt.jobs.starting.cluster_reader import find_job_cluster
 from prefect_bt.jobs.starting.launcher import JobLauncher, open_launcher
-from prefect_bt.jobs.starting.probable_machine import find_probable_machine
 from prefect_bt.jobs.starting.start_queued import list_cluster_notes, list_secret_notes
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
@@ -42,18 +41,12 @@ from prefect_bt.ledger.records import JobRecord, RetryBudget
 from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.object_keys import job_prefix, make_id
-from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
-from prefect_bt.planning.planner import plan_gang
-from prefect_bt.planning.text_validation import ensure_usable_texts
 from prefect_bt.queue.records import KUBERNETES
 from prefect_bt.settings import Settings
-from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
 from prefect_bt.workspace.pack_summary import WorkspaceContents, workspace_document
 from prefect_bt.workspace.roots import plan_layout
-
-DRY_RUN_ID = "dry-run"
 
 
 def push(  # noqa: PLR0913 (truss names them)
@@ -155,11 +148,30 @@ def submit(
     with nullcontext(launcher) if launcher else open_job_launcher(options) as starter:
         ledger = open_ledger(options.store)
         plan = plan_submission(ledger, project, options)
-        with _pack_workspace(project, source_dir) as packed:
+        with open_packed_workspace(project, source_dir) as packed:
             record = write_job(ledger, project, options, packed, owner=starter, plan=plan)
             start_job(ledger, record, starter, options.deployment, on_created)
     document = build_submission_document(ledger, record, plan)
     return {**document, **workspace_document(packed.contents)}
+
+
+def submit_packed(
+    project: TrainingProject,
+    open_workspace: AbstractContextManager[PackedWorkspace | None],
+    *,
+    options: SubmitOptions,
+) -> dict[str, Any]:
+    """Accept and start a job whose workspace another machine has packed; None: it has none.
+
+    Return the document of `submit`. The workspace is opened once the job is planned.
+    """
+    with open_job_launcher(options) as launcher:
+        ledger = open_ledger(options.store)
+        plan = plan_submission(ledger, project, options)
+        with open_workspace as packed:
+            record = write_job(ledger, project, options, packed, owner=launcher, plan=plan)
+            start_job(ledger, record, launcher, options.deployment)
+    return build_submission_document(ledger, record, plan)
 
 
 def open_job_launcher(options: SubmitOptions) -> AbstractContextManager[JobLauncher | None]:
@@ -188,7 +200,7 @@ def create_job(  # noqa: PLR0913 (as submit, for a caller that runs the job)
     whether the caller cannot give the job to another machine.
     """
     plan = plan_submission(ledger, project, options, only_here=only_here)
-    with _pack_workspace(project, source_dir) as packed:
+    with open_packed_workspace(project, source_dir) as packed:
         record = write_job(ledger, project, options, packed, owner=lock, plan=plan)
         try:
             accept_here(ledger, record, host_id(lock.state_dir))
@@ -204,7 +216,7 @@ def dry_run(
     """Return the plan that `submit` would run and the files that it would pack; start nothing."""
     options = options or SubmitOptions()
     plan = plan_submission(open_ledger(options.store), project, options)
-    with _pack_workspace(project, source_dir) as packed:
+    with open_packed_workspace(project, source_dir) as packed:
         workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
     nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
     return replace(plan, nodes=nodes), packed.contents
@@ -245,45 +257,6 @@ def recreate(
     return build_submission_document(ledger, record, plan)
 
 
-def plan_submission(
-    ledger: Ledger, project: TrainingProject, options: SubmitOptions, *, only_here: bool = False
-) -> GangPlan:
-    """Return the plan of a job that has no id yet; raise PlanError with every problem.
-
-    It is made for the machine that will probably run the job. `only_here`: this one, because
-    no other process can run it.
-    """
-    options.build_retry_budget(None)
-    ensure_usable_texts(project)
-    project, settings = assign_team(ledger, project), Settings()
-    chosen = settings.substrate_options(options.substrate, store=ledger.store.url)
-    substrate = open_substrate(options.substrate, **chosen)
-    machine = find_probable_machine(
-        ledger, project.job, substrate, only_here=only_here or options.here
-    )
-    context = PlanContext(
-        job_id=DRY_RUN_ID,
-        job_name=project.job.name or "job-<n>",
-        project_id=DRY_RUN_ID,
-        store=ledger.store.url,
-        capacity=machine.capacity,
-        machine=machine.name,
-        refused=machine.refused,
-        remedy=machine.away,
-        substrate=substrate.name,
-        supports_images=substrate.supports_images,
-        python=describe_job_python(project, settings, substrate, machine.name),
-        leader_address=substrate.leader_address(DRY_RUN_ID, 0),
-        missing_references=tuple(
-            find_missing(ledger, project, options.secret_sources, images=substrate.supports_images)
-        ),
-        grace=settings.grace,
-        settle=settings.settle,
-        retention=options.build_retention(None),
-    )
-    return replace(plan_gang(project, context), max_run_time=options.find_max_run_time(None))
-
-
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """Return the result of push: the flat job document, and the same under `training_job`."""
     flat, notes = accepted_document(ledger, record), list(plan.notes)
@@ -308,6 +281,7 @@ def write_job(  # noqa: PLR0913 (what the record says)
     the job differently. `old`: the job that this one repeats.
     """
     settings, in_cluster = Settings(), options.substrate == KUBERNETES
+    user = options.user or current_user()
     check_creates_once(ledger.store, settings.state_dir)
     known = ledger.projects.ensure(project.name, team=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
@@ -326,8 +300,9 @@ def write_job(  # noqa: PLR0913 (what the record says)
             retention=options.build_retention(old),
             workspace_sha256=workspace.sha256 if workspace else "",
             workspace_size=workspace.size_bytes if workspace else 0,
-            user=current_user(),
-            provenance=collect_provenance(packed_folder(workspace), user=current_user(), old=old),
+            user=user,
+            provenance=options.provenance
+            or collect_provenance(packed_folder(workspace), user=user, old=old),
             recreated_from=old.id if old else "",
             serving=options.serving,
             resources=plan.nodes[0].resources if plan else None,
@@ -374,7 +349,7 @@ def _undo(ledger: Ledger, job_id: str, workspace_key: str, error: BaseException)
 
 
 @contextmanager
-def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
+def open_packed_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
     """Yield the packed workspace, a temporary file."""
     chosen = project.job.workspace
     layout = plan_layout(

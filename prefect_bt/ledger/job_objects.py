@@ -3,6 +3,7 @@
 <job>/nodes/requests/                       requests to stop (ledger.requests)
 <job>/max_run_time.json                     seconds; replaced
 <job>/priority.json                         place in the queue; replaced
+<job>/availability_model.json               `dedicated` or `spot`; replaced while the job waits
 <job>/weights/<key of the source>.json      revision that all attempts use; create-only
 <job>/image.json                            image that all attempts use; create-only
 <job>/runs/<run id>.json                    a Prefect flow run with its URL and host
@@ -47,6 +48,11 @@ def find_object(store: Store, key: str, kind: type[T]) -> T | None:
     if found is None:
         raise TypeError(f"{key} is null")
     return found
+
+
+def availability_key(job_prefix: str) -> str:
+    """Return the key of the availability model that replaces that of the definition."""
+    return f"{job_prefix}/availability_model.json"
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,10 @@ class JobControls(_JobObjects):
         """Return the priority that was set after the push; `default`: that of the definition."""
         found = find_object(self._store, self._priority_key(job_id), int)
         return default if found is None else int(found)
+
+    def set_availability(self, job_id: str, model: str) -> None:
+        """Replace the job's availability model, `dedicated` or `spot`."""
+        self._store.put(availability_key(self._job_prefix(job_id)), codec.dumps(model).encode())
 
     def _priority_key(self, job_id: str) -> str:
         return f"{self._job_prefix(job_id)}/priority.json"

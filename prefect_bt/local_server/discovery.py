@@ -2,9 +2,9 @@
 
 <state dir>/server.json    {"api_url", "ui_url", "server_pid", "server_started", "worker_pid",
                             "worker_started", "caretaker_pid", "caretaker_started"}; the worker's
-                            are null when there is none
+                            are null when there is none; "api_pid", "api_started" with `--api`
 <state dir>/server-auth    the server's password (see prefect_bt.local_server.password)
-<state dir>/server.log, worker.log, caretaker.log     what they print
+<state dir>/server.log, worker.log, api.log, caretaker.log     what they print
 
 A pid alone may belong to another process by now, so each is kept with its process's start time and
 counts only while both agree.
@@ -71,7 +71,7 @@ def wait_for_server_url(state_dir: Path, *, timeout: float) -> str:
 
 
 def get_process(document: Mapping[str, Any], role: str) -> ProcessIdentity:
-    """Return the "server", "worker" or "caretaker" of a server file; a missing one is not alive."""
+    """Return the "server", "worker", "api" or "caretaker" of a server file; a missing one is not alive."""
     pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
     if isinstance(pid, int) and isinstance(started, int):
         return ProcessIdentity(pid, started)

@@ -34,9 +34,14 @@ def open_listening_socket(port: int) -> socket.socket:
 
 def is_healthy(api_url: str) -> bool:
     """Return whether a Prefect server answers at `api_url`."""
+    return answers(f"{api_url}/health", b"true")
+
+
+def answers(url: str, expected: bytes) -> bool:
+    """Return whether a server on this machine answers at `url` with these bytes."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"{api_url}/health", timeout=2) as answer:
-            return answer.status == 200 and answer.read() == b"true"
+        with direct.open(url, timeout=2) as answer:
+            return answer.status == 200 and answer.read() == expected
     except OSError:
         return False

@@ -38,17 +38,19 @@ from prefect_bt.local_server.password import (
     rejects_auth,
     restore_auth,
 )
-from prefect_bt.local_server.port import is_healthy, open_listening_socket
+from prefect_bt.local_server.port import answers, is_healthy, open_listening_socket
 from prefect_bt.open_metrics.endpoint import check_address
 from prefect_bt.settings import Settings
 
 Echo = Callable[[str], None]
 
-_ROLES: Final = ("caretaker", "worker", "server")
+_ROLES: Final = ("caretaker", "api", "worker", "server")
 """In the order in which they are stopped: each may restart the later ones."""
 _SERVER_TIMEOUT: Final = 120.0
 _WORKER_TIMEOUT: Final = 60.0
 _STOP_TIMEOUT: Final = 15.0
+API_PORT: Final = 8000
+"""Port of the Training API, the only one that `truss` knows."""
 _NO_TELEMETRY: Final = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -61,13 +63,14 @@ def up(
     port: int | None = None,
     worker: bool = True,
     metrics_listen: str = "",
+    api: bool = False,
     echo: Echo = print,
 ) -> dict[str, Any]:
     """Start a Prefect server with its UI, and a worker; return once both answer.
 
     Returns the server file's document with "already_up" and "export", a shell line that selects
-    this server. `metrics_listen`: address of the metrics, which the watchdog serves. Raises
-    ServerError after stopping everything that it started.
+    this server. `metrics_listen`: address of the metrics, which the watchdog serves. `api`: start
+    the HTTP API too. Raises ServerError after stopping everything that it started.
     """
     settings = Settings()
     with _server_lock(settings.state_dir, log=echo):
@@ -77,14 +80,14 @@ def up(
         if known is not None and get_process(known, "server").is_alive:
             if metrics_listen and metrics_listen != known.get("metrics_listen"):
                 echo("The address of the metrics changes with the next start: prefect-bt down")
-            return _report_already_up(settings.state_dir, known, worker=worker, log=echo)
+            return _report_already_up(settings.state_dir, known, worker=worker, api=api, log=echo)
         _stop_processes(settings.state_dir, known)
         if metrics_listen:
             check_address(metrics_listen)
             echo(f"Metrics: http://{metrics_listen}/metrics")
         facts = {"metrics_listen": metrics_listen} if metrics_listen else {}
         port = port or settings.server_port
-        document = _start(settings, port, facts, worker=worker, log=echo)
+        document = _start(settings, port, facts, worker=worker, api=api, log=echo)
     return _report_server(settings.state_dir, document, already_up=False, log=echo)
 
 
@@ -111,8 +114,8 @@ def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     return known
 
 
-def _start(
-    settings: Settings, port: int, facts: Mapping[str, str], *, worker: bool, log: Echo
+def _start(  # noqa: PLR0913 (what `up` starts)
+    settings: Settings, port: int, facts: Mapping[str, str], *, worker: bool, api: bool, log: Echo
 ) -> dict[str, Any]:
     ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
     document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url, **facts}
@@ -124,6 +127,8 @@ def _start(
             _prepare(document)
             if worker:
                 _start_worker(state_dir, document, log=log)
+            if api:
+                _start_api(state_dir, document, log=log)
             _start_watchdog(state_dir, document, listening)
         except BaseException:
             _stop_processes(state_dir, document)
@@ -132,12 +137,14 @@ def _start(
 
 
 def _report_already_up(
-    state_dir: Path, document: dict[str, Any], *, worker: bool, log: Echo
+    state_dir: Path, document: dict[str, Any], *, worker: bool, api: bool, log: Echo
 ) -> dict[str, Any]:
     log(f"Already up: {document['ui_url']}")
     _repair_auth_file(state_dir, document, log=log)
     if worker and not get_process(document, "worker").is_alive:
         _start_worker(state_dir, document, log=log)
+    if api and not get_process(document, "api").is_alive:
+        _start_api(state_dir, document, log=log)
     if not get_process(document, "caretaker").is_alive:
         _start_watchdog(state_dir, document)  # without the socket, which only the server has now
     return _report_server(state_dir, document, already_up=True, log=log)
@@ -175,6 +182,8 @@ def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo
                 get_process(known, "worker").stop(timeout=_STOP_TIMEOUT)  # it has another one
         if known.get("worker_pid") and not get_process(known, "worker").is_alive:
             _start_worker(state_dir, known, log=echo)
+        if known.get("api_pid") and not get_process(known, "api").is_alive:
+            _start_api(state_dir, known, log=echo)
     return True
 
 
@@ -258,6 +267,26 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> No
         timeout=_WORKER_TIMEOUT,
         interval=0.3,  # each question opens a client
     )
+
+
+def _start_api(state_dir: Path, document: dict[str, Any], *, log: Echo) -> None:
+    """Start the HTTP API on this machine's loopback address."""
+    log_file = state_dir / "api.log"
+    identity, process = start_process(
+        [sys.executable, "-m", "prefect_bt.http_api", HOST, str(API_PORT)],
+        log=log_file,
+        environment=_environment(document["api_url"], read_auth(state_dir)),
+    )
+    _record_process(state_dir, document, "api", identity)
+    url = f"http://{HOST}:{API_PORT}"
+    wait_until_ready(
+        "Training API",
+        process,
+        lambda: answers(f"{url}/health", b'"ok"'),
+        log=log_file,
+        timeout=_WORKER_TIMEOUT,
+    )
+    log(f"Training API: {url}    Key: prefect-bt api-key create NAME")
 
 
 def _start_watchdog(

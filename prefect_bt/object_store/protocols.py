@@ -80,6 +80,17 @@ class Store(Protocol):
         """Abort an upload, if it still exists. A running upload of another process fails."""
 
 
+class RangeReader(Protocol):
+    """What a download needs of a store."""
+
+    @property
+    def url(self) -> str: ...
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """Return these bytes of an object, fewer at its end."""
+        ...
+
+
 @runtime_checkable
 class SupportsLinks(Protocol):
     """A store whose objects are files of this machine."""

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from prefect_bt.definitions import AvailabilityModel
 from prefect_bt.errors import StateError, StoreError, UsageError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
@@ -20,9 +21,9 @@ from prefect_bt.queue.pod_placement import PodPlacement
 from prefect_bt.queue.records import Lease, Limit, Machine, to_cpus
 from prefect_bt.queue.schedule import Schedule, Wait, make_schedule
 from prefect_bt.queue.waiting_jobs import (
+    change_waiting_job,
     list_waiting_jobs,
     select_unclaimed,
-    set_priority,
 )
 from prefect_bt.substrates.protocol import CPUS, MEMORY
 from prefect_bt.text.quantities import format_iso
@@ -128,19 +129,40 @@ def _holder_document(lease: Lease) -> Document:
     }
 
 
-def change_priority(ledger: Ledger, job_id: str, priority: int) -> Document:
-    """Change the priority of a waiting job; `place` is None if the job starts meanwhile."""
+def update_waiting_job(
+    ledger: Ledger,
+    job_id: str,
+    *,
+    priority: int | None = None,
+    availability_model: AvailabilityModel | None = None,
+) -> Document:
+    """Change what is given of a waiting job; `place` is None if the job starts meanwhile."""
+    if priority is None and availability_model is None:
+        raise UsageError(
+            "There is nothing to change.", next_step="Give a priority or an availability model."
+        )
     if (state := ledger.get_state(job_id)) is not JobState.PENDING:
         raise StateError(
-            f"Job {job_id} does not wait ({state.value}), so its priority has no effect.",
+            f"Job {job_id} does not wait ({state.value}), so the change would have no effect.",
             state=state.value,
             next_step=f"See: prefect-bt view --job-id {job_id}",
         )
-    ledger.controls.set_priority(job_id, priority)  # also for an entry that is yet to come
-    set_priority(ledger, job_id, priority)
+    changes: Document = {}
+    # The records are also for an entry that is yet to come.
+    if priority is not None:
+        ledger.controls.set_priority(job_id, priority)
+        changes["priority"] = priority
+    if availability_model is not None:
+        ledger.controls.set_availability(job_id, availability_model.value)
+        changes["spot"] = availability_model is AvailabilityModel.SPOT
+    changed = change_waiting_job(ledger, job_id, **changes)
     rows = queue_documents(read_schedule(ledger))
-    place = next((row["place"] for row in rows if row["id"] == job_id), None)
-    return {"id": job_id, "priority": priority, "place": place}
+    return {
+        "id": job_id,
+        "priority": changed.priority,
+        "availability_model": "spot" if changed.spot else "dedicated",
+        "place": next((row["place"] for row in rows if row["id"] == job_id), None),
+    }
 
 
 def capacity_document(store: Store) -> Document:
@@ -160,6 +182,13 @@ def capacity_document(store: Store) -> Document:
         "team_gpu_capacities": [_team_document(*one, limits, held) for one in sorted(teams)],
         "machines": [_machine_document(one, leases, present=one in used) for one in machines],
     }
+
+
+def find_team_row(document: Document, team: str, gpu_type: str) -> Document:
+    """Return the row of a team's limit in the capacity document; `team`: "" for the default."""
+    wanted = (team or DEFAULT_TEAM, gpu_type)
+    rows: list[Document] = document["team_gpu_capacities"]
+    return next(row for row in rows if (row["team_name"], row["gpu_type"]) == wanted)
 
 
 def change_limit(store: Store, gpu_type: str, team: str | None, **changes: Any) -> Limit:

@@ -5,14 +5,14 @@
 One request lists a thousand jobs. An entry names the event of the job since which the job waits.
 Events are never deleted, so an entry of which the job has a later event is void, whatever happens
 afterwards: any process may delete it, and only such entries are deleted. A change of the priority
-writes a second key with a higher revision before it deletes the first.
+or the availability model writes a second key with a higher revision before it deletes the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from prefect_bt.errors import NotFoundError
@@ -65,14 +65,14 @@ def remove_void_entries(ledger: Ledger, job_id: str) -> None:
     remove_waiting_job(ledger.store, job_id, through=ledger.find_last_event(job_id)[0] - 1)
 
 
-def set_priority(ledger: Ledger, job_id: str, priority: int) -> QueuedJob:
-    """Change the priority of a waiting job and return the job; NotFoundError if none waits."""
+def change_waiting_job(ledger: Ledger, job_id: str, **changes: Any) -> QueuedJob:
+    """Change fields of a waiting job and return the job; NotFoundError if none waits."""
     entries = list(_iter_entries(ledger.store, waiting_job_prefix(job_id)))
     missing = NotFoundError("queued job", job_id, next_step="Show the queue: prefect-bt queue")
     if not entries:
         raise missing
     revision, job, _ = max(entries, key=_entry_order)
-    changed = replace(job, priority=priority)
+    changed = replace(job, **changes)
     if not add_waiting_job(ledger, changed, revision=revision + 1):
         raise missing
     for _, _, key in entries:

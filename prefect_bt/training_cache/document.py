@@ -38,6 +38,24 @@ def cache_document(summary: CacheSummary) -> dict[str, Any]:
     }
 
 
+def summary_document(summary: CacheSummary) -> dict[str, Any]:
+    """Return the answer of the published API. A folder has no size: its files are added up."""
+    return {
+        "timestamp": summary.timestamp,
+        "project_id": summary.project_id,
+        "file_summaries": [
+            {
+                "path": entry.path,
+                "size_bytes": 0 if entry.file_type == "directory" else entry.size,
+                "modified": _format_modified(entry.modified),
+                "file_type": entry.file_type or "Unknown",
+                "permissions": entry.permissions or "Unknown",
+            }
+            for entry in summary.entries
+        ],
+    }
+
+
 def _row(entry: CacheEntry) -> dict[str, Any]:
     """Return the JSON record of a file, with the keys of truss."""
     return {

@@ -52,5 +52,11 @@ def read_snapshots(store: Store, project_id: str) -> list[CacheSummary]:
     return sorted(found, key=lambda one: one.timestamp, reverse=True)
 
 
+def find_summary(store: Store, state_dir: Path, project_id: str) -> CacheSummary | None:
+    """Return the cache of this machine as it is now, else the newest snapshot. StoreError."""
+    here = summarize_cache(state_dir, project_id, max_entries=MAX_ENTRIES, max_seconds=MAX_SECONDS)
+    return here if here.timestamp else next(iter(read_snapshots(store, project_id)), None)
+
+
 def _snapshots_prefix(project_id: str) -> str:
     return f"{project_prefix(project_id)}/cache"

@@ -20,6 +20,7 @@ import tarfile
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -63,6 +64,20 @@ def unpack_workspace(
         raise _unpack_error(str(error.filename or target), error) from error
 
 
+def check_archive(archive: BinaryIO, scratch: Path) -> int:
+    """Raise WorkspaceError for an archive that `unpack_workspace` refuses; return its members.
+
+    It is unpacked to the folder `scratch` without the contents of files, and removed there.
+    """
+    bounds = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES
+    try:
+        with _staging_folder(scratch) as tree:
+            root = ExtractionRoot(tree)
+            return _extract_all(root, archive, "workspace.tar", bounds, with_contents=False)
+    except OSError as error:
+        raise _unpack_error("workspace.tar", error) from error
+
+
 def _check_target(target: Path) -> None:
     if not target.exists() and not target.is_symlink():
         return
@@ -93,7 +108,16 @@ def _staging_folder(target: Path) -> Generator[Path]:
         remove_tree(tree)
 
 
-def _extract_all(tree: ExtractionRoot, stream: IO[bytes], name: str, max_bytes: int) -> None:
+def _extract_all(
+    tree: ExtractionRoot,
+    stream: IO[bytes],
+    name: str,
+    max_bytes: int,
+    *,
+    with_contents: bool = True,
+) -> int:
+    """Extract all members; return how many there are."""
+    count = -1
     for count, (tar, member) in enumerate(iter_members(stream, name, max_bytes)):
         if count + tree.folders_made >= MAX_WORKSPACE_ENTRIES:
             limit = MAX_WORKSPACE_ENTRIES
@@ -104,15 +128,18 @@ def _extract_all(tree: ExtractionRoot, stream: IO[bytes], name: str, max_bytes: 
                 path=name,
             )
         try:
-            _extract_member(tree, tar, member)
+            _extract_member(tree, tar, member, with_contents=with_contents)
         except OSError as error:
             raise _unpack_error(member.name, error) from error
         except MALFORMED as error:
             raise corrupt_archive_error(name, str(error) or type(error).__name__) from error
     tree.create_links()
+    return count + 1
 
 
-def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+def _extract_member(
+    tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.TarInfo, *, with_contents: bool
+) -> None:
     if member.isdir():
         tree.add_folder(member)
     elif member.issym():
@@ -120,7 +147,8 @@ def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.
     elif member.islnk():
         tree.add_hard_link(member)
     elif member.isreg() and not member.issparse():
-        tree.add_file(member, cast("IO[bytes]", tar.extractfile(member)))
+        content = cast("IO[bytes]", tar.extractfile(member)) if with_contents else BytesIO()
+        tree.add_file(member, content)
     else:
         raise refused_member(member.name, "is neither a file, a folder nor a link")
 

@@ -50,7 +50,7 @@ from prefect_bt.object_keys import make_id
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.queue.keepers import Keeper, find_keeper, read_snapshot
 from prefect_bt.queue.leases import Leases
-from prefect_bt.queue.waiting_jobs import list_waiting_jobs, set_priority
+from prefect_bt.queue.waiting_jobs import change_waiting_job, list_waiting_jobs
 from prefect_bt.settings import Settings
 from tests.jobs.records import small_project
 
@@ -171,7 +171,8 @@ def occupied() -> Iterator[None]:
 
 
 def new_job(ledger: Ledger, lock: JobLock | None = None) -> JobRecord:
-    from prefect_bt.jobs.submit import plan_submission, write_job
+    from prefect_bt.jobs.preflight import plan_submission
+    from prefect_bt.jobs.submit import write_job
 
     options = SubmitOptions(substrate="local")
     plan = plan_submission(ledger, EVERYTHING, options)
@@ -211,7 +212,7 @@ def raise_priority() -> None:
     ledger = open_ledger()
     for job in list_waiting_jobs(ledger.store):
         with suppress(PrefectBtError):
-            set_priority(ledger, job.id, 5)
+            change_waiting_job(ledger, job.id, priority=5)
 
 
 def prepare_failed() -> None:

@@ -15,8 +15,8 @@ from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.records import Demand, Lease, QueuedJob
 from prefect_bt.queue.waiting_jobs import (
     add_waiting_job,
+    change_waiting_job,
     list_waiting_jobs,
-    set_priority,
 )
 from tests.queue.queued_jobs import queue_job
 
@@ -57,12 +57,12 @@ def test_the_order_is_priority_then_age_and_the_newest_priority_counts(ledger: L
     for name, priority, at in (("old", 0, 1.0), ("new", 0, 2.0), ("urgent", 5, 3.0)):
         queue_job(ledger, job(name, priority=priority, submitted_at=at))
     assert [one.id for one in list_waiting_jobs(store)] == ["urgent", "old", "new"]
-    set_priority(ledger, "new", 9)
+    change_waiting_job(ledger, "new", priority=9)
     # The process that changed it died before it deleted the entry with the old priority.
     add_waiting_job(ledger, job("new", priority=0, submitted_at=2.0, event=0))
     assert [one.id for one in list_waiting_jobs(store)] == ["new", "urgent", "old"]
     with pytest.raises(NotFoundError):
-        set_priority(ledger, "unknown", 1)
+        change_waiting_job(ledger, "unknown", priority=1)
 
 
 def test_a_foreign_object_in_the_queue_is_ignored(ledger: Ledger) -> None:

@@ -19,14 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, cast
 
 from prefect_bt.checkpoints.manifest import PERMISSION_MASK, ManifestEntry
 from prefect_bt.checkpoints.volume_links import Volumes, descriptor_path
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.filesystem import confined, trees
 from prefect_bt.filesystem.rehash import cancellable, ignore_progress
-from prefect_bt.object_store.protocols import ByteCallback, Store
+from prefect_bt.object_store.protocols import ByteCallback, RangeReader, Store
 from prefect_bt.text.quantities import format_size
 
 STAGING: Final = ".prefect-bt-restore.tmp"
@@ -43,7 +43,7 @@ DesiredFiles = Mapping[str, ManifestEntry]
 """Path relative to the root -> the committed file."""
 
 
-def iter_chunks(store: Store, key: str, *, size: int) -> Iterator[bytes]:
+def iter_chunks(store: RangeReader, key: str, *, size: int) -> Iterator[bytes]:
     """Yield the first `size` bytes of an object in order, or all of a shorter one. Reads ahead."""
     if size <= _CHUNK:
         yield store.get_range(key, start=0, length=size)
@@ -135,7 +135,11 @@ def check_lengths(root: Path, paths: Collection[str]) -> None:
 
 
 def download_files(
-    store: Store, desired: DesiredFiles, *, root: Path, on_bytes: ByteCallback = ignore_progress
+    store: RangeReader,
+    desired: DesiredFiles,
+    *,
+    root: Path,
+    on_bytes: ByteCallback = ignore_progress,
 ) -> None:
     """Write every wanted file below `root`, and replace files there; no folder in a path is a link.
 
@@ -152,7 +156,7 @@ def download_files(
 
 
 def _download_files(
-    store: Store, desired: DesiredFiles, root: Path, on_bytes: ByteCallback
+    store: RangeReader, desired: DesiredFiles, root: Path, on_bytes: ByteCallback
 ) -> None:
     root.mkdir(parents=True, exist_ok=True)
     clear_staging(root)
@@ -177,7 +181,7 @@ def _download_files(
 class _DownloadContext:
     """Source and target of a restore. `staging` is the open folder in which files are fetched."""
 
-    store: Store
+    store: RangeReader
     root: Path
     staging: int
 
@@ -247,7 +251,7 @@ def _download_verified(
     if store.url.startswith("file:"):
         # A file system with reflinks shares the blocks, so that nothing is written.
         try:
-            store.download(entry.key, staging)
+            cast("Store", store).download(entry.key, staging)
         except StoreError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _WRITE_ERRNOS:
                 # The store was only read, so the error is one of our own disk.

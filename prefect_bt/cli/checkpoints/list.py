@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
+from functools import partial
 from typing import Final, Literal
 
-from prefect_bt.checkpoints.committed import catalog
-from prefect_bt.checkpoints.sync_status import (
-    CHECKPOINT_COMPLETE,
-    SyncStatus,
-    read_sync_status,
-)
-from prefect_bt.cli.jobs.selection import select_job
+from prefect_bt.checkpoints.sync_status import CHECKPOINT_COMPLETE
+from prefect_bt.cli.jobs.selection import open_jobs, select_project
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Order, TableOutput
 from prefect_bt.cli.ui.tables import Column, Document, format_time, print_csv, show_table
 from prefect_bt.cli.ui.terminal import Terminal, can_draw
-from prefect_bt.file_server.signed_urls import file_documents, unsigned_urls
-from prefect_bt.ledger.open_ledger import open_ledger
-from prefect_bt.object_keys import job_prefix
 from prefect_bt.workspace.limits import format_bytes
 
-_ATTRIBUTES: Final = {
-    "checkpoint-id": "checkpoint_id",
-    "size": "size",
-    "created": "created_at",
-    "type": "type",
-}
 _COLUMNS: Final = [
     Column("Job ID", "job_id", hide=1),
     Column("Checkpoint ID", "id"),
@@ -77,48 +63,20 @@ def list_checkpoints(
 
     `prefect-bt checkpoints list --checkpoint-name checkpoint-240 -o json`
     """
-    ledger = open_ledger()
-    record = select_job(ledger, which, terminal)
-    committed = catalog.list_checkpoints(ledger.store, record.project_id, record.id)
-    committed.sort(key=attrgetter(_ATTRIBUTES[sort]), reverse=order == "desc")
-    names = [one.checkpoint_id for one in committed]
-    asked = [checkpoint_name] if checkpoint_name else names
-    wanted = catalog.resolve_names(record.id, names, asked)
-    shown = [one for one in committed if one.checkpoint_id in wanted]
+    jobs = open_jobs(terminal, which.remote)
+    job_id = jobs.find_job(which.job_id, select_project(which, terminal)).id
     interactive = terminal.interactive and not terminal.machine_readable
-    if committed and interactive and can_draw(sys.stdout):
+    if jobs.ledger and interactive and can_draw(sys.stdout):
         from prefect_bt.cli.checkpoints.browser_terminal import explore
+        from prefect_bt.job_service.checkpoint_lists import select_committed
 
-        start = shown[0] if checkpoint_name else None
-        return explore(terminal, ledger.store, record.id, committed, start=start)
-    state = ledger.get_state(record.id)
-    sync = read_sync_status(ledger, record, state, committed, checkpointing=bool(shown))
-    document: Document = {
-        "job_id": record.id,
-        "total_checkpoints": len(shown),
-        "checkpoints": [_checkpoint_document(one, sync) for one in shown],
-    }
-    if checkpoint_name:
-        document["files"] = file_documents(shown, unsigned_urls(ledger.store))
-    url = f"{ledger.store.url.rstrip('/')}/{job_prefix(record.project_id, record.id)}"
+        select = partial(select_committed, jobs.ledger, jobs.ledger.get_job(job_id))
+        start = select(checkpoint_name, sort, order)[0] if checkpoint_name else None
+        if committed := select(None, sort, order):
+            return explore(terminal, jobs.ledger.store, job_id, committed, start=start)
+    document = jobs.list_checkpoints(job_id, checkpoint_name, sort, order)
+    url = document.pop("location")
     return terminal.print_result(document, lambda: _show(terminal, document, url))
-
-
-def _checkpoint_document(one: catalog.CommittedCheckpoint, sync: SyncStatus) -> Document:
-    status, error = sync.checkpoint_status(one)
-    known = catalog.checkpoint_document(one)
-    keys = ["id", "checkpoint_id", "checkpoint_type", "base_model", "size_bytes"]
-    lora = one.lora_adapter_config
-    return {
-        "job_id": one.job_id,
-        **{key: known[key] for key in keys},
-        "size_human_readable": format_bytes(one.size),
-        "created_at": known["created_at"],
-        **({"lora_adapter_config": lora} if lora else {}),
-        "sync_status": status,
-        "sync_error": error or None,
-        "note": one.note or None,
-    }
 
 
 def _show(terminal: Terminal, document: Document, url: str) -> None:

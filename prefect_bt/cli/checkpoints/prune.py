@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prefect_bt.cli.jobs.selection import get_reconciled_state, no_jobs_error, select_jobs
+from prefect_bt.cli.jobs.selection import get_reconciled_state, select_jobs
 from prefect_bt.cli.ui.options import (
     NO_FILTER,
     DryRun,
@@ -17,6 +17,7 @@ from prefect_bt.cli.ui.options import (
 from prefect_bt.cli.ui.tables import Column, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
 from prefect_bt.errors import UsageError
+from prefect_bt.job_service.store_service import no_jobs_error
 from prefect_bt.jobs.prune_checkpoints import PrunePlan, check_names, execute_prune, plan_prune
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import RetentionPolicy
@@ -63,7 +64,7 @@ def prune_checkpoints(
     ledger = open_ledger()
     records = select_jobs(ledger, which, terminal)
     if not records:
-        raise no_jobs_error(ledger, which)
+        raise no_jobs_error(ledger.store.url, which.selected_project)
     policy = RetentionPolicy(keep_last, keep_every)
     with terminal.spinner("Reading the manifests"):
         plans = [

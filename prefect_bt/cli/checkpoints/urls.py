@@ -13,7 +13,6 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.cli.checkpoints.download import list_committed
 from prefect_bt.cli.jobs.selection import select_job
 from prefect_bt.cli.ui.options import InjectedTerminal, JobFilter, Remote
 from prefect_bt.cli.ui.terminal import OK, format_count
@@ -21,6 +20,7 @@ from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.file_server import process
 from prefect_bt.file_server.signed_urls import file_documents, signed_urls, unsigned_urls
 from prefect_bt.host.service import LOOPBACK, is_wildcard
+from prefect_bt.job_service.checkpoint_lists import require_committed
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
@@ -52,7 +52,7 @@ def get_checkpoint_urls(
     ledger = open_ledger()
     record = select_job(ledger, JobFilter(job_id=job_id), terminal)
     with terminal.spinner("Reading the manifests"):
-        found = list_committed(ledger, record)
+        found = require_committed(ledger, record)
     with terminal.spinner("Signing URLs"):
         store = ledger.store
         urls = unsigned_urls(store) if unsigned else signed_urls(store, os.environ)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
-from prefect_bt.cli.jobs.selection import list_entries, open_job_index
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, SinceTime, TableOutput
+from prefect_bt.cli.ui.options import InjectedTerminal, SinceTime, TableOutput
 from prefect_bt.cli.ui.tables import Column, Document, print_csv, show_table
+from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.states import JobState
@@ -46,9 +46,9 @@ def costs(
 
     `prefect-bt costs --by user --since 2026-11-01 -o csv`
     """
-    jobs, now = open_job_index(open_ledger(), terminal), time.time()
+    jobs, now = StoreJobs(open_ledger(), warn=terminal.warn).open_index(), time.time()
     document = costs_document(
-        jobs.list_documents(list_entries(jobs, NO_FILTER, terminal)),
+        jobs.list_documents(jobs.list_entries()),
         by=by,
         since=now - 30 * 86400 if since is None else since,
         now=now,

@@ -8,6 +8,7 @@ from pathlib import Path
 from prefect_bt.cli.ui.options import InjectedTerminal, Remote
 from prefect_bt.cli.ui.terminal import OK
 from prefect_bt.errors import WorkspaceError
+from prefect_bt.job_service.protocol import JobName
 from prefect_bt.jobs.download import download_workspace
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.records import JobRecord
@@ -43,10 +44,10 @@ def download(
     return OK
 
 
-def folder_name(record: JobRecord) -> str:
+def folder_name(job: JobName | JobRecord) -> str:
     """Return `<project>_<job>` as one path component, with `-` for blanks and slashes."""
-    project = re.sub(r"[\s/\0]", "-", record.project_name)
-    return f"{project}_{record.id}"
+    project = re.sub(r"[\s/\0]", "-", job.project_name)
+    return f"{project}_{job.id}"
 
 
 def check_absent(target: Path) -> None:

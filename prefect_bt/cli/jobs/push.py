@@ -9,6 +9,7 @@ from typing import Literal
 from prefect_bt import codec
 from prefect_bt.cli.jobs.render_plan import show_plan
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
+from prefect_bt.cli.jobs.selection import open_jobs
 from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.jobs.variable_options import NO_VARIABLES, VariableOptions
 from prefect_bt.cli.ui.options import (
@@ -23,18 +24,16 @@ from prefect_bt.cli.ui.options import (
     Tail,
     Wait,
 )
+from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.definitions import (
     Overrides,
-    TrainingProject,
     apply_overrides,
     load_training_project,
 )
-from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.submit import dry_run as plan_job
-from prefect_bt.jobs.submit import open_job_launcher, submit
-from prefect_bt.settings import Settings
-from prefect_bt.workspace.pack_summary import workspace_document
+from prefect_bt.job_service.run_options import RunOptions
+from prefect_bt.jobs.submit import open_job_launcher
+from prefect_bt.planning.plan import GangPlan
 
 
 def push(
@@ -114,9 +113,8 @@ def push(
         spot=spot,
         env=variables.read(),
     )
-    # The launcher starts while the job is planned.
-    options = SubmitOptions(
-        substrate=substrate or Settings().substrate,
+    options = RunOptions(
+        substrate=substrate,
         retry_choices=retrying.build_overrides(),
         deployment=deployment,
         keep_last=keep_last,
@@ -124,24 +122,23 @@ def push(
         max_run_time=max_run_time,
         here=here,
     )
-    with nullcontext() if dry_run else open_job_launcher(options) as launcher:
+    jobs = open_jobs(terminal, remote)
+    # The launcher starts while the job is planned.
+    starts = jobs.ledger and not dry_run
+    with open_job_launcher(options.to_submit_options()) if starts else nullcontext() as launcher:
         folder = config.absolute().parent
         project, warnings = apply_overrides(load_training_project(config), overrides)
         for warning in warnings:
             terminal.warn(warning)
         if dry_run:
-            return _show_plan(terminal, project, folder, options)
+            return _show_plan(terminal, jobs.plan(project, folder, options))
         with terminal.spinner("Submitting the job"):
-            document = submit(project, source_dir=folder, options=options, launcher=launcher)
-    return print_and_follow(terminal, document, tail=tail, wait=wait)
+            document = jobs.push(project, folder, options, launcher)
+    return print_and_follow(terminal, jobs, document, tail=tail, wait=wait)
 
 
-def _show_plan(
-    terminal: Terminal, project: TrainingProject, folder: Path, options: SubmitOptions
-) -> int:
-    plan, contents = plan_job(project, source_dir=folder, options=options)
-    workspace = workspace_document(contents)
+def _show_plan(terminal: Terminal, document: Document) -> int:
+    plan = codec.decode(GangPlan, document)
     return terminal.print_result(
-        {**codec.encode(plan), **workspace},
-        lambda: show_plan(terminal, plan, workspace.get("workspace")),
+        document, lambda: show_plan(terminal, plan, document.get("workspace"))
     )

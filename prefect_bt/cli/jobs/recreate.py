@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from prefect_bt.cli.jobs.retry_options import NO_RETRY_OPTIONS, RetryOptions
-from prefect_bt.cli.jobs.selection import select_job
+from prefect_bt.cli.jobs.selection import open_jobs
 from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.jobs.variable_options import NO_VARIABLES, VariableOptions
 from prefect_bt.cli.ui.options import (
     Deployment,
     Here,
     InjectedTerminal,
-    JobFilter,
     MaxRunTime,
     Output,
     Remote,
@@ -18,10 +17,7 @@ from prefect_bt.cli.ui.options import (
     Wait,
     Yes,
 )
-from prefect_bt.jobs import resubmit
-from prefect_bt.jobs.options import SubmitOptions
-from prefect_bt.jobs.submit import recreate as submit_again
-from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.job_service.run_options import RunOptions
 
 
 def recreate(
@@ -53,17 +49,18 @@ def recreate(
     `prefect-bt recreate --job-id abc1234 --tail`
     """
     env = variables.read()
-    chosen = job_id or select_job(open_ledger(), JobFilter(), terminal).id
+    jobs = open_jobs(terminal, remote)
+    chosen = jobs.find_job(job_id, None).id
     terminal.confirm(f"Recreate training job {chosen}?", yes=yes or job_id is not None)
     with terminal.spinner(f"Recreating job {chosen}"):
-        options = SubmitOptions(
+        options = RunOptions(
             deployment=deployment,
             retry_choices=retrying.build_overrides(),
             max_run_time=max_run_time,
             here=here,
         )
-        document = submit_again(chosen, options=options, env=env)
-    return print_and_follow(terminal, document, tail=tail, wait=wait)
+        document = jobs.recreate(chosen, options, env)
+    return print_and_follow(terminal, jobs, document, tail=tail, wait=wait)
 
 
 def retry(
@@ -93,6 +90,7 @@ def retry(
     `prefect-bt retry --job-id abc1234 --env BATCH_SIZE=8`
     """
     env = variables.read()
+    jobs = open_jobs(terminal, remote)
     with terminal.spinner(f"Retrying job {job_id}"):
-        document = resubmit.retry(job_id, max_run_time=max_run_time, env=env)
-    return print_and_follow(terminal, document, tail=tail, wait=wait)
+        document = jobs.retry(job_id, max_run_time, env)
+    return print_and_follow(terminal, jobs, document, tail=tail, wait=wait)

@@ -9,11 +9,11 @@ from cyclopts.validators import Number
 
 from prefect_bt.attempts.job_context import open_job_context
 from prefect_bt.attempts.node_shell import open_shell
-from prefect_bt.cli.jobs.selection import list_unfinished_jobs
-from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal
+from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.host.terminal import ShellRequest
+from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.jobs.job_json import current_user
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -55,10 +55,10 @@ def shell(
 
 
 def _select_running_job(ledger: Ledger, terminal: Terminal) -> JobRecord:
-    unfinished = list_unfinished_jobs(ledger, NO_FILTER, terminal)
-    running = [job for job in unfinished if ledger.get_state(job.id) is JobState.RUNNING]
+    unfinished = StoreJobs(ledger, warn=terminal.warn).list_unfinished_ids(None)
+    running = [one for one in unfinished if ledger.get_state(one) is JobState.RUNNING]
     if not running:
         raise PrefectBtError("No training job runs.", next_step="See: prefect-bt view")
     if len(running) > 1:
-        terminal.warn(f"{len(running)} jobs run; using the newest: {running[-1].id}.")
-    return running[-1]
+        terminal.warn(f"{len(running)} jobs run; using the newest: {running[-1]}.")
+    return ledger.get_job(running[-1])

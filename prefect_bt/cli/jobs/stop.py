@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from prefect_bt.cli.jobs import render
-from prefect_bt.cli.jobs.selection import list_unfinished_jobs, select_jobs
+from prefect_bt.cli.jobs.selection import open_jobs, select_project
 from prefect_bt.cli.logs import follow
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Yes
+from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError, StateError, UsageError
-from prefect_bt.jobs.job_json import current_user, job_document
-from prefect_bt.jobs.stop import stop_job, wait_for_end
-from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.open_ledger import open_ledger
-from prefect_bt.ledger.records import JobRecord
+from prefect_bt.job_service.protocol import JobService
 from prefect_bt.ledger.states import JobState
-from prefect_bt.prefect_api.client import cancel_run
 
 
 def stop(
@@ -41,29 +37,30 @@ def stop(
 
     `prefect-bt stop --all --project my-project`
     """
-    ledger = open_ledger()
+    jobs = open_jobs(terminal, which.remote)
     if abandoned and (which.job_id is None or all):
         raise UsageError("--abandoned needs one job.", next_step="Name it with --job-id.")
+    project = select_project(which, terminal)
     if which.job_id is not None:
-        named = select_jobs(ledger, which, terminal)
-        return _stop_jobs(terminal, ledger, named, named=True, abandoned=abandoned)
-    unfinished = list_unfinished_jobs(ledger, which, terminal)
+        named = [jobs.find_job(which.job_id, project).id]
+        return _stop_jobs(terminal, jobs, named, named=True, abandoned=abandoned)
+    unfinished = jobs.list_unfinished(project)
     if all and not unfinished:
         terminal.warn("No queued or active training jobs.")
         return OK
     if not all:
-        _check_single_job(terminal, ledger, unfinished)
-    what = f"{len(unfinished)} training jobs" if all else f"job {unfinished[0].id}"
+        _check_single_job(terminal, unfinished)
+    ids = [one["id"] for one in unfinished]
+    what = f"{len(ids)} training jobs" if all else f"job {ids[0]}"
     terminal.confirm(f"Stop {what}?", yes=yes)
-    return _stop_jobs(terminal, ledger, unfinished)
+    return _stop_jobs(terminal, jobs, ids)
 
 
-def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord]) -> None:
+def _check_single_job(terminal: Terminal, active: list[Document]) -> None:
     if not active:
         raise PrefectBtError("No queued or active training jobs.")
     if len(active) > 1:
-        documents = [job_document(ledger, record) for record in active]
-        render.show_active(terminal, documents)
+        render.show_active(terminal, active)
         raise PrefectBtError(
             f"{len(active)} training jobs are queued or active.",
             next_step="Give --job-id or --all.",
@@ -72,61 +69,44 @@ def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord
 
 def _stop_jobs(
     terminal: Terminal,
-    ledger: Ledger,
-    records: list[JobRecord],
+    jobs: JobService,
+    job_ids: list[str],
     *,
     named: bool = False,
     abandoned: bool = False,
 ) -> int:
     """Stop the jobs. `named`: the user gave the ID, so a job that has ended is an error."""
-    watched: list[JobRecord] = []
-    by = current_user() or "a user"
+    watched: list[str] = []
     code = OK
-    for record in records:
+    for job_id in job_ids:
         try:
-            terminal.info(stop_job(ledger, record.id, by=by, abandoned=abandoned))
+            terminal.info(jobs.stop(job_id, abandoned=abandoned))
         except StateError as error:
-            if not named and ledger.get_state(record.id).terminal:  # it ended meanwhile
-                watched.append(record)
+            if not named and JobState(jobs.read_end(job_id)["state"]).terminal:
+                watched.append(job_id)  # it ended meanwhile
                 continue
             terminal.error(str(error))
             code = FAILED
         else:
-            watched.append(record)
-    for record in watched:
-        state = _wait_for_job(terminal, ledger, record)
+            watched.append(job_id)
+    for job_id in watched:
+        state = _wait_for_job(terminal, jobs, job_id)
         if state is JobState.STOPPED:
-            _cancel_pending_runs(terminal, ledger, record)
+            jobs.cancel_runs(job_id)
         elif state.failed:
             code = FAILED
     return code
 
 
-def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
-    """Cancel the flow runs of a job that was stopped while it waited.
-
-    Without this, Prefect shows such a run as late until a worker takes it, or as waiting.
-    """
-    runs, events = ledger.runs.list(record.id), ledger.list_events(record.id)
-    waited = len(events) > 1 and events[-2].state is JobState.PENDING
-    if not runs or (ledger.list_attempts(record.id) and not waited):
-        return
+def _wait_for_job(terminal: Terminal, jobs: JobService, job_id: str) -> JobState:
     try:
-        for run in runs:
-            cancel_run(run.flow_run_id)
-    except PrefectBtError as error:
-        terminal.warn(f"The job is stopped, but its flow run cannot be canceled: {error}")
-
-
-def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
-    try:
-        with terminal.spinner(f"Waiting for job {record.id} to end"):
-            state = wait_for_end(ledger, record.id)
+        with terminal.spinner(f"Waiting for job {job_id} to end"):
+            state = jobs.wait_for_end(job_id)
     except KeyboardInterrupt:
-        terminal.warn(f"\nJob {record.id} continues to stop without this command.")
+        terminal.warn(f"\nJob {job_id} continues to stop without this command.")
         raise
     if state is JobState.STOPPED:
-        terminal.echo(f"Training job {record.id} stopped successfully.", style="green")
+        terminal.echo(f"Training job {job_id} stopped successfully.", style="green")
     else:
-        follow.print_job_end(terminal, ledger, record.id)
+        follow.print_job_end(terminal, jobs, job_id)
     return state

@@ -9,40 +9,41 @@ from prefect_bt.cli.jobs.render_plan import show_workspace
 from prefect_bt.cli.logs.follow import exit_code, follow_job
 from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.host.mounts.volumes import list_exposure_warnings
-from prefect_bt.jobs.job_json import job_document
-from prefect_bt.ledger.open_ledger import load_definition, open_ledger
+from prefect_bt.job_service.protocol import JobService
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.states import JobState
 from prefect_bt.local_server.discovery import read_server
 from prefect_bt.settings import Settings
 
 
 def print_and_follow(
-    terminal: Terminal, document: dict[str, Any], *, tail: bool, wait: bool
+    terminal: Terminal, jobs: JobService, document: dict[str, Any], *, tail: bool, wait: bool
 ) -> int:
     """Print the created job; follow it with `tail`, wait for it with `wait`."""
-    print_created(terminal, document)
+    print_created(terminal, jobs, document)
     if not (tail or wait):
         return terminal.print_result(document, lambda: None)
-    ledger = open_ledger(document.get("store"))
-    record = ledger.get_job(str(document["id"]))
+    job_id = str(document["id"])
     try:
-        state = follow_job(terminal, ledger, record, with_log=tail)
-        runs = ledger.runs.list(record.id)
-        if not document.get("flow_run_url") and runs and runs[-1].url:
-            terminal.info(f"  UI:      {runs[-1].url}")
+        state = follow_job(terminal, jobs, job_id, with_log=tail)
+        page = jobs.describe_job(job_id)["flow_run_url"]
+        if page and not document.get("flow_run_url"):
+            terminal.info(f"  UI:      {page}")
     finally:
         # Printed after Ctrl-C as well: the job exists, and the document has its ID.
         if terminal.machine_readable:
-            terminal.print_json({**document, **job_document(ledger, record)})
+            terminal.print_json({**document, **jobs.describe_job(job_id)})
     return exit_code(state) if wait else OK
 
 
-def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
+def print_created(terminal: Terminal, jobs: JobService, document: dict[str, Any]) -> None:
     """Print the notes of the plan, and how to look at the job."""
     job_id = str(document["id"])
     for note in document.get("notes") or ():
         terminal.info(f"note: {note}", style="dim")
-    warn_of_open_folders(terminal, document.get("store"))
+    if jobs.ledger:
+        warn_of_open_folders(terminal, document.get("store"))
     if document.get("current_status") == JobState.PENDING.value:
         terminal.echo(f"Training job {job_id} {_format_wait(document)}", style="yellow")
     else:
@@ -57,9 +58,11 @@ def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.echo(f"  Details: prefect-bt view --job-id {job_id}")
     if workspace := document.get("workspace"):
         show_workspace(terminal, workspace)
-    if _has_cache(document):
+    if jobs.ledger and _has_cache(jobs.ledger, job_id):
         terminal.echo(f'  Cache:   prefect-bt cache summarize "{project}"')
-    page = document.get("flow_run_url") or _server_ui_url()
+    page = document.get("flow_run_url") or (_server_ui_url() if jobs.ledger else "")
+    if not (page or jobs.ledger):
+        return
     terminal.echo(f"  UI:      {page or 'none; `prefect-bt up` starts one, and speeds up pushes'}")
 
 
@@ -79,10 +82,9 @@ def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:
         terminal.warn(sentence)
 
 
-def _has_cache(document: dict[str, Any]) -> bool:
+def _has_cache(ledger: Ledger, job_id: str) -> bool:
     """Return whether the job has a training cache; its document does not contain this."""
-    record = open_ledger(document.get("store")).get_job(str(document["id"]))
-    cache = load_definition(record).job.runtime.cache_config
+    cache = load_definition(ledger.get_job(job_id)).job.runtime.cache_config
     return cache is not None and cache.enabled
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 from cyclopts import Parameter, Token
 
-from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
+from prefect_bt.cli.jobs.selection import open_jobs, select_project
 from prefect_bt.cli.logs import follow, lines
 from prefect_bt.cli.ui.options import (
     NO_FILTER,
@@ -21,16 +21,13 @@ from prefect_bt.cli.ui.options import (
 )
 from prefect_bt.cli.ui.terminal import OK, Terminal, write_stdout
 from prefect_bt.errors import UsageError
+from prefect_bt.job_service.protocol import JobService, LogQuery
 from prefect_bt.logs.levels import LogLevel, parse_level
+from prefect_bt.logs.line_filter import JobLine
+from prefect_bt.logs.line_format import LogLine
 from prefect_bt.text.control_characters import escape_controls
 from prefect_bt.text.durations import parse_since
-from prefect_bt.text.number_ranges import NumberRanges, parse_number_ranges
-
-if TYPE_CHECKING:
-    from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord
-    from prefect_bt.logs.job_reader import JobLogs
-    from prefect_bt.logs.line_filter import JobLine, LineFilter
+from prefect_bt.text.number_ranges import parse_number_ranges
 
 
 def _convert_time(_: object, tokens: Sequence[Token]) -> int:
@@ -106,91 +103,59 @@ def logs(
 
     `prefect-bt logs --first-failure`
     """
-    from prefect_bt.ledger.open_ledger import open_ledger
-    from prefect_bt.logs.line_filter import LineFilter
-    from prefect_bt.logs.open_logs import open_logs
-    from prefect_bt.settings import Settings
-
-    chosen = parse_number_ranges(attempt)
     if first_failure:
         given = {"since": since, "end": end, "limit": limit, "min-level": min_level}
         _reject_combined_options(tail=tail, rank=rank, grep=grep, **given)
     if tail and end is not None:
         raise UsageError("--tail and --end exclude each other.", next_step="Give one of them.")
-    ledger = open_ledger()
-    record = select_job(ledger, which, terminal)
-    get_reconciled_state(ledger, record.id, terminal)
+    jobs = open_jobs(terminal, which.remote)
+    job_id = jobs.find_job(which.job_id, select_project(which, terminal)).id
     if not terminal.machine_readable:
         lines.name_time_zone()
     if first_failure:
-        _print_first_failure(terminal, ledger, record, chosen, raw=raw)
+        _print_first_failure(terminal, jobs, job_id, attempt, raw=raw)
         return OK
     colored = lines.should_use_color() and not (raw or terminal.machine_readable)
-    query = LineFilter(
-        ranks=parse_number_ranges(rank),
-        attempts=chosen.resolve_negative(max(1, len(ledger.list_attempts(record.id))))
-        if chosen
-        else None,
+    query = LogQuery(
+        rank=rank,
+        attempt=attempt,
         since=since,
         pattern=grep,
         until=end,
         min_level=min_level,
         levels=terminal.machine_readable or colored,
+        limit=limit,
+        platform=platform,
+        follow=tail,
     )
-    opened = open_logs(ledger, record, Settings().state_dir, platform=platform)
     as_text = lines.format_raw if raw else lines.format_colored if colored else lines.format_text
     if tail:
         format_line = lines.format_json if terminal.machine_readable else as_text
         panel = not (raw or terminal.machine_readable)
-        follow.tail_logs(terminal, opened, query, format_line, limit=limit, panel=panel)
-    else:
-        _print_all(terminal, opened, query, as_text, limit=limit)
+        follow.tail_logs(terminal, jobs, job_id, query, format_line, panel=panel)
+        return OK
+    selected = jobs.read_lines(job_id, query)
+    if terminal.machine_readable:
+        lines.write_document(selected, job_id=job_id)
+    elif not lines.write_lines(selected, as_text):
+        state = jobs.read_end(job_id)["state"]
+        terminal.warn(f"No log lines of job {job_id} ({state}) match.")
     return OK
 
 
-def _print_all(
-    terminal: Terminal,
-    logs: JobLogs,
-    query: LineFilter,
-    format_line: Callable[[JobLine], str],
-    *,
-    limit: int | None,
-) -> None:
-    job_id = logs.record.id
-    every = logs.read_new(query, include_partial=True)
-    found = every if limit is None else logs.read_newest(query, limit)
-    if terminal.machine_readable:
-        lines.write_document(found, job_id=job_id)
-    elif not lines.write_lines(found, format_line):
-        state = logs.ledger.get_state(job_id)
-        terminal.warn(f"No log lines of job {job_id} ({state.value}) match.")
-    follow.warn_corrupt_logs(terminal, logs)
-
-
 def _print_first_failure(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: NumberRanges | None, *, raw: bool
+    terminal: Terminal, jobs: JobService, job_id: str, given: Sequence[str], *, raw: bool
 ) -> None:
-    from prefect_bt.logs.first_failure import read_first_failure
-    from prefect_bt.logs.line_filter import JobLine
-
+    chosen = parse_number_ranges(given)
     attempt = chosen.single if chosen else None
     if chosen and attempt is None:
         raise UsageError("--first-failure shows one attempt.", next_step="Give one: --attempt 0.")
-    why = read_first_failure(ledger, record, attempt)
-    outcome = why.outcome
-    found = [JobLine(outcome.attempt, line) for line in why.lines]
+    why = jobs.read_first_failure(job_id, attempt)
+    found = [JobLine(why["attempt"], LogLine(*line)) for line in why.pop("lines")]
     if terminal.machine_readable:
-        lines.write_document(
-            found,
-            job_id=record.id,
-            attempt=outcome.attempt,
-            failed_rank=outcome.failed_rank,
-            failure=outcome.failure.value if outcome.failure else None,
-            exit_code=outcome.exit_code,
-            message=outcome.message,
-        )
+        lines.write_document(found, job_id=job_id, **why)
         return
-    write_stdout(escape_controls(f"Attempt {outcome.attempt}: {outcome.message}") + "\n")
+    write_stdout(escape_controls(f"Attempt {why['attempt']}: {why['message']}") + "\n")
     lines.write_lines(found, lines.format_raw if raw else lines.format_text)
 
 

@@ -19,6 +19,7 @@ def up(
     port: int | None = None,
     worker: Annotated[bool, Parameter(negative="--no-worker")] = True,
     metrics_listen: MetricsListen = None,
+    api: bool = False,
     output: Output = "cli-table",
     terminal: InjectedTerminal,
 ) -> int:
@@ -29,6 +30,7 @@ def up(
     Args:
         port: Port of the server; default: 4200.
         worker: Start a worker for deployments as well.
+        api: Serve the Training API too, at 127.0.0.1:8000, for `truss` and other clients.
 
     Examples:
 
@@ -36,7 +38,9 @@ def up(
     """
     settings = Settings()
     listen = metrics_listen or settings.metrics_listen
-    started = server.up(port=port, worker=worker, metrics_listen=listen, echo=terminal.echo)
+    started = server.up(
+        port=port, worker=worker, metrics_listen=listen, api=api, echo=terminal.echo
+    )
     store_url = open_store(settings.store).url
     if known := process.restart_server(store_url, settings.state_dir, os.environ):
         terminal.echo(f"Checkpoint files: {known.base}")

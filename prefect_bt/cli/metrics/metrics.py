@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
+from prefect_bt.cli.jobs.selection import open_jobs, select_project
 from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, SinceTime, TableOutput
 from prefect_bt.cli.ui.tables import Column, print_csv
 from prefect_bt.cli.ui.terminal import OK
+from prefect_bt.errors import UsageError
 
 if TYPE_CHECKING:
-    from prefect_bt.job_metrics.job_metrics import JobMetrics
+    from prefect_bt.job_service.protocol import JobService
 
 WATCH_INTERVAL: Final = 5.0
 """Seconds between two reads of --watch."""
@@ -56,41 +57,40 @@ def metrics(
     """
     from prefect_bt.cli.logs.follow import detach_on_interrupt, print_job_end
     from prefect_bt.cli.metrics.tables import show_metrics
-    from prefect_bt.job_metrics.document import list_rows
-    from prefect_bt.job_metrics.job_metrics import JobMetricsReader
-    from prefect_bt.job_metrics.pictures import save_picture
-    from prefect_bt.job_metrics.series import choose_window
-    from prefect_bt.jobs.metrics.view import read_cache, read_document
-    from prefect_bt.ledger.open_ledger import open_ledger
-    from prefect_bt.settings import Settings
 
-    ledger = open_ledger()
-    record = select_job(ledger, which, terminal)
-    reader = JobMetricsReader(ledger, record, Settings().state_dir)
-    current: JobMetrics | None = None
+    jobs = open_jobs(terminal, which.remote)
+    job_id = jobs.find_job(which.job_id, select_project(which, terminal)).id
+    ended = False
 
     def read() -> tuple[Any, Callable[[], None]]:
         """Return the document, or what the tables are of, and a function that prints it."""
-        nonlocal current
-        get_reconciled_state(ledger, record.id, terminal)
-        current = latest = reader.read(follow=watch)
+        nonlocal ended
+        found = jobs.read_metrics(job_id, output, since=since, follow=watch)
+        ended, result = found["ended"], found["result"]
         if picture is not None:
-            save_picture(latest, picture, since=since)
-        if output == "json":
-            window = choose_window(latest, since=since)
-            return read_document(ledger, latest, window=window), lambda: None
+            _save_picture(jobs, job_id, picture, since)
         if output == "csv":
-            return latest, lambda: print_csv(_CSV, list_rows(latest, since=since))
-        cache = read_cache(ledger, record)
-        return latest, lambda: show_metrics(terminal, latest, cache, since=since)
+            return result, lambda: print_csv(_CSV, result)
+        return result, lambda: show_metrics(terminal, result)
 
     if not watch:
         return terminal.print_result(*read())
-    with detach_on_interrupt(terminal, record.id):
-        terminal.watch(
-            read,
-            interval=WATCH_INTERVAL,
-            has_ended=lambda: current is not None and current.history.ended_at is not None,
-        )
-        print_job_end(terminal, ledger, record.id)
+    with detach_on_interrupt(terminal, job_id):
+        terminal.watch(read, interval=WATCH_INTERVAL, has_ended=lambda: ended)
+        print_job_end(terminal, jobs, job_id)
     return OK
+
+
+def _save_picture(jobs: JobService, job_id: str, target: Path, since: float | None) -> None:
+    from prefect_bt.job_metrics.job_metrics import JobMetricsReader
+    from prefect_bt.job_metrics.pictures import save_picture
+    from prefect_bt.settings import Settings
+
+    ledger = jobs.ledger
+    if ledger is None:
+        raise UsageError(
+            f"--picture does not work through {jobs.url}.",
+            next_step="Use -o csv, and draw the values.",
+        )
+    reader = JobMetricsReader(ledger, ledger.get_job(job_id), Settings().state_dir)
+    save_picture(reader.read(), target, since=since)

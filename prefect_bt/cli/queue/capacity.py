@@ -12,8 +12,8 @@ from prefect_bt.cli.ui.tables import Column, Document, show_table
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import UsageError
 from prefect_bt.ledger.open_ledger import open_ledger
-from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
-from prefect_bt.queue.overview import capacity_document, change_limit
+from prefect_bt.ledger.projects import normalize_team
+from prefect_bt.queue.overview import capacity_document, change_limit, find_team_row
 
 _GPUS: Final = [
     Column("GPU Type", "gpu_type"),
@@ -81,12 +81,10 @@ def update_capacity(
 def _print_limit(terminal: Terminal, document: Document, gpu_type: str, team: str | None) -> int:
     if team is None:
         title, columns, key = "Training GPU Capacity", _GPUS, "gpu_capacity"
-        rows = document["gpu_capacities"]
+        [row] = [row for row in document["gpu_capacities"] if row["gpu_type"] == gpu_type]
     else:
         title, columns, key = "Team Training GPU Capacity", _TEAMS, "team_gpu_capacity"
-        name = normalize_team(team) or DEFAULT_TEAM
-        rows = [row for row in document["team_gpu_capacities"] if row["team_name"] == name]
-    [row] = [row for row in rows if row["gpu_type"] == gpu_type]
+        row = find_team_row(document, normalize_team(team), gpu_type)
     return terminal.print_result({key: row}, lambda: show_table(terminal, title, columns, [row]))
 
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
-from prefect_bt.cli.ui.options import InjectedTerminal, Output, Watch
+from prefect_bt.cli.jobs.selection import open_jobs
+from prefect_bt.cli.ui.options import InjectedTerminal, Output, Remote, Watch
 from prefect_bt.cli.ui.tables import Column, Document, format_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal, format_count
-from prefect_bt.errors import NotFoundError, StoreError
-from prefect_bt.jobs.starting.lost_jobs import LostJobs
-from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.open_ledger import open_ledger
-from prefect_bt.queue.overview import queue_documents, read_schedule
-from prefect_bt.settings import Settings
+from prefect_bt.job_service.protocol import JobService
+from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.text.quantities import format_elapsed
 
 _LIMIT: Final = 50
 """Jobs that are shown unless --all is given."""
-_THREADS: Final = 16
-"""Records that are read at once."""
 _SOON: Final = 3600.0
 """Seconds before a start from which on they are shown instead of the time."""
 
@@ -33,6 +27,7 @@ def queue(
     all: bool = False,
     watch: Watch = False,
     output: Output = "cli-table",
+    remote: Remote = None,
     terminal: InjectedTerminal,
 ) -> int:
     """List the first job of the queue first: it starts when a machine has room for it.
@@ -51,37 +46,25 @@ def queue(
 
     `prefect-bt queue -o json`
     """
-    ledger = open_ledger()
-    with suppress(StoreError):  # a user may only read
-        for sentence in LostJobs(ledger, Settings().state_dir).put_back():
-            terminal.warn(f"{sentence[:1].upper()}{sentence[1:]}.")
-    read = partial(_read, terminal, ledger, cache(partial(_find_names, ledger)), all=all)
+    jobs = open_jobs(terminal, remote)
+    if isinstance(jobs, StoreJobs):
+        jobs.put_back_lost_jobs()
+    read = partial(_read, terminal, jobs, all=all)
     if watch:
         terminal.watch(read)
     return terminal.print_result(*read())
 
 
 def _read(
-    terminal: Terminal, ledger: Ledger, find_names: Callable[[str], Document], *, all: bool
+    terminal: Terminal, jobs: JobService, *, all: bool
 ) -> tuple[list[Document], Callable[[], None]]:
     """Return the document and a function that prints it as a table."""
-    documents = queue_documents(read_schedule(ledger))
-    if terminal.machine_readable or not documents:
-        return documents, lambda: terminal.echo("No job waits.")
-    from concurrent.futures import ThreadPoolExecutor  # slow to import
-
-    shown = documents if all else documents[:_LIMIT]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="queue") as pool:
-        names = list(pool.map(find_names, [one["id"] for one in shown]))
-    rows = [{**one, **named} for one, named in zip(shown, names, strict=True)]
-    return documents, lambda: _show(terminal, rows, len(documents))
-
-
-def _find_names(ledger: Ledger, job_id: str) -> Document:
-    with suppress(NotFoundError):  # deleted meanwhile
-        record = ledger.get_job(job_id)
-        return {"name": record.name, "project": record.project_name}
-    return {}
+    document = jobs.read_queue(0 if terminal.machine_readable else None if all else _LIMIT)
+    waiting, names = document["jobs"], document["names"]
+    if not waiting:
+        return waiting, lambda: terminal.echo("No job waits.")
+    rows = [{**one, **names[one["id"]]} for one in waiting if one["id"] in names]
+    return waiting, lambda: _show(terminal, rows, len(waiting))
 
 
 def _show(terminal: Terminal, rows: Sequence[Document], total: int) -> None:

@@ -18,8 +18,9 @@ from prefect_bt.definitions import project_document
 from prefect_bt.errors import DefinitionError, SubstrateError
 from prefect_bt.host.python.base_interpreter import choose_interpreter
 from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.preflight import plan_submission
 from prefect_bt.jobs.starting.launcher import JobLauncher, default_secret_sources
-from prefect_bt.jobs.submit import plan_submission, submit
+from prefect_bt.jobs.submit import submit
 from prefect_bt.ledger.creation import check_creates_once
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger

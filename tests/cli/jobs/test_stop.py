@@ -159,7 +159,7 @@ def test_a_job_that_ends_in_that_moment(
 @pytest.mark.parametrize("state", ENDS)
 def test_one_of_all_jobs_ends_first(cli: Cli, shop: Shop, running, monkeypatch, state: JobState):
     first, second = shop.job("tiny", *running), shop.job("tiny", *running)
-    from prefect_bt.cli.jobs import stop
+    from prefect_bt.jobs import stop
 
     stop_job = stop.stop_job
 

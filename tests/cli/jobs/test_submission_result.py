@@ -7,6 +7,7 @@ import pytest
 from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.ui.terminal import open_terminal
 from prefect_bt.definitions import Compute
+from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
@@ -44,6 +45,7 @@ EACH = ["(rank-0) loading", "(rank-1) loading", "(rank-0) loss of 0", "(rank-1) 
 )
 def test_lines_go_to_standard_error_beside_a_document(
     document: dict,
+    shop: Shop,
     within: Within,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -54,7 +56,8 @@ def test_lines_go_to_standard_error_beside_a_document(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
     terminal = open_terminal(interactive=False, debug=False, output=output)
-    assert print_and_follow(terminal, document, tail=True, wait=False) == 0
+    jobs = StoreJobs(shop.ledger)
+    assert print_and_follow(terminal, jobs, document, tail=True, wait=False) == 0
     told = capsys.readouterr()
     assert (lines(told.out), lines(told.err)) == (out, err)
     assert "completed successfully" in told.err

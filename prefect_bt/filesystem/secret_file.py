@@ -1,0 +1,29 @@
+"""Secrets of this machine's servers: private files with random bytes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.filesystem.permissions import ensure_private_folder
+
+_SECRET_BYTES: Final = 32
+
+
+def ensure_secret(path: Path) -> bytes:
+    """Return the secret in the file; create it, in a private folder, if there is none."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    ensure_private_folder(path.parent)
+    staged = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(secrets.token_bytes(_SECRET_BYTES))
+    # A link and not a rename: of two processes that are first at once, both use the same secret.
+    with suppress(FileExistsError):
+        os.link(staged, path)
+    staged.unlink()
+    return path.read_bytes()

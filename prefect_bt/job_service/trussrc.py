@@ -1,0 +1,63 @@
+"""The file ~/.trussrc, in which truss keeps its remotes, with remotes of our servers.
+
+truss sends the key of a remote to the hosted service unless `remote_url` is exactly
+http://localhost:8000, so no other URL is ever written there. The address of a server on another
+machine is in `prefect_bt_url`, which truss ignores.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from configparser import ConfigParser, Error
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.errors import UsageError
+from prefect_bt.settings import process_environment
+
+TRUSS_URL: Final = "http://localhost:8000"
+"""The only URL of a remote for which truss uses another server than the hosted one."""
+KEY_PREFIX: Final = "prefect-bt-"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def find_trussrc() -> Path:
+    """Return the path of the file, as truss finds it."""
+    return Path(process_environment().get("USER_TRUSSRC_PATH") or "~/.trussrc").expanduser()
+
+
+def read_remotes(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return the remotes by name; none if there is no file. UsageError for a damaged one."""
+    config = ConfigParser(interpolation=None)
+    try:
+        config.read(path, encoding="utf-8")
+    except (Error, OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return {name: dict(config[name]) for name in config.sections()}
+
+
+def write_remote(path: Path, name: str, key: str, *, url: str = "") -> None:
+    """Add a remote for our server, or replace one of ours; the rest of the file stays as it is.
+
+    `url`: of the server if it is not on this machine. UsageError for a remote of another service.
+    """
+    if not _NAME.fullmatch(name) or name == "DEFAULT":
+        raise UsageError(f"{name!r} is not a name of a remote.", next_step="Use letters, digits.")
+    known = read_remotes(path).get(name)
+    if known is not None and known.get("remote_url", "").strip("/") != TRUSS_URL:
+        raise UsageError(
+            f"{path} has a remote {name!r} of another service.", next_step="Choose another name."
+        )
+    lines = [f"[{name}]", "remote_provider = baseten", f"remote_url = {TRUSS_URL}"]
+    lines += [f"api_key = {key}", *([f"prefect_bt_url = {url}"] if url else [])]
+    text = path.read_text("utf-8") if path.exists() else ""
+    if known is not None:
+        text = re.sub(rf"(?ms)^\[{re.escape(name)}\]\n.*?(?=^\[|\Z)", "", text)
+    separator = "\n" if text.strip() and not text.endswith("\n\n") else ""
+    staged = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(f"{text}{separator}{chr(10).join(lines)}\n")
+    staged.replace(path)
