@@ -17,6 +17,7 @@ import uvicorn
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.app import create_app
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
@@ -42,7 +43,7 @@ class LogSite:
         self.ledger = Ledger(open_store(str(self.folder / "store")), clock=lambda: self.at)
         keys = ApiKeys(self.ledger.store)
         settings = Settings(state_dir=self.folder / "state", store=str(self.folder / "store"))
-        self.site = ApiSite(self.ledger, settings, keys)
+        self.site = ApiSite(self.ledger, settings, keys, Uploads(settings.state_dir))
         key, _ = keys.create("tests")
         headers = {"Authorization": f"Api-Key {key}"}
         self.client = httpx.Client(headers=headers, trust_env=False, timeout=30)
