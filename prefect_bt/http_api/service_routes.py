@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
@@ -27,7 +27,6 @@ from prefect_bt.http_api.access import (
 )
 from prefect_bt.http_api.queue import hide_other_teams
 from prefect_bt.http_api.submission import Artifact, recreate_job, submit_received
-from prefect_bt.job_index.entries import Document
 from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.job_service.run_options import RunOptions
 from prefect_bt.job_service.store_service import StoreJobs

@@ -172,37 +172,31 @@ class JobLogReader:
         if not is_new and (self._is_read or now < self._due):
             return
         is_over = last is not None and last.state.terminal
-        if self._logs is None:
+        logs, self._logs = self._logs, None  # after an error, all is read again
+        if logs is None:
             logs = open_logs(self._ledger, self._record, self._state_dir)
             newest = logs.read_newest(_LEVELS, MAX_PAGE_LINES)
-            if len(newest) >= MAX_PAGE_LINES:
-                self._complete_after = newest[0].at
+            is_all = len(newest) < MAX_PAGE_LINES
+            self._entries, self.kept_bytes = list[Entry](), 0
+            self._complete_after = -1 if is_all else newest[0].at
             self._add(map(_make_entry, newest))
-            self._logs = logs
         if is_new:  # a job that is over can be retried
             self._over_at, self._is_read = now if is_over else math.inf, False
             self._open_pages.clear()
         reread = is_new or is_over or now >= self._records_due
         if reread:
             self._records_due = now + RECORDS_INTERVAL
-        self._take(self._logs.read_new(_LEVELS, max_seconds=READ_INTERVAL, reread=reread))
-        if is_over and (not self._logs.has_unread() or now >= self._over_at + LINGER):
-            self._take(self._logs.read_new(_LEVELS, include_partial=True))
+        self._take(logs.read_new(_LEVELS, max_seconds=READ_INTERVAL, reread=reread))
+        if is_over and (not logs.has_unread() or now >= self._over_at + LINGER):
+            self._take(logs.read_new(_LEVELS, include_partial=True))
             self._is_read = True
+        self._logs = logs
         self._event, self._is_over, self._due = number, is_over, now + READ_INTERVAL
 
     def _take(self, lines: Iterable[JobLine]) -> None:
-        batch, now = list[Entry](), time.time_ns()
-        try:
-            for line in lines:
-                one = _make_entry(line)
-                batch.append(one)
-                if one.at < now - _LATE:
-                    self._late.append((now, one))
-                if len(batch) >= _BATCH:
-                    self._add(batch)
-                    batch = []
-        finally:  # lines before a store that does not answer do not come again
+        entries, now = map(_make_entry, lines), time.time_ns()
+        while batch := list(islice(entries, _BATCH)):
+            self._late.extend((now, one) for one in batch if one.at < now - _LATE)
             self._add(batch)
 
     def _add(self, batch: Iterable[Entry]) -> None:
