@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from tests.http_api.served import serving
 from tests.jobs.records import new_record
+from tests.ports import free_port
 from tests.written_jobs import write_job
 
 Line = dict[str, Any]
@@ -50,6 +54,25 @@ class LogSite:
     def serving(self) -> Iterator[LogSite]:
         with serving(self.site) as self.url, self.client:
             yield self
+
+    @contextmanager
+    def serving_in_a_process(self) -> Iterator[subprocess.Popen[bytes]]:
+        code = (
+            "import uvicorn; from prefect_bt.http_api.app import create_app, open_site;"
+            f"uvicorn.run(create_app(open_site()), port={(port := free_port())}, http='h11')"
+        )
+        settings = self.site.settings
+        store, state = settings.store, str(settings.state_dir)
+        env = {**os.environ, "PREFECT_BT_STORE": store, "PREFECT_BT_STATE_DIR": state}
+        with subprocess.Popen([sys.executable, "-c", code], env=env) as server:
+            self.url = f"http://127.0.0.1:{port}"
+            while True:
+                with suppress(httpx.ConnectError):
+                    self.client.get(self.url)
+                    break
+                time.sleep(0.05)
+            yield server
+            server.terminate()
 
     def job(self, *, ago: float = 0, state: JobState = JobState.CREATED) -> JobRecord:
         self.at = time.time() - ago

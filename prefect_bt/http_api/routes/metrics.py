@@ -43,7 +43,7 @@ def post_metrics(job: JobDep, site: SiteDep, body: MetricsRequest | None = None)
 
 def _answer(site: SiteDep, job: JobRecord, request: MetricsRequest) -> JSONResponse:
     start, end = request.start_epoch_millis, request.end_epoch_millis
-    metrics = site.metrics_readers.read(job)
+    metrics = site.job_readers.get(job).read_metrics()
     window = choose_window(metrics, since=None if start is None else start / 1000)
     window = Window(
         since=window.since,
