@@ -21,6 +21,8 @@ DEMO_DEPS := $(VENV)/.demo-deps-done
 FRAMEWORKS := lightning==2.6.6 torchmetrics==1.9.0 lightning-utilities==0.15.3 \
   keras==3.15.1 h5py==3.16.0 absl-py==2.5.1 namex==0.1.0 optree==0.20.0 ml-dtypes==0.6.0
 AZURITE := 3.37.0
+TRUSS := 0.18.36
+CLIENTS := $(VENV)/clients/.done
 EMULATORS := $(VENV)/emulators/.done
 TEST_PATH = $(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH
 ENGINE_PROGRAMS := dockerd docker-registry busybox ip
@@ -87,6 +89,14 @@ $(EMULATORS): $(SETUP)
 	fi
 	@touch $@
 
+# The client whose requests the HTTP API answers, in an environment of its own.
+$(CLIENTS): $(SETUP)
+	@echo "clients: installing truss $(TRUSS) (half a minute)"
+	@$(PYTHON) -m venv $(dir $@)
+	@$(dir $@)bin/python -m pip install -qq --disable-pip-version-check truss==$(TRUSS) \
+	  || echo "clients: truss could not be installed; it is not tested as a client"
+	@touch $@
+
 # A Docker Engine, a registry and a shell for images; the tests start what does not run.
 engines: ## install docker.io, docker-registry and busybox-static where that is possible (Debian, root)
 	@PATH="$$PATH:/usr/sbin"; missing=; \
@@ -118,7 +128,7 @@ browser: ## install Chromium, which tests of web pages use, where that is possib
 # pip, npm and apt-get at once. A target that depends on test-deps runs others that need .venv from its
 # recipe: with `make -j`, two prerequisites would create .venv twice at once.
 test-deps: ## install everything that the tests use
-	@$(MAKE) --no-print-directory -j4 GOALS="$(MAKECMDGOALS)" $(DEMO_DEPS) $(EMULATORS) engines browser
+	@$(MAKE) --no-print-directory -j4 GOALS="$(MAKECMDGOALS)" $(DEMO_DEPS) $(EMULATORS) $(CLIENTS) engines browser
 
 # Pyright runs before the tests, on all cores: beside them it would take the processor time that they
 # wait for. Of the package alone: `make lint` and `make test-all` check the tests and docs/ too.

@@ -1,4 +1,4 @@
-"""What every server of files shares: the file of an object, and the part that a request asks for."""
+"""The file of an object, and the part of it that a request asks for; every file server uses it."""
 
 from __future__ import annotations
 

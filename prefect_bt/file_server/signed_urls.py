@@ -18,7 +18,7 @@ from prefect_bt.host.service import is_loopback
 from prefect_bt.text.quantities import format_iso
 
 if TYPE_CHECKING:
-    from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
+    from prefect_bt.checkpoints.committed.catalog import CheckpointFile, CommittedCheckpoint
     from prefect_bt.object_store.protocols import Store
 
 URL_LIFETIME_SECONDS: Final = 7 * 24 * 3600
@@ -76,16 +76,23 @@ class FileUrls:
 def file_documents(found: Sequence[CommittedCheckpoint], urls: FileUrls) -> list[dict[str, object]]:
     """Return a JSON record for each file of the checkpoints."""
     return [
-        {
-            "url": urls.url_for(file.key),
-            "relative_file_name": file.path,
-            "node_rank": file.rank,
-            "size_bytes": file.size,
-            "last_modified": format_iso(file.modified or checkpoint.created_at),
-        }
+        file_document(checkpoint, file, urls.url_for)
         for checkpoint in found
         for file in checkpoint.files()
     ]
+
+
+def file_document(
+    checkpoint: CommittedCheckpoint, file: CheckpointFile, url_for: Callable[[str], str]
+) -> dict[str, object]:
+    """Return the JSON record of one file of the checkpoint."""
+    return {
+        "url": url_for(file.key),
+        "relative_file_name": file.path,
+        "node_rank": file.rank,
+        "size_bytes": file.size,
+        "last_modified": format_iso(file.modified or checkpoint.created_at),
+    }
 
 
 def unsigned_urls(store: Store) -> FileUrls:

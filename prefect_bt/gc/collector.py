@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from prefect_bt.gc.api_uploads import scan_api_uploads
 from prefect_bt.gc.containers import ContainerScanner, scan_cluster_jobs
 from prefect_bt.gc.findings import Findings, Scan, run_scans
 from prefect_bt.gc.job_folders import JobScanner
@@ -50,6 +51,7 @@ def scan_for_orphans(
         ("The deployments of this machine", partial(scan_routers, state_dir, stores)),
         ("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
         ("The Python environments", partial(scan_python_environments, state_dir)),
+        ("Uploads to the API of this machine", partial(scan_api_uploads, state_dir)),
         ("Uploads into the store", UploadScanner(stores, older_than).scan),
         ("Holds in the store", partial(scan_holds, stores)),
         ("Brief objects in the store", partial(scan_brief_objects, stores, older_than)),

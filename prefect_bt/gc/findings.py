@@ -26,6 +26,7 @@ class OrphanKind(StrEnum):
     WEIGHTS = "unfinished weights"
     PYTHON_ENVIRONMENT = "Python environment"
     UPLOAD = "unfinished upload"
+    API_UPLOAD = "unused upload"
     HOLD = "checkpoint hold"
     SHARED_DOWNLOAD = "shared download"
     LOST_JOB = "lost job"

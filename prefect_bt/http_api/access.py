@@ -7,6 +7,7 @@ does not exist.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -14,6 +15,9 @@ from fastapi import Depends, Request
 from prefect_bt.credentials.key_hashes import parse_authorization
 from prefect_bt.errors import NotFoundError, PrefectBtError
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.uploads.staging import Uploads
+from prefect_bt.job_service.log_reader import LogReaders
+from prefect_bt.job_service.metrics_reader import MetricsReaders
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
@@ -27,6 +31,15 @@ class ApiSite:
     ledger: Ledger
     settings: Settings
     keys: ApiKeys
+    uploads: Uploads
+
+    @cached_property
+    def log_readers(self) -> LogReaders:
+        return LogReaders(self.ledger, self.settings.state_dir)
+
+    @cached_property
+    def metrics_readers(self) -> MetricsReaders:
+        return MetricsReaders(self.ledger, self.settings.state_dir)
 
 
 class UnauthorizedError(PrefectBtError):

@@ -6,11 +6,24 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from prefect_bt.http_api import graphql, jobs, projects, queue, service_routes, sessions, teams
+from prefect_bt.http_api import (
+    files,
+    graphql,
+    jobs,
+    logs,
+    metrics,
+    projects,
+    queue,
+    service_routes,
+    sessions,
+    teams,
+)
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.forward_proxy import ForwardProxy
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.uploads import routes as uploads_routes
+from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
 
@@ -21,14 +34,20 @@ _ROUTERS: Final = (
     teams.router,
     sessions.router,
     graphql.router,
+    files.router,
+    logs.router,
+    metrics.router,
+    uploads_routes.router,
     service_routes.router,
 )
 
 
 def open_site() -> ApiSite:
     """Return the site of the settings' store. StoreError."""
-    ledger = open_ledger()
-    return ApiSite(ledger, Settings(), ApiKeys(ledger.store))
+    ledger, settings = open_ledger(), Settings()
+    uploads = Uploads(settings.state_dir)
+    uploads.remove_stale()
+    return ApiSite(ledger, settings, ApiKeys(ledger.store), uploads)
 
 
 def create_app(site: ApiSite) -> FastAPI:

@@ -12,6 +12,10 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from prefect_bt.job_index.entries import Document
+from prefect_bt.job_index.overview import list_projects
+from prefect_bt.job_service.store_service import StoreJobs
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import ProjectRecord
 
 _JOB_KEYS: Final = (
     "id",
@@ -120,10 +124,13 @@ def job_summaries(documents: Iterable[Document]) -> list[Document]:
     return [job_summary(document) for document in documents]
 
 
-def project_summary(document: Document) -> Document:
-    """Return the document of a project with the published keys of its newest job."""
-    latest = document["latest_job"]
-    return {**document, "latest_job": latest and job_summary(latest)}
+def project_summaries(ledger: Ledger, projects: Iterable[ProjectRecord]) -> list[Document]:
+    """Return the documents of projects with the published keys of their newest jobs."""
+    documents = list_projects(StoreJobs(ledger).open_index(), projects)
+    return [
+        {**document, "latest_job": document["latest_job"] and job_summary(document["latest_job"])}
+        for document in documents
+    ]
 
 
 def answers(model: type[BaseModel]) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from starlette.responses import JSONResponse
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-TRUSS_URL: Final = "http://localhost:8000"
-"""The only URL of a remote for which truss uses a server other than the hosted one."""
 REST_NAME: Final = "api.localhost"
 _HOSTS: Final = frozenset({"localhost:8000", f"{REST_NAME}:8000"})
 
@@ -33,7 +31,7 @@ class ForwardProxy:
             if not path.startswith("/"):
                 target: bytes = scope["raw_path"]
                 uri = urlsplit(target.decode("latin-1"))
-                if scope["method"] == "CONNECT" or uri.netloc.lower() not in _HOSTS:
+                if uri.scheme != "http" or uri.netloc.lower() not in _HOSTS:
                     await _refuse(uri.netloc)(scope, receive, send)
                     return
                 path = unquote(uri.path) or "/"

@@ -17,7 +17,14 @@ from prefect_bt.http_api.access import (
     ProjectDep,
     SiteDep,
 )
-from prefect_bt.http_api.documents import JobAnswer, JobsAnswer, answers, job_summaries, job_summary
+from prefect_bt.http_api.documents import (
+    JobAnswer,
+    JobsAnswer,
+    answers,
+    job_summaries,
+    job_summary,
+    project_summaries,
+)
 from prefect_bt.http_api.queue import visible_queue_context
 from prefect_bt.http_api.submission import recreate_job, submit_job
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
@@ -83,9 +90,12 @@ def search_jobs(body: SearchJobs, site: SiteDep, caller: CallerDep) -> Document:
 
 
 @router.get(_JOB, **answers(JobAnswer))
-def get_job(record: JobDep, site: SiteDep) -> Document:
+def get_job(project: ProjectDep, record: JobDep, site: SiteDep) -> Document:
     """Return a job with its project."""
-    return _job_answer(site, record)
+    return {
+        "training_project": project_summaries(site.ledger, [project])[0],
+        **_job_answer(site, record),
+    }
 
 
 @router.patch(_JOB, **answers(JobAnswer))
@@ -146,5 +156,4 @@ def _list_documents(
 
 def _job_answer(site: ApiSite, record: JobRecord) -> Document:
     StoreJobs(site.ledger).get_reconciled_state(record.id)
-    document = job_summary(job_document(site.ledger, record))
-    return {"training_project": document["training_project"], "training_job": document}
+    return {"training_job": job_summary(job_document(site.ledger, record))}

@@ -94,6 +94,11 @@ class ApiKeys:
             return None
         return record if verify_key(record.hash, key) else None
 
+    def is_active(self, key_id: str) -> bool:
+        """Return whether the key exists and has not expired. StoreError."""
+        record = self._read(key_id)
+        return record is not None and not record.has_expired(self._clock())
+
     def _read(self, key_id: str) -> KeyRecord | None:
         read_at, record = self._recent.get(key_id, (-_REUSE_SECONDS, None))
         if record is not None and self._clock() - read_at < _REUSE_SECONDS:

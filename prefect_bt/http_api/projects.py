@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from prefect_bt.errors import NotFoundError
+from prefect_bt.errors import DefinitionError
 from prefect_bt.http_api.access import ApiSite, CallerDep, ProjectDep, SiteDep
 from prefect_bt.http_api.documents import (
     JobsAnswer,
@@ -13,14 +13,14 @@ from prefect_bt.http_api.documents import (
     ProjectsAnswer,
     answers,
     job_summaries,
-    project_summary,
+    project_summaries,
 )
 from prefect_bt.job_index.entries import Document
-from prefect_bt.job_index.overview import list_projects
 from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.jobs.delete import delete_project as delete
 from prefect_bt.ledger.records import ProjectRecord
-from prefect_bt.planning.text_validation import ensure_usable_name
+from prefect_bt.planning.validation import validate_names
+from prefect_bt.text.usable_text import describe_unusable_text
 from prefect_bt.training_cache.document import summary_document
 from prefect_bt.training_cache.snapshot import find_summary
 
@@ -43,8 +43,8 @@ class CreateProject(BaseModel):
 @router.get("/v1/training_projects", **answers(ProjectsAnswer))
 def get_projects(site: SiteDep, caller: CallerDep) -> Document:
     """List the projects, the oldest first, each with its newest job."""
-    projects = list_projects(StoreJobs(site.ledger).open_index(), sees_team=caller.sees)
-    return {"training_projects": [project_summary(one) for one in projects]}
+    seen = [one for one in site.ledger.projects.list() if caller.sees(one.team_name)]
+    return {"training_projects": project_summaries(site.ledger, seen)}
 
 
 @router.post("/v1/training_projects", **answers(ProjectAnswer))
@@ -65,7 +65,7 @@ def create_team_project(
 @router.get("/v1/training_projects/{project_id}", **answers(ProjectAnswer))
 def get_project(project: ProjectDep, site: SiteDep) -> Document:
     """Return a project with its newest job."""
-    return _project_answer(site, project)
+    return _answer(site, project)
 
 
 @router.delete("/v1/training_projects/{project_id}")
@@ -79,7 +79,7 @@ def get_project_jobs(project: ProjectDep, site: SiteDep) -> Document:
     """List the jobs of a project, the newest first."""
     index = StoreJobs(site.ledger).open_index()
     documents = index.list_documents(index.list_entries(project.id)[::-1])
-    return {**_project_answer(site, project), "training_jobs": job_summaries(documents)}
+    return {**_answer(site, project), "training_jobs": job_summaries(documents)}
 
 
 @router.get("/v1/training_projects/{project_id}/cache/summary")
@@ -90,12 +90,12 @@ def get_cache_summary(project: ProjectDep, site: SiteDep) -> Document:
 
 
 def _ensure_project(site: ApiSite, name: str, team: str | None) -> Document:
-    ensure_usable_name(name)
-    return _project_answer(site, site.ledger.projects.ensure(name, team=team))
+    problem = describe_unusable_text(name)
+    problems = [f"name {problem}."] if problem else validate_names({"name": name})
+    if problems:
+        raise DefinitionError(problems[0], field="name")
+    return _answer(site, site.ledger.projects.ensure(name, team=team))
 
 
-def _project_answer(site: ApiSite, project: ProjectRecord) -> Document:
-    index = StoreJobs(site.ledger).open_index()
-    for document in list_projects(index, project_id=project.id):
-        return {"training_project": project_summary(document)}
-    raise NotFoundError("project", project.id)
+def _answer(site: ApiSite, project: ProjectRecord) -> Document:
+    return {"training_project": project_summaries(site.ledger, [project])[0]}

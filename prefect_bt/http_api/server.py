@@ -14,7 +14,8 @@ import uvicorn
 from prefect_bt.errors import ServerError
 from prefect_bt.host.service import is_loopback
 from prefect_bt.http_api.app import create_app, open_site
-from prefect_bt.http_api.forward_proxy import REST_NAME, TRUSS_URL
+from prefect_bt.http_api.forward_proxy import REST_NAME
+from prefect_bt.job_service.trussrc import TRUSS_URL
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8000

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
@@ -27,6 +27,8 @@ from prefect_bt.http_api.access import (
 )
 from prefect_bt.http_api.queue import hide_other_teams
 from prefect_bt.http_api.submission import Artifact, recreate_job, submit_received
+from prefect_bt.http_api.uploads.routes import receive_object
+from prefect_bt.http_api.uploads.staging import BUCKET, OBJECT_NAME, UploadError
 from prefect_bt.job_index.entries import Document
 from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.job_service.run_options import RunOptions
@@ -298,8 +300,14 @@ async def _pace(calls: Calls, batches: Iterator[str]) -> AsyncIterator[str]:
 @router.put("/workspaces")
 async def put_workspace(request: Request, site: SiteDep, caller: CallerDep) -> Document:
     """Receive the archive of a workspace; return its place for a submission."""
-    bucket, key = await site.uploads.receive(request.stream(), caller)
-    return {"result": {"s3_bucket": bucket, "s3_key": key}, "warnings": []}
+    upload_id, _ = await run_in_threadpool(site.uploads.issue, caller.key_id)
+    upload = await run_in_threadpool(site.uploads.open, upload_id)
+    try:
+        await receive_object(upload, request, site)
+    except UploadError as error:
+        raise HTTPException(error.status, str(error)) from None
+    place = {"s3_bucket": BUCKET, "s3_key": f"{upload_id}/{OBJECT_NAME}"}
+    return {"result": place, "warnings": []}
 
 
 @router.post("/jobs")

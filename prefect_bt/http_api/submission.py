@@ -94,7 +94,7 @@ def _open_archive(
     if artifact is None:
         yield None
         return
-    with site.uploads.take(artifact.s3_bucket, artifact.s3_key, caller) as archive:
+    with site.uploads.take(artifact.s3_bucket, artifact.s3_key, caller.key_id) as archive:
         yield inspect_archive(archive)
 
 

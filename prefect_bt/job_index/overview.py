@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
@@ -25,7 +25,8 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     waiting = [one.id for one in jobs.waiting if one.id in entries]
     first, rest = waiting[:MAX_QUEUED], entries.keys() - waiting
     unfinished = jobs.list_unfinished([entries[one] for one in entries if one in rest], get_state)
-    projects = list_projects(jobs)
+    seen = [project for project in jobs.ledger.projects.list() if jobs.sees(project.id)]
+    projects = list_projects(jobs, seen)
     documents = jobs.list_documents([*(entries[one] for one in first), *unfinished])
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
@@ -39,25 +40,15 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     }
 
 
-def list_projects(
-    jobs: JobIndex, *, sees_team: Callable[[str], bool] = lambda _: True, project_id: str = ""
-) -> list[Document]:
-    """Return the projects of the teams that `sees_team` accepts, or one of them, oldest first.
-
-    Each has the document of its newest job.
-    """
-    projects = {
-        project.id: project
-        for project in jobs.ledger.projects.list()
-        if sees_team(project.team_name) and jobs.sees(project.id) and project_id in ("", project.id)
-    }
-    entries = jobs.list_entries(project_id or None)
+def list_projects(jobs: JobIndex, projects: Iterable[ProjectRecord]) -> list[Document]:
+    """Return the documents of the projects, each with that of its newest job."""
+    chosen = {project.id: project for project in projects}
     newest: dict[str, JobEntry] = {
-        entry.project_id: entry for entry in entries if entry.project_id in projects
+        entry.project_id: entry for entry in jobs.list_entries() if entry.project_id in chosen
     }
     documents = jobs.list_documents(list(newest.values()))
     latest = {one["training_project_id"]: one for one in documents}
-    return [_project_document(project, latest.get(key)) for key, project in projects.items()]
+    return [_project_document(project, latest.get(key)) for key, project in chosen.items()]
 
 
 def _project_document(project: ProjectRecord, latest: Document | None) -> Document:

@@ -23,7 +23,7 @@ from prefect_bt.training_cache.usage import CacheSummary
 def metrics_document(
     metrics: JobMetrics,
     *,
-    since: float | None = None,
+    window: Window | None = None,
     training_job: dict[str, Any] | None = None,
     cache: CacheSummary | None = None,
 ) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def metrics_document(
 
     `training_job`: the document of the job. `cache`: the newest snapshot of its training cache.
     """
-    window = choose_window(metrics, since=since)
+    window = window or choose_window(metrics)
     nodes = {rank: _node_document(group, window) for rank, group in group_by_rank(metrics).items()}
     return {
         **nodes.get(0, _node_document((), window)),

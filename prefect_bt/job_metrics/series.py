@@ -38,21 +38,25 @@ class Sample(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a job's time, in epoch seconds."""
+    """A part of a job's time, in epoch seconds. `step`: seconds of one sample, 0 for all."""
 
     since: float
     until: float
+    step: float = 0
 
     def cut(self, samples: Iterable[Sample], *, limit: int | None = MAX_SAMPLES) -> list[Sample]:
         """Return the samples of the window that have a value.
 
-        Of more than `limit`, the last one of each of `limit` equal parts of their time.
+        The last one of each step; of more than `limit`, the last one of each of `limit` equal
+        parts of their time.
         """
         inside = [
             sample
             for sample in samples
             if self.since <= sample.at <= self.until and math.isfinite(sample.value)
         ]
+        if self.step:
+            inside = list({(one.at - self.since) // self.step: one for one in inside}.values())
         if limit is None or len(inside) <= limit:
             return inside
         start = inside[0].at

@@ -9,10 +9,8 @@ from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.logs.follow import follow_lines
-from prefect_bt.logs.job_reader import JobLogs
 from prefect_bt.logs.line_filter import JobLine, LineFilter
-from prefect_bt.logs.live_logs import LiveLogs
-from prefect_bt.logs.platform_lines import JobHistory
+from prefect_bt.logs.open_logs import open_logs
 from prefect_bt.settings import Settings
 from prefect_bt.text.number_ranges import parse_number_ranges
 
@@ -26,9 +24,7 @@ def read_lines(
     sleep: Callable[[float], None],
 ) -> Iterator[JobLine | None]:
     """Yield the lines, on whichever machine the nodes run, then warn of damaged logs."""
-    live = LiveLogs(ledger.store, record, Settings().state_dir)
-    history = JobHistory(ledger, record) if query.platform else None
-    logs = JobLogs(ledger, record, list_live=live.list_nodes, platform=history)
+    logs = open_logs(ledger, record, Settings().state_dir, platform=query.platform)
     attempts = parse_number_ranges(query.attempt)
     lines = LineFilter(
         ranks=parse_number_ranges(query.rank),

@@ -37,7 +37,13 @@ def find_server(remote: str | None) -> Server | None:
             )
         return _check(Server(f"remote {remote!r}", url.rstrip("/"), section.get("api_key", "")))
     if settings.api_url:
-        return _check(Server("PREFECT_BT_API_URL", settings.api_url.rstrip("/"), settings.api_key.get_secret_value()))
+        return _check(
+            Server(
+                "PREFECT_BT_API_URL",
+                settings.api_url.rstrip("/"),
+                settings.api_key.get_secret_value(),
+            )
+        )
     return None
 
 

@@ -247,6 +247,7 @@ class StoreJobs:
     ) -> Document:
         from prefect_bt.job_metrics.document import list_rows
         from prefect_bt.job_metrics.job_metrics import JobMetricsReader
+        from prefect_bt.job_metrics.series import choose_window
         from prefect_bt.jobs.metrics.tables import metrics_tables
         from prefect_bt.jobs.metrics.view import read_cache, read_document
 
@@ -256,7 +257,8 @@ class StoreJobs:
             self._metrics[job_id] = JobMetricsReader(self.ledger, record, state_dir)
         metrics = self._metrics[job_id].read(follow=follow)
         if form == "json":
-            result: Any = read_document(self.ledger, metrics, since=since)
+            window = choose_window(metrics, since=since)
+            result: Any = read_document(self.ledger, metrics, window=window)
         elif form == "csv":
             result = list(list_rows(metrics, since=since))
         else:

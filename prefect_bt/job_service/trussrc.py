@@ -18,6 +18,7 @@ from prefect_bt.errors import UsageError
 from prefect_bt.settings import process_environment
 
 TRUSS_URL: Final = "http://localhost:8000"
+"""The only URL of a remote for which truss uses another server than the hosted one."""
 KEY_PREFIX: Final = "prefect-bt-"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 

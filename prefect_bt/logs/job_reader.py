@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -22,7 +22,14 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import ArchivedLog, AttemptRecord, JobRecord, Outcome
 from prefect_bt.logs.line_filter import JobLine, LineFilter
 from prefect_bt.logs.platform_lines import JobHistory
-from prefect_bt.logs.rank_reader import LogCursor, RankLog, StoredLog, list_stored_logs
+from prefect_bt.logs.rank_reader import (
+    LogCursor,
+    RankLog,
+    StoredLog,
+    list_stored_logs,
+    read_window_backwards,
+    read_window_forwards,
+)
 
 CHUNK_BYTES: Final = 1 << 20
 MIN_CHUNK_BYTES: Final = 1 << 16
@@ -140,6 +147,29 @@ class JobLogs:
         found += islice(reversed(platform.get(None, [])), limit - len(found))
         return found[::-1]
 
+    def read_window(self, query: LineFilter, *, newest_first: bool = False) -> Iterator[JobLine]:
+        """Yield the selected lines that exist now, by time. It changes nothing for `read_new`.
+
+        The logs are entered where the time begins, and read as far as lines are taken.
+        """
+        begun = self.ledger.list_attempts(self.record.id)
+        live = self._list_live(begun)
+        sources = list[Iterable[JobLine]]()
+        for one in begun:
+            if query.includes_attempt(one.attempt):
+                nodes = {log.rank: log for log in live if log.attempt == one.attempt}
+                logs = {**nodes, **self._list_stored(one.attempt)}
+                read = read_window_backwards if newest_first else read_window_forwards
+                sources += [
+                    read(logs[rank], query, begun=int(one.at * 1e9))
+                    for rank in sorted(filter(query.includes_rank, logs))
+                ]
+        if self._platform is not None and query.ranks is None:
+            platform = [one for one in self._platform.read_lines() if query.accepts(one)]
+            sources.append(reversed(platform) if newest_first else platform)
+        ordered = reversed(sources) if newest_first else sources
+        return heapq.merge(*ordered, key=_by_time, reverse=newest_first)
+
     def _read_outcomes(self) -> dict[int, Outcome]:
         return {one.attempt: one for one in self.ledger.list_outcomes(self.record.id)}
 
@@ -156,7 +186,10 @@ class JobLogs:
         ranks = sorted({*nodes, *known, *stored})
         opened: list[LogCursor] = []
         for rank in filter(query.includes_rank, ranks):
-            cursor = self._cursors.setdefault((attempt, rank), LogCursor(attempt, rank))
+            begun = next((one.at for one in self._begun if one.attempt == attempt), 0.0)
+            cursor = self._cursors.setdefault(
+                (attempt, rank), LogCursor(attempt, rank, begun=int(begun * 1e9))
+            )
             cursor.log = stored.get(rank) or nodes.get(rank)
             opened.append(cursor)
         return opened

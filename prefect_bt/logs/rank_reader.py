@@ -9,6 +9,7 @@ Both have the same bytes at the same offsets.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from prefect_bt.object_keys import attempt_prefix
 from prefect_bt.object_store.protocols import Store
 
 _NAME: Final = re.compile(r"/rank-(\d+)\.log$")
+_STAMP: Final = re.compile(rb"\n(\d{19}) ")
+"""The begin of a line with a time since 2001, after another line."""
 MAX_LINE_BYTES: Final = 4 << 20
 """Longer lines are read in pieces."""
 LAST_LINES: Final = 50
@@ -93,10 +96,13 @@ def iter_chunks(log: RankLog, size: int) -> Iterator[bytes]:
 
 
 class LineParser:
-    """Parses consecutive bytes of one log. Times never decrease within it."""
+    """Parses consecutive bytes of one log. Times never decrease within it.
 
-    def __init__(self, attempt: int, rank: int) -> None:
-        self._attempt, self._rank, self._at = attempt, rank, 0
+    Lines before the first time have the time `begun`, in epoch nanoseconds.
+    """
+
+    def __init__(self, attempt: int, rank: int, *, begun: int = 0) -> None:
+        self._attempt, self._rank, self._begun, self._at = attempt, rank, begun, 0
         self._levels = LevelDetector()
 
     def parse(self, data: bytes, *, levels: bool) -> Iterator[JobLine]:
@@ -104,17 +110,20 @@ class LineParser:
         for line in parse_lines(data, rank=self._rank):
             self._at = max(self._at, line.timestamp)
             level = self._levels.detect(line.message) if levels else None
-            yield JobLine(self._attempt, line, level, self._at)
+            yield JobLine(self._attempt, line, level, self._at or self._begun)
 
 
 class LogCursor:
-    """Position in one rank's log. `log` is live or archived; None while there is none."""
+    """Position in one rank's log. `log` is live or archived; None while there is none.
 
-    def __init__(self, attempt: int, rank: int) -> None:
+    `begun`: when its attempt began, in epoch nanoseconds. `offset`: the line to begin with.
+    """
+
+    def __init__(self, attempt: int, rank: int, *, begun: int = 0, offset: int = 0) -> None:
         self.log: RankLog | None = None
-        self._offset, self._partial_line = 0, b""
-        self._parser, self._digest = LineParser(attempt, rank), hashlib.sha256()
-        self._skipped = False
+        self._begun, self._offset, self._partial_line = begun, offset, b""
+        self._parser, self._digest = LineParser(attempt, rank, begun=begun), hashlib.sha256()
+        self._skipped = offset > 0
 
     @property
     def finished(self) -> bool:
@@ -151,7 +160,7 @@ class LogCursor:
             size = self.log.log_size()
             whole = isinstance(self.log, StoredLog)
             self._offset = size if whole else find_line_end(self.log, size)
-        lines = iter_backwards(self.log, self._offset, levels=query.needs_levels)
+        lines = iter_backwards(self.log, self._offset, levels=query.needs_levels, begun=self._begun)
         return filter(query.accepts, takewhile(lambda one: one.at >= query.since, lines))
 
     def is_intact(self, sha256: str) -> bool:
@@ -167,7 +176,9 @@ class LogCursor:
         return _read(self.log, self._offset, limit)
 
 
-def iter_backwards(log: RankLog, end: int, *, levels: bool = False) -> Iterator[JobLine]:
+def iter_backwards(
+    log: RankLog, end: int, *, levels: bool = False, begun: int = 0
+) -> Iterator[JobLine]:
     """Yield the lines before the offset `end`, the last first."""
     block = BLOCK_BYTES
     while end > 0:
@@ -181,11 +192,29 @@ def iter_backwards(log: RankLog, end: int, *, levels: bool = False) -> Iterator[
                 block *= 2
                 continue
             cut = newline + 1 or cut
-        parser = LineParser(log.attempt, log.rank)
+        parser = LineParser(log.attempt, log.rank, begun=begun)
         context = data[:cut] if base == 0 else data[:cut].partition(b"\n")[2]
         deque(parser.parse(context, levels=levels), maxlen=0)
         yield from reversed([*parser.parse(data[cut:], levels=levels)])
         end, block = base + cut, BLOCK_BYTES
+
+
+def read_window_forwards(log: RankLog, query: LineFilter, *, begun: int) -> Iterator[JobLine]:
+    """Yield the selected lines of a log, the first of them first."""
+    cursor = LogCursor(log.attempt, log.rank, begun=begun, offset=_bisect(log, query.since)[0])
+    cursor.log = log
+    return cursor.read_new(query, include_partial=False, chunk_size=BLOCK_BYTES, until=math.inf)
+
+
+def read_window_backwards(log: RankLog, query: LineFilter, *, begun: int) -> Iterator[JobLine]:
+    """Yield the selected lines of a log, the last of them first."""
+    with suppress(SubstrateError, OSError):
+        size = log.log_size()
+        end = size if isinstance(log, StoredLog) else find_line_end(log, size)
+        if query.until is not None:
+            end = min(end, _bisect(log, query.until + 1)[1])
+        lines = iter_backwards(log, end, levels=query.needs_levels, begun=begun)
+        yield from filter(query.accepts, takewhile(lambda one: one.at >= query.since, lines))
 
 
 def read_last_lines(log: RankLog, *, max_characters: int = MAX_LINE_BYTES) -> list[LogLine]:
@@ -208,6 +237,24 @@ def find_line_end(log: RankLog, size: int) -> int:
             return start + newline + 1
         size = start
     return 0
+
+
+def _bisect(log: RankLog, at: int) -> tuple[int, int]:
+    """Return two offsets, at most about BLOCK_BYTES apart, between which the time `at` begins.
+
+    Lines before the first offset are earlier; lines from the second one on are not.
+    """
+    low = high = 0
+    with suppress(SubstrateError, OSError):  # removed meanwhile
+        high = log.log_size()
+    while high - low > BLOCK_BYTES:
+        middle = (low + high) // 2
+        stamp = _STAMP.search(_read(log, middle, CONTEXT_BYTES))
+        if stamp is None or middle + stamp.start() + 1 >= high:
+            break
+        line = middle + stamp.start() + 1
+        low, high = (line, high) if int(stamp[1]) < at else (low, line)
+    return low, high
 
 
 def _read_exactly(log: RankLog, start: int, end: int) -> bytes:

@@ -16,13 +16,6 @@ from prefect_bt.errors import PlanError
 from prefect_bt.text.usable_text import describe_unusable_text
 
 
-def ensure_usable_name(name: str) -> None:
-    """Raise PlanError for a name of a project that is empty or not usable."""
-    problem = describe_unusable_text(name) if name.strip() else "is empty"
-    if problem:
-        raise PlanError([f"project.name {problem}."], next_step="Write a name in UTF-8.")
-
-
 def ensure_usable_texts(project: TrainingProject) -> None:
     """Raise PlanError with a sentence for each text of the definition that is not usable."""
     fields = {f"project.{name}": value for name, value in project if name != "job"}

@@ -62,6 +62,7 @@ def _context(
         "active_at_submit": [],
         "pending_ahead_at_submit": [],
         "events": [],
+        "events_window_end": format_iso(ledger.now()),
     }
 
 

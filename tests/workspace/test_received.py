@@ -28,7 +28,7 @@ def test_archive_plain_or_gzip_becomes_one_that_a_node_unpacks(
     assert packed.file_count == 2
     assert packed.size_bytes == path.stat().st_size
     assert packed.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert os.listdir(tmp_path) == ["workspace.tgz"]
+    assert list(tmp_path.iterdir()) == [path]
     unpack_workspace(path, tmp_path / "node")
     assert (tmp_path / "node/d/data").read_bytes() == NOISE
 
@@ -49,7 +49,7 @@ def test_archive_that_a_node_refuses_is_refused(
     with pytest.raises(WorkspaceError, match=why) as caught:
         inspect_archive(path)
     assert caught.value.path == name
-    assert os.listdir(tmp_path) == ["workspace.tgz"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("mode", ["w:", "w:gz"])
@@ -79,4 +79,4 @@ def test_archive_that_decompresses_to_too_much_is_refused(
     path.write_bytes(make_tar(("zeros", bytes(4_000_000)), mode="w:gz").getvalue())
     with pytest.raises(WorkspaceError, match="unpacks to more than"):
         inspect_archive(path, max_bytes=2_000_000)
-    assert os.listdir(tmp_path) == ["workspace.tgz"]
+    assert list(tmp_path.iterdir()) == [path]

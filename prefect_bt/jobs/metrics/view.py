@@ -12,7 +12,7 @@ from prefect_bt.job_metrics.document import metrics_document
 from prefect_bt.job_metrics.job_metrics import JobMetrics, JobMetricsReader
 from prefect_bt.job_metrics.node_metrics import NodeMetrics
 from prefect_bt.job_metrics.pictures import draw, to_svg
-from prefect_bt.job_metrics.series import Sample, group_by_rank, join_column, join_training
+from prefect_bt.job_metrics.series import Sample, Window, group_by_rank, join_column, join_training
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import open_ledger
@@ -89,12 +89,12 @@ class JobMetricsView:
 
 
 def read_document(
-    ledger: Ledger, metrics: JobMetrics, *, since: float | None = None
+    ledger: Ledger, metrics: JobMetrics, *, window: Window | None = None
 ) -> dict[str, Any]:
     """Return the document of the metrics with that of the job and its cache. StoreError."""
     record = metrics.history.record
     job, cache = job_document(ledger, record), read_cache(ledger, record)
-    return metrics_document(metrics, since=since, training_job=job, cache=cache)
+    return metrics_document(metrics, window=window, training_job=job, cache=cache)
 
 
 def read_cache(ledger: Ledger, record: JobRecord) -> CacheSummary | None:

@@ -1,0 +1,48 @@
+"""Uploads that no job took."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.gc.findings import OrphanKind, remove_all
+from prefect_bt.http_api.uploads.staging import STALE_SECONDS, Upload, Uploads
+from tests.gc.conftest import Site
+
+
+def begin_upload(site: Site, age: float) -> Upload:
+    uploads = Uploads(site.state)
+    upload = uploads.open(uploads.issue("abc1234")[0])
+    part = upload.path / upload.begin_multipart() / "1-0"
+    part.write_bytes(b"x" * 10_000)
+    upload.object.write_bytes(b"x")
+    for path in (*upload.path.rglob("*"), upload.path):
+        set_age(path, age)
+    return upload
+
+
+def set_age(path: Path, age: float) -> None:
+    os.utime(path, (0, time.time() - age))
+
+
+@pytest.mark.parametrize("by_start", [True, False])
+def test_upload_is_removed_once_nobody_continued_it_for_a_day(site: Site, by_start: bool) -> None:
+    begin_upload(site, STALE_SECONDS - 60)
+    assert site.kinds() == []
+    stale = begin_upload(site, STALE_SECONDS + 60)
+    assert site.kinds() == [OrphanKind.API_UPLOAD]
+    if by_start:
+        Uploads(site.state).remove_stale()
+    else:
+        assert site.clear() == []
+    assert site.kinds() == []
+    assert not stale.path.exists()
+
+
+def test_upload_continued_since_it_was_listed_stays(site: Site) -> None:
+    stale = begin_upload(site, STALE_SECONDS + 60)
+    found = site.look()
+    set_age(stale.object, 0)
+    assert [one.error for one in remove_all(found)] == [""]
+    assert stale.object.exists()

@@ -1,0 +1,186 @@
+"""Requests without a valid key learn and do nothing; a key of a team sees that team's things."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.errors import UsageError
+from prefect_bt.http_api.app import create_app
+from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store.disk import DiskStore
+from tests.cli.conftest import ENDED, Shop
+from tests.http_api.served import Api
+from tests.jobs.records import new_record, small_project
+from tests.written_jobs import write_job
+
+JOB = "/v1/training_projects/{project_id}/jobs/{job_id}"
+
+
+def _routes(api: Api) -> list[tuple[str, str]]:
+    """All routes of the OpenAPI document that need a key."""
+    paths: dict[str, Any] = create_app(api.site).openapi()["paths"]
+    return [
+        (method.upper(), path)
+        for path, methods in paths.items()
+        for method in methods
+        if not path.startswith(("/uploads", "/files", "/training/", "/models/", "/login"))
+    ]
+
+
+def test_no_route_answers_without_a_valid_key(api: Api, shop: Shop):
+    record = shop.job("tiny", *ENDED)
+    revoked, told = api.site.keys.create("revoked")
+    api.site.keys.revoke(told.id)
+    for key in ("", "x", revoked, f"{api.key[:-1]}{'0' if api.key[-1] != '0' else '1'}"):
+        for method, path in _routes(api):
+            path = path.format_map(
+                {"project_id": record.project_id, "job_id": record.id, **dict.fromkeys(_NAMES, "x")}
+            )
+            answer = api(method, path, key=key, json={})
+            assert answer.status_code == 401, (key, method, path, answer.text)
+            assert list(answer.json()) == ["message"]
+            assert record.id not in answer.text
+
+
+_NAMES = ("team_id", "session_id", "checkpoint_id", "secret_name", "upload_id", "key")
+
+
+@pytest.mark.parametrize("scheme", ["Api-Key", "api-key", "Bearer"])
+def test_a_key_is_accepted_in_both_forms(api: Api, scheme: str):
+    headers = {"Authorization": f"{scheme} {api.key}"}
+    assert api("GET", "/v1/teams", key="", headers=headers).status_code == 200
+
+
+def test_another_team_is_unknown(api: Api):
+    theirs = new_record(api.ledger, small_project("secret-plan", team="red"))
+    write_job(api.ledger, theirs, state=JobState.CREATED)
+    blue = api.team_key("blue")
+    for method, path in _routes(api):
+        if "{job_id}" not in path and "{project_id}" not in path:
+            continue
+        answers = [
+            api(
+                method,
+                path.format_map({**dict.fromkeys(_NAMES, "x"), **ids}),
+                key=blue,
+                json={"training_job": {}, "public_key": "x", "replica_id": "0"},
+            )
+            for ids in (
+                {"project_id": theirs.project_id, "job_id": theirs.id},
+                {"project_id": "0000000", "job_id": "0000000"},
+            )
+        ]
+        assert [one.status_code for one in answers] == [404, 404], (method, path, answers[0].text)
+        shapes = [
+            one.text.replace(theirs.project_id, "ID")
+            .replace(theirs.id, "ID")
+            .replace("0000000", "ID")
+            for one in answers
+        ]
+        assert shapes[0] == shapes[1]
+        assert "secret-plan" not in answers[0].text
+    for path in ("/v1/training_projects", "/v1/teams", "/v1/training/capacity"):
+        assert "red" not in api("GET", path, key=blue).text
+    assert api("POST", "/v1/training_jobs/search", key=blue, json={}).json() == {
+        "training_jobs": []
+    }
+
+
+def test_a_key_of_a_team_cannot_load_checkpoints_of_another(api: Api):
+    theirs = new_record(api.ledger, small_project("secret-plan", team="red"))
+    write_job(api.ledger, theirs)
+    blue = api.team_key("blue")
+    project = api.post("/v1/training_projects", {"training_project": {"name": "p"}}, key=blue)
+    path = f"/v1/training_projects/{project['training_project']['id']}/jobs"
+    named = {"typ": "baseten_named_checkpoint", "job_id": theirs.id, "checkpoint_name": "x"}
+    latest = {"typ": "baseten_latest_checkpoint", "project_name": "secret-plan"}
+    weights = [{"source": "bt://secret-plan", "mount_location": "/w"}]
+    jobs: list[dict[str, Any]] = [
+        {"runtime": {"load_checkpoint_config": {"enabled": True, "checkpoints": [named]}}},
+        {"runtime": {"load_checkpoint_config": {"enabled": True, "checkpoints": [latest]}}},
+        {"weights": weights},
+    ]
+    for job in jobs:
+        body = {"training_job": {"image": {"base_image": "python:3.11"}, **job}}
+        answer = api("POST", path, key=blue, json=body)
+        assert answer.status_code == 404, answer.text
+        assert "red" not in answer.text
+
+
+@pytest.mark.parametrize("team", ["red", "default"])
+def test_a_key_of_a_team_creates_projects_of_that_team_only(api: Api, team: str):
+    key = api.team_key(team)
+    own = api.post("/v1/training_projects", {"training_project": {"name": "p"}}, key=key)
+    assert own["training_project"]["team_name"] == (None if team == "default" else team)
+    for path, body in (
+        ("/v1/training_projects", {"name": "p", "team_name": "blue"}),
+        ("/v1/teams/blue/training_projects", {"name": "p"}),
+    ):
+        answer = api("POST", path, key=key, json={"training_project": body})
+        assert answer.status_code == 403
+    body = {"team_id": "blue", "gpu_type": "H100", "max_gpus": 1}
+    assert api("PATCH", "/v1/training/capacity", key=key, json=body).status_code == 403
+
+
+# --- keys -------------------------------------------------------------------------------------
+
+
+def test_a_key_is_stored_as_a_hash_and_found_by_every_server(tmp_path: Path):
+    store, clock = DiskStore(tmp_path), iter(range(1000, 2000, 10))
+    keys = ApiKeys(store, clock=lambda: float(next(clock)))
+    key, record = keys.create("ci", team="red", lifetime=50)
+    assert key.startswith("prefect-bt-")
+    assert all(key[-40:].encode() not in store.get(info.key) for info in store.list(""))
+    assert ApiKeys(store, clock=lambda: 1010.0).verify(key) == record
+    assert ApiKeys(store, clock=lambda: 1051.0).verify(key) is None
+    with pytest.raises(UsageError, match="'ci' exists"):
+        keys.create("ci")
+
+
+def test_a_revoked_key_is_refused_within_seconds(tmp_path: Path):
+    store, now = DiskStore(tmp_path), [0.0]
+    server = ApiKeys(store, clock=lambda: now[0])
+    key, _ = server.create("laptop")
+    assert server.verify(key)
+    ApiKeys(store).revoke("laptop")
+    now[0] = 5.0
+    assert server.verify(key) is None
+
+
+# --- the forward proxy ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "http://api.localhost:8000/v1/teams", 200),
+        ("GET", "http://LOCALHOST:8000/v1/teams?x=1", 200),
+        ("GET", "http://api.baseten.co/v1/teams", 403),
+        ("GET", "http://localhost:8001/v1/teams", 403),
+        ("GET", "http://user@localhost:8000/v1/teams", 403),
+        ("GET", "https://localhost:8000/v1/teams", 403),
+        ("CONNECT", "api.baseten.co:443", 403),
+        ("CONNECT", "localhost:8000", 403),
+        ("POST", "//graphql/", 200),
+    ],
+)
+def test_it_is_a_proxy_for_its_two_names_only(api: Api, method: str, target: str, status: int):
+    connection = HTTPConnection(api.url.removeprefix("http://"))
+    headers = {"Authorization": f"Api-Key {api.key}", "Content-Type": "application/json"}
+    body = '{"query": "{teams{id name default}}"}' if method == "POST" else None
+    connection.request(method, target, body=body, headers=headers)
+    answer = connection.getresponse()
+    assert answer.status == status
+    assert b"message" in answer.read() or status == 200
+    connection.close()
+
+
+def test_a_page_of_another_origin_is_not_allowed_to_ask(api: Api):
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = api("OPTIONS", "/v1/training_jobs/search", key="", headers=headers)
+    assert not any(name.startswith("access-control") for name in answer.headers)

@@ -1,0 +1,139 @@
+"""Projects and jobs over HTTP: lists, filters, changes; each answer fits the published models."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from baseten.client import ManagementClient
+from baseten.client.managementapi import SearchTrainingJobsRequest
+
+from prefect_bt.definitions import Compute
+from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.records import Demand, QueuedJob
+from prefect_bt.queue.waiting_jobs import add_waiting_job
+from tests.cli.conftest import ENDED, RUNNING, Shop
+from tests.http_api.served import Api
+
+IMAGE = {"image": {"base_image": "python:3.11"}}
+
+
+def _search(api: Api, **body: Any) -> list[str]:
+    found = api.post("/v1/training_jobs/search", body)["training_jobs"]
+    return [job["id"] for job in found]
+
+
+def test_jobs_are_found_by_state_project_and_id(api: Api, shop: Shop):
+    ended, other = shop.job("a", *ENDED), shop.job("b", *RUNNING, JobState.FAILED)
+    last = shop.job("a", *ENDED)
+    assert _search(api) == [last.id, other.id, ended.id]
+    ascending = [{"field": "created_at", "order": "asc"}]
+    assert _search(api, order_by=ascending) == [ended.id, other.id, last.id]
+    assert _search(api, project_id=other.project_id, statuses=None) == [other.id]
+    assert _search(api, job_id=last.id, project_id=None) == [last.id]
+    assert _search(api, job_id=last.id, project_id=other.project_id) == []
+    assert _search(api, statuses=["TRAINING_JOB_FAILED"]) == [other.id]
+    assert _search(api, statuses=["TRAINING_JOB_RUNNING", "TRAINING_JOB_PENDING"]) == []
+    assert _search(api, job_id="0000000") == []
+
+
+def test_a_waiting_job_changes_its_priority_and_availability(api: Api, shop: Shop):
+    record = shop.job("tiny", compute=Compute(accelerator="H100:2"))
+    api.ledger.append_event(record.id, JobState.PENDING)
+    number, _ = api.ledger.find_last_event(record.id)
+    waiting = QueuedJob(record.id, Demand(2, "H100"), record.created_at, event=number)
+    add_waiting_job(api.ledger, waiting)
+    path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
+    for change in ({"priority": 7}, {"availability_model": "spot"}):
+        job = api("PATCH", path, json=change).json()["training_job"]
+        assert job.items() >= change.items()
+    context = api.get(f"/v1/training/jobs/{record.id}/queue_context")
+    assert (context["requested_gpus"], context["place"]) == (2, 1)
+    assert api.get(path)["training_job"]["priority"] == 7
+
+
+@pytest.mark.parametrize("change", [{}, {"priority": None}])
+def test_a_change_of_nothing_is_refused(api: Api, shop: Shop, change: dict[str, Any]):
+    record = shop.job("tiny")
+    path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
+    assert api("PATCH", path, json=change).status_code == 400
+
+
+def test_a_job_that_has_ended_is_not_stopped_or_changed(api: Api, shop: Shop):
+    record = shop.job("tiny", *ENDED)
+    path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
+    for method, where, body in (("POST", "/stop", None), ("PATCH", "", {"priority": 1})):
+        answer = api(method, f"{path}{where}", json=body)
+        assert answer.status_code == 409
+        assert record.id in answer.json()["message"]
+
+
+def test_deleted_things_are_gone(api: Api, shop: Shop):
+    record = shop.job("tiny", *ENDED)
+    path = f"/v1/training_projects/{record.project_id}"
+    deleted = {"id": record.id, "deleted": True, "training_project_id": record.project_id}
+    assert api("DELETE", f"{path}/jobs/{record.id}").json() == deleted
+    assert api("GET", f"{path}/jobs/{record.id}").status_code == 404
+    assert api("DELETE", path).json() == {"id": record.project_id, "deleted": True}
+    assert api.get("/v1/training_projects") == {"training_projects": []}
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({}, "image"),
+        ({"image": {"base_image": "python:3.11"}, "surprise": 1}, "surprise"),
+        ({**IMAGE, "compute": {"accelerator": {"accelerator": "H100", "count": 0.5}}}, "count"),
+        ({**IMAGE, "runtime": []}, "runtime"),
+        ({**IMAGE, "runtime": {"artifacts": [{"s3_bucket": "b"}]}}, "artifacts"),
+        ({**IMAGE, "runtime": {"artifacts": [{"s3_bucket": "b", "s3_key": "k"}] * 2}}, "artifacts"),
+        ({**IMAGE, "name": "a\0b"}, "name"),
+        ({**IMAGE, "compute": {"node_count": 0}}, "node_count"),
+    ],
+)
+def test_a_job_that_is_not_valid_is_refused_and_leaves_nothing(
+    api: Api, job: dict[str, Any], words: str
+):
+    project = api.post("/v1/training_projects", {"training_project": {"name": "p"}})
+    path = f"/v1/training_projects/{project['training_project']['id']}/jobs"
+    answer = api("POST", path, json={"training_job": job})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["message"]
+    assert api.get(path)["training_jobs"] == []
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b", "\ud800"])
+def test_a_project_has_a_usable_name(api: Api, name: str):
+    body = json.dumps({"training_project": {"name": name}})
+    headers = {"Content-Type": "application/json"}
+    answer = api("POST", "/v1/training_projects", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+
+
+def test_the_published_client_reads_every_answer(api: Api, shop: Shop):
+    """The models of the PyPI package `baseten` refuse an answer that lacks a field."""
+    ended = shop.job("tiny", *ENDED)
+    waiting = shop.job("tiny", compute=Compute(accelerator="H100:2", node_count=2))
+    api.ledger.append_event(waiting.id, JobState.PENDING)
+    number, _ = api.ledger.find_last_event(waiting.id)
+    queued = QueuedJob(
+        waiting.id, Demand(4, "H100"), 1.0, event=number, project_id=waiting.project_id
+    )
+    add_waiting_job(api.ledger, queued)
+    client = ManagementClient(api_key=api.key, base_url_override=api.url).api
+    ids = {"training_project_id": ended.project_id, "training_job_id": ended.id}
+    assert [p.name for p in client.get_training_projects().training_projects] == ["tiny"]
+    client.get_training_projects_training_project_id(training_project_id=ended.project_id)
+    assert (
+        len(client.get_training_projects_jobs(training_project_id=ended.project_id).training_jobs)
+        == 2
+    )
+    assert client.get_training_projects_jobs_training_job_id(**ids).training_job.id == ended.id
+    found = client.post_training_jobs_search(request=SearchTrainingJobsRequest()).training_jobs
+    assert {job.id for job in found} == {ended.id, waiting.id}
+    client.get_training_capacity()
+    client.get_teams()
+    context = client.get_training_jobs_queue_context(training_job_id=waiting.id)
+    assert context.requested_gpus == 4
+    assert client.get_training_projects_jobs_auth_codes(**ids).auth_codes == []
