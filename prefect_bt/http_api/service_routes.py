@@ -21,6 +21,7 @@ from prefect_bt.definitions import training_project_from_json
 from prefect_bt.errors import NotFoundError, UsageError
 from prefect_bt.http_api.access import (
     AnyJobDep,
+    ApiSite,
     CallerDep,
     SiteDep,
     find_any_job,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.job_service import http_service
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
@@ -78,10 +79,10 @@ def jobs(shop: Shop, api_environment: Path) -> dict[str, JobRecord]:
         failure=FailureClass.USER,
         failed_rank=0,
         exit_code=3,
-        message="It exited.",
+        message="Exited.",
     )
     shop.ledger.end_attempt(failed.id, outcome)
-    shop.ledger.append_event(failed.id, JobState.FAILED, message="It exited.")
+    shop.ledger.append_event(failed.id, JobState.FAILED, message="Exited.")
     return {"done": done, "failed": failed}
 
 
@@ -201,26 +202,17 @@ def test_lists_have_no_jobs_of_another_team(
 
 
 @pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("gc", 2),
-        ("shell", 2),
-        ("up", 2),
-        ("capacity view", 2),
-        ("costs", 2),
-        ("update --job-id a --priority 1", 2),
-    ],
+    "line", ["gc", "shell", "up", "capacity view", "costs", "update --job-id a --priority 1"]
 )
-def test_a_command_that_needs_the_store_refuses_a_server(
-    line: str, code: int, api: Api, remote: Run
-) -> None:
+def test_a_command_that_needs_the_store_refuses_a_server(line: str, api: Api, remote: Run) -> None:
     done = remote(*line.split())
-    assert (done.code, done.out) == (code, "")
+    assert (done.code, done.out) == (2, "")
     assert f"does not work through PREFECT_BT_API_URL ({api.url})" in done.err
     assert "unset PREFECT_BT_API_URL" in done.err
 
 
-def test_a_server_that_is_away_is_named(remote: Run) -> None:
+def test_a_server_that_is_away_is_named(remote: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "_REPEAT_DELAYS", (0.01, 0.01))
     done = remote("stop", "--all", "--yes", PREFECT_BT_API_URL="http://127.0.0.1:9")
     assert done.code == 1
     assert "The server http://127.0.0.1:9 of PREFECT_BT_API_URL does not answer" in done.err

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from prefect_bt.errors import NotFoundError, ServerError, StateError, StoreError
+from prefect_bt import codec
+from prefect_bt.definitions import load_training_project
+from prefect_bt.errors import (
+    NotFoundError,
+    PrefectBtError,
+    ServerError,
+    StateError,
+    StoreError,
+    UsageError,
+)
 from prefect_bt.job_service import http_service
 from prefect_bt.job_service.http_service import HttpJobs
 from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.job_service.remotes import Server
+from prefect_bt.job_service.run_options import RunOptions
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.planning.plan import GangPlan
 from tests.cli.conftest import RUNNING, Shop
 from tests.http_api.served import Api
 
@@ -49,9 +63,14 @@ class CuttingProxy(ThreadingHTTPServer):
     """Passes requests on, and cuts the first `cuts` answers after some bytes."""
 
     daemon_threads = True
-    cuts = 1
-    after = 200
-    seen: list[str]
+
+    def __init__(self, target: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Proxied)
+        self.target, self.cuts, self.after, self.seen = target, 1, 200, list[str]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
 
 
 class _Proxied(BaseHTTPRequestHandler):
@@ -59,11 +78,9 @@ class _Proxied(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        import httpx
-
         self.server.seen.append(self.path)
         headers = {"Authorization": self.headers["Authorization"]}
-        with httpx.stream("GET", f"{self.server.target}{self.path}", headers=headers) as answer:  # type: ignore[attr-defined]
+        with httpx.stream("GET", f"{self.server.target}{self.path}", headers=headers) as answer:
             self.send_response(answer.status_code)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
@@ -85,16 +102,10 @@ class _Proxied(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def proxy(api: Api) -> Iterator[CuttingProxy]:
-    with CuttingProxy(("127.0.0.1", 0), _Proxied) as server:
-        server.seen = []
-        server.target = api.url  # type: ignore[attr-defined]
+    with CuttingProxy(api.url) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
-
-
-def url_of(proxy: CuttingProxy) -> str:
-    return f"http://127.0.0.1:{proxy.server_address[1]}"
 
 
 def test_a_followed_log_goes_on_after_a_cut_connection(
@@ -106,7 +117,7 @@ def test_a_followed_log_goes_on_after_a_cut_connection(
     shop.log(record, [f"line {n}" for n in range(30)])
     finish(shop, record)
     proxy.cuts, warnings = 3, list[str]()
-    jobs = connect(api, warnings, url_of(proxy))
+    jobs = connect(api, warnings, proxy.url)
     lines = jobs.read_lines(record.id, LogQuery(follow=True))
     assert texts(lines) == [f"line {n}" for n in range(30)]
     assert len(proxy.seen) == 4
@@ -118,7 +129,7 @@ def test_a_log_that_is_cut_is_an_error(api: Api, shop: Shop, proxy: CuttingProxy
     shop.ledger.begin_attempt(record.id)
     shop.log(record, [f"line {n}" for n in range(30)])
     with pytest.raises(StoreError, match="does not answer"):
-        list(connect(api, url=url_of(proxy)).read_lines(record.id, LogQuery()))
+        list(connect(api, url=proxy.url).read_lines(record.id, LogQuery()))
 
 
 def test_a_range_that_is_cut_is_read_again(
@@ -127,7 +138,7 @@ def test_a_range_that_is_cut_is_read_again(
     monkeypatch.setattr(http_service, "_REPEAT_DELAYS", (0.01, 0.01))
     record = shop.job("tiny", *RUNNING)
     shop.commit(record, "checkpoint-1", {"model.bin": b"0123456789" * 100})
-    jobs = connect(api, url=url_of(proxy))
+    jobs = connect(api, url=proxy.url)
     proxy.after = 1_000_000
     [entry] = jobs.list_files(record.id, [])["files"].values()
     proxy.after, proxy.cuts = 200, 2
@@ -151,31 +162,30 @@ def test_only_checkpoint_files_of_the_job_are_served(api: Api, shop: Shop, key: 
         jobs.open_objects(record.id).get_range(key.format(prefix=prefix), start=0, length=9)
 
 
-class _Redirect(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.server.seen.append(self.headers["Authorization"])  # type: ignore[attr-defined]
-        self.send_response(302 if self.path.startswith("/prefect-bt") else 200)
-        self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/other")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
 def test_a_redirect_is_not_followed(api: Api) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Redirect) as server:
-        server.seen = []  # type: ignore[attr-defined]
+    keys = list[str]()
+
+    class Redirect(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keys.append(self.headers["Authorization"])
+            self.send_response(302 if self.path.startswith("/prefect-bt") else 200)
+            self.send_header("Location", f"http://localhost:{server.server_port}/other")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            del format, args
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        jobs = connect(api, url=f"http://127.0.0.1:{server.server_address[1]}")
         with pytest.raises(ServerError, match="answers 302 and no message"):
-            jobs.read_overview()
-        assert server.seen == [f"Api-Key {api.key}"]  # type: ignore[attr-defined]
+            connect(api, url=f"http://127.0.0.1:{server.server_port}").read_overview()
         server.shutdown()
+    assert keys == [f"Api-Key {api.key}"]
 
 
 def test_a_view_is_one_request(api: Api, shop: Shop, proxy: CuttingProxy) -> None:
     record = shop.job("tiny", *RUNNING)
-    proxy.cuts, jobs = 0, connect(api, url=url_of(proxy))
+    proxy.cuts, jobs = 0, connect(api, url=proxy.url)
     jobs.read_overview()
     jobs.describe_job(record.id)
     jobs.list_jobs("tiny", 50)
@@ -222,3 +232,73 @@ def test_nothing_is_answered_without_a_key(
     assert answer.status_code == 401
     assert answer.json()["message"].startswith("The request has no valid API key.")
     assert shop.ledger.controls.find_stop_request(record.id) is None
+
+
+CONFIG = """
+from truss_train import definitions as d
+compute = d.Compute(accelerator={accelerator})
+runtime = d.Runtime(start_commands=["cat data.txt"], environment_variables={{"A": "1"}})
+job = d.TrainingJob(image=d.Image(base_image="python:3.11"), runtime=runtime, compute=compute)
+project = d.TrainingProject(name="pushed", job=job)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/data.txt").write_text("data from the laptop\n")
+    path = tmp_path / "code/config.py"
+    path.write_text(CONFIG.format(accelerator=None))
+    return path
+
+
+def test_a_plan_of_the_server_has_the_files_of_the_laptop(api: Api, config: Path) -> None:
+    project = load_training_project(config)
+    options = RunOptions(max_run_time="5m")
+    document = connect(api).plan(project, config.parent, options)
+    plan = codec.decode(GangPlan, document)
+    assert plan.max_run_time == 300
+    assert document["workspace"]["file_count"] == 2
+    assert api.ledger.projects.list() == []
+
+
+def test_a_job_that_cannot_run_leaves_nothing(api: Api, config: Path) -> None:
+    config.write_text(CONFIG.format(accelerator="'H100:8'"))
+    project = load_training_project(config)
+    with pytest.raises(PrefectBtError, match="This job cannot be planned"):
+        connect(api).push(project, config.parent, RunOptions())
+    assert api.ledger.list_jobs() == []
+
+
+@pytest.mark.parametrize("option", ["here", "deployment"])
+def test_options_of_this_machine_are_refused(api: Api, config: Path, option: str) -> None:
+    options = RunOptions(**{option: "flow/x" if option == "deployment" else True})
+    with pytest.raises(UsageError, match=f"--{option} does not work through remote 'ours'"):
+        connect(api).push(load_training_project(config), config.parent, options)
+
+
+def test_a_key_of_a_team_plans_for_its_team_only(api: Api, config: Path) -> None:
+    project = load_training_project(config).model_copy(update={"team_name": "other"})
+    jobs = HttpJobs(Server("remote 'ours'", api.url, api.team_key("research")))
+    with pytest.raises(UsageError, match=r"refuses the key: .* gives no access to team 'other'"):
+        jobs.plan(project, config.parent, RunOptions())
+
+
+@pytest.mark.extended
+def test_a_pushed_job_runs_with_the_files_of_the_laptop(api: Api, config: Path) -> None:
+    counted = list[int]()
+
+    def upload(size: int) -> nullcontext[Any]:
+        assert size > 0
+        return nullcontext(counted.append)
+
+    jobs = HttpJobs(Server("remote 'ours'", api.url, api.key), upload=upload)
+    document = jobs.push(load_training_project(config), config.parent, RunOptions())
+    assert document["user"] == {"email": "tester"}
+    assert sum(counted) > 0
+    lines = texts(jobs.read_lines(document["id"], LogQuery(follow=True)))
+    assert "data from the laptop" in lines
+    assert jobs.wait_for_end(document["id"]) is JobState.COMPLETED
+    copy = jobs.recreate(document["id"], RunOptions(), {"A": "2"})
+    assert copy["environment_variables"]["A"] == "2"
+    assert jobs.wait_for_end(copy["id"]) is JobState.COMPLETED
