@@ -16,6 +16,7 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -151,7 +152,7 @@ class Settings(BaseModel):
     api_url: str = ""
     """URL of a server of the HTTP API, such as `https://train.example`: commands work with it in
     place of a store."""
-    api_key: str = Field(default="", repr=False)
+    api_key: SecretStr = Field(default=SecretStr(""), exclude=True)
     """Key of the server of PREFECT_BT_API_URL."""
 
     request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)

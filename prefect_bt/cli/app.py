@@ -11,10 +11,10 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain, pairwise
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, cast
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -155,12 +155,28 @@ def _make_launcher(app: App) -> Callable[..., object]:
             debug=log.lower() in {"d", "debug"},
             output=bound.arguments.get("output", "cli-table"),
         )
+        _check_server(command.__name__, bound.arguments)
         raise_on_interrupt()
         extra = {"terminal": terminal} if "terminal" in ignored else {}
         with document_alone() if terminal.machine_readable else nullcontext():
             return command(*bound.args, **bound.kwargs, **extra)
 
     return launch
+
+
+def _check_server(command: str, arguments: Mapping[str, object]) -> None:
+    """Raise UsageError if a command that needs the store would work with another one unnoticed."""
+    if command in command_table.REMOTE or command in command_table.WITHOUT_STORE:
+        return
+    from prefect_bt.job_service.remotes import find_server
+
+    remote = arguments.get("remote") or getattr(arguments.get("which"), "remote", None)
+    if server := find_server(cast("str | None", remote)):
+        unset = "" if remote else ", and unset PREFECT_BT_API_URL there"
+        raise UsageError(
+            f"This command does not work through {server.origin} ({server.url}).",
+            next_step=f"Run it on a machine that has access to the store{unset}.",
+        )
 
 
 def _set_up_logging(level: LogLevel) -> None:

@@ -112,6 +112,16 @@ REGISTRY: Final = {
 COMMANDS: Final = tuple(name for commands in REGISTRY.values() for name, _, _ in commands)
 """Names of all commands, such as `checkpoints list`."""
 
+REMOTE: Final = frozenset({
+    "push", "view", "queue", "logs", "metrics", "stop", "retry", "recreate",
+    "list_checkpoints", "download_checkpoints",
+})  # fmt: skip
+"""Functions of the commands that work through a server."""
+WITHOUT_STORE: Final = frozenset({
+    "init", "truss", "_install_completion", "isession", "update_session", "workstation", "ssh",
+})  # fmt: skip
+"""Functions of the commands that need neither a store nor a server."""
+
 _ABOUT: Final = "Run training jobs on your own machines with Prefect, from one config file."
 _EPILOGUE: Final = """\
 First steps:

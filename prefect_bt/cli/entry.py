@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _JOB_COMMANDS = frozenset({"push", "recreate", "retry"})
 _STDOUT = 1
 _STDERR = 2
-_NO_JOB_OPTIONS = ("--dry-run", "--help", "-h", "--deployment")
+_NO_JOB_OPTIONS = ("--dry-run", "--help", "-h", "--deployment", "--remote")
+_OTHER_STARTERS = ("PREFECT_BT_DEPLOYMENT", "PREFECT_BT_API_URL")
 
 
 def main() -> int:
@@ -63,7 +64,7 @@ def _run(words: Sequence[str]) -> int:
         colored = sys.stdout.isatty() and not plain
         print(command_table.color_overview(overview) if colored else overview, flush=True)
         return 0
-    if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
+    if will_start_job(words) and not any(os.environ.get(name) for name in _OTHER_STARTERS):
         from prefect_bt.jobs.starting.launcher import prestart_launcher
 
         prestart_launcher()

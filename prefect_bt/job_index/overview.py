@@ -25,7 +25,7 @@ def read_overview(jobs: JobIndex, get_state: Callable[[str], JobState]) -> Docum
     waiting = [one.id for one in jobs.waiting if one.id in entries]
     first, rest = waiting[:MAX_QUEUED], entries.keys() - waiting
     unfinished = jobs.list_unfinished([entries[one] for one in entries if one in rest], get_state)
-    seen = (project for project in jobs.ledger.projects.list() if jobs.sees(project.id))
+    seen = [project for project in jobs.ledger.projects.list() if jobs.sees(project.id)]
     projects = list_projects(jobs, seen)
     documents = jobs.list_documents([*(entries[one] for one in first), *unfinished])
     queued, active = (

@@ -41,7 +41,7 @@ def find_server(remote: str | None) -> Server | None:
             Server(
                 "PREFECT_BT_API_URL",
                 settings.api_url.rstrip("/"),
-                settings.api_key,
+                settings.api_key.get_secret_value(),
             )
         )
     return None

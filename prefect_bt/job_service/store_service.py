@@ -219,7 +219,7 @@ class StoreJobs:
     def retry(self, job_id: str, max_run_time: str | None, env: Mapping[str, str]) -> Document:
         from prefect_bt.jobs.resubmit import retry
 
-        return retry(job_id, max_run_time=max_run_time, env=env)
+        return retry(job_id, store=self.url, max_run_time=max_run_time, env=env)
 
     def put_back_lost_jobs(self) -> None:
         """Put jobs that no process and no queue has into the queue again, if the user may write."""

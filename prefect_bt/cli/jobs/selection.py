@@ -12,6 +12,7 @@ from prefect_bt.job_service.trussrc import find_trussrc
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.settings import Settings
 
 
 def open_jobs(terminal: Terminal, remote: str | None = None) -> JobService:
@@ -25,9 +26,8 @@ def open_jobs(terminal: Terminal, remote: str | None = None) -> JobService:
         upload = partial(byte_progress, terminal, "Uploading the workspace")
         return HttpJobs(server, warn=terminal.warn, upload=upload)
     if remote:
-        terminal.warn(
-            f"There is no remote {remote!r} in {find_trussrc()}; the local store is used."
-        )
+        unknown = f"There is no remote {remote!r} in {find_trussrc()}"
+        terminal.warn(f"{unknown}; the store {Settings().store} is used.")
     from prefect_bt.ledger.open_ledger import open_ledger
 
     return StoreJobs(open_ledger(), warn=terminal.warn)

@@ -24,8 +24,9 @@ _OUTPUT = Parameter(name=["--output", "-o", "--output-format"], help="Output for
 Output = Annotated[Literal["cli-table", "json"], _OUTPUT]
 TableOutput = Annotated[Literal["cli-table", "csv", "json"], _OUTPUT]
 Order = Annotated[Literal["asc", "desc"], Parameter(help="Sort order.")]
-Remote = Annotated[str | None, Parameter(show=False)]
-"""Ignored; accepted for compatibility with truss."""
+Remote = Annotated[
+    str | None, Parameter(help="Server to work with: a remote of ~/.trussrc.", metavar="NAME")
+]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="Do not ask for confirmation.")]
 DryRun = Annotated[bool, Parameter(help="Show what the command would do, and do nothing.")]
 MaxRunTime = Annotated[

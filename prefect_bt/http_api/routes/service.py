@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -20,6 +21,7 @@ from prefect_bt.definitions import training_project_from_json
 from prefect_bt.errors import NotFoundError, UsageError
 from prefect_bt.http_api.access import (
     AnyJobDep,
+    ApiSite,
     CallerDep,
     SiteDep,
     find_any_job,
@@ -173,7 +175,7 @@ def retry_job(record: AnyJobDep, body: Retry, calls: CallsDep) -> Response:
 @router.post("/jobs/{job_id}/recreate")
 def recreate(record: AnyJobDep, body: Recreate, calls: CallsDep) -> Response:
     """Submit a copy of a job."""
-    options = _read_options(body.options)
+    options = _read_options(calls.site, body.options)
     return calls.answer(recreate_job(calls.site, calls.caller, record, options, body.env))
 
 
@@ -299,7 +301,7 @@ def submit_job(body: Submission, calls: CallsDep) -> Response:
     """Accept and start a job."""
     project = training_project_from_json(body.training_project)
     artifact = Artifact(**body.artifact) if body.artifact else None
-    options = _read_options(body.options)
+    options = _read_options(calls.site, body.options)
     return calls.answer(submit_received(calls.site, calls.caller, project, artifact, options))
 
 
@@ -308,14 +310,14 @@ def plan_job(body: Submission, site: SiteDep, caller: CallerDep, calls: CallsDep
     """Return the plan of a job; start nothing."""
     project = training_project_from_json(body.training_project)
     project = project.model_copy(update={"team_name": caller.choose_team(project.team_name)})
-    plan = plan_submission(site.ledger, project, _read_options(body.options))
+    plan = plan_submission(site.ledger, project, _read_options(calls.site, body.options))
     return calls.answer(codec.encode(plan))
 
 
-def _read_options(document: dict[str, Any]) -> SubmitOptions:
+def _read_options(site: ApiSite, document: dict[str, Any]) -> SubmitOptions:
     """Return the options of the caller, without those that concern only the caller's machine."""
     try:
         given = codec.decode(RunOptions, {**document, "here": False, "deployment": None})
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"options: {error}") from None
-    return given.to_submit_options()
+    return replace(given.to_submit_options(), store=site.ledger.store.url)
