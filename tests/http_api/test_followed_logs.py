@@ -139,7 +139,7 @@ def test_deleted_job_is_unknown(site: LogSite, nodes: list[LiveNode]):
     kept=st.integers(1, 70),
     ended=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_pages_have_every_line_once(tmp_path_factory, steps, limit, kept, ended):
     """`steps`: half milliseconds from one line to the next. `kept`: lines that are kept."""
     site = LogSite(tmp_path_factory.mktemp("site"), at=1_700_000_000.0)
