@@ -1,20 +1,22 @@
 """The jobs of a server of the HTTP API: what StoreJobs does, by its routes /prefect-bt/v1.
 
 Requests that change nothing are sent again after a failed connection. Redirects are not followed,
-so that the key goes to no other host.
+and no proxy is used, so that the key goes to no other host. `http.client` is used because the
+import of httpx takes longer than a request.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
-
-import httpx
+from urllib.parse import quote, urlencode, urlsplit
 
 from prefect_bt import codec
 from prefect_bt.errors import (
@@ -32,13 +34,20 @@ from prefect_bt.logs.follow import MAX_OUTAGE
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_filter import JobLine
 from prefect_bt.logs.line_format import LogLine
+from prefect_bt.object_store.protocols import ByteCallback
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from prefect_bt.definitions import TrainingProject
     from prefect_bt.job_service.run_options import RunOptions
     from prefect_bt.jobs.starting.launcher import JobLauncher
 
-_TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
+_CONNECT_TIMEOUT: Final = 10.0
+_READ_TIMEOUT: Final = 60.0
+_MAX_IDLE: Final = 3.0
+"""Seconds after which a connection is not used again: the server closes it then."""
+_FAILED: Final = (OSError, HTTPException)
 _REPEAT_DELAYS: Final = (0.5, 2.0)
 """Seconds before each repeat of a request without effects."""
 _POLL_INTERVAL: Final = 1.0
@@ -46,6 +55,10 @@ _OVERLAP: Final = 10 * 10**9
 """Nanoseconds before the newest line that are read again after a lost connection."""
 _CHUNK: Final = 1 << 20
 _LOCAL_OPTIONS: Final = {"here": "--here", "deployment": "--deployment"}
+
+
+def _count_nothing(_: int) -> AbstractContextManager[ByteCallback]:
+    return nullcontext(lambda _: None)
 
 
 class RemoteNotFound(NotFoundError):
@@ -65,14 +78,10 @@ class HttpJobs:
         server: Server,
         *,
         warn: Callable[[str], object] = lambda _: None,
-        upload: Callable[[int], Any] | None = None,
+        upload: Callable[[int], AbstractContextManager[ByteCallback]] = _count_nothing,
     ) -> None:
         self._server, self._warn, self._upload = server, warn, upload
-        self._client = httpx.Client(
-            base_url=f"{server.url}/prefect-bt/v1/",
-            headers={"Authorization": f"Api-Key {server.key}"},
-            timeout=_TIMEOUT,
-        )
+        self._connections = _Connections(server.url)
 
     @property
     def url(self) -> str:
@@ -186,7 +195,7 @@ class HttpJobs:
 
     def fetch(self, path: str, **params: Any) -> bytes:
         """Return the bytes of an answer."""
-        return self._send("GET", path, params).content
+        return self._send("GET", path, params)
 
     def _follow(self, job_id: str, params: Document, limit: int | None) -> Iterator[JobLine | None]:
         """Yield lines to the end of the job, also over lost connections."""
@@ -209,26 +218,26 @@ class HttpJobs:
 
     def _stream(self, job_id: str, params: Document) -> Iterator[JobLine | None]:
         """Yield the lines of one answer. StoreError if it is cut."""
+        rest = b""
         try:
-            path = f"jobs/{job_id}/lines"
-            with self._client.stream("GET", path, params=_given(params)) as answer:
-                if answer.status_code != 200:
-                    answer.read()
-                    self._raise_refusal(answer)
-                for text in answer.iter_lines():
-                    if not text:
+            answer = self._open("GET", f"jobs/{job_id}/lines", params)
+            while data := answer.read1(_CHUNK):
+                *texts, rest = (rest + data).split(b"\n")
+                for text in texts:
+                    event: Any = json.loads(text) if text else None
+                    if event is None:
                         yield None
-                        continue
-                    event: Any = json.loads(text)
-                    if isinstance(event, list):
+                    elif isinstance(event, list):
                         yield _decode_line(*cast("list[Any]", event))
-                        continue
-                    for sentence in event["warnings"]:
-                        self._warn(sentence)
-                    if event["is_last"]:
-                        return
-        except httpx.TransportError as error:
+                    else:
+                        for sentence in event["warnings"]:
+                            self._warn(sentence)
+                        if event["is_last"]:
+                            return
+        except _FAILED as error:
             raise self._unreachable(error) from error
+        finally:
+            self._connections.close()
         raise StoreError(f"The log of {self.url} ended in the middle.", url=self.url)
 
     def _submission(self, project: TrainingProject, options: RunOptions) -> Document:
@@ -243,29 +252,26 @@ class HttpJobs:
         return codec.encode(options)
 
     def _send_archive(self, path: Path) -> Document:
-        def read(tick: Callable[[int], None]) -> Iterator[bytes]:
+        def read(tick: ByteCallback) -> Iterator[bytes]:
             with path.open("rb") as stream:
                 while data := stream.read(_CHUNK):
                     tick(len(data))
                     yield data
 
         size = path.stat().st_size
-        headers = {"Content-Length": str(size)}
-        if self._upload is None:
-            return self._call("PUT", "workspaces", content=read(lambda _: None), headers=headers)
         with self._upload(size) as tick:
-            return self._call("PUT", "workspaces", content=read(tick), headers=headers)
+            return self._call("PUT", "workspaces", body=read(tick), size=size)
 
     def _get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params)
 
     def _post(self, path: str, body: Document) -> Any:
-        return self._call("POST", path, json=body)
+        data = json.dumps(body).encode()
+        return self._call("POST", path, body=data, size=len(data))
 
     def _call(self, method: str, path: str, params: Document | None = None, **sent: Any) -> Any:
-        answer = self._send(method, path, params or {}, **sent)
         try:
-            document = answer.json()
+            document: Document = json.loads(self._send(method, path, params or {}, **sent))
             result, warnings = document["result"], document["warnings"]
         except (ValueError, LookupError, TypeError):
             raise ServerError(f"{self.url} does not answer as a server of prefect-bt.") from None
@@ -273,31 +279,50 @@ class HttpJobs:
             self._warn(sentence)
         return result
 
-    def _send(self, method: str, path: str, params: Document, **sent: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, params: Document, **sent: Any) -> bytes:
         delays = iter(_REPEAT_DELAYS if method == "GET" else ())
         while True:
             try:
-                answer = self._client.request(method, path, params=_given(params), **sent)
-            except httpx.TransportError as error:
+                return self._open(method, path, params, **sent).read()
+            except _FAILED as error:
+                self._connections.close()
                 if (delay := next(delays, None)) is None:
                     raise self._unreachable(error) from error
                 time.sleep(delay)
-                continue
-            if answer.status_code != 200:
-                self._raise_refusal(answer)
-            return answer
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        params: Document,
+        *,
+        body: bytes | Iterable[bytes] | None = None,
+        size: int = 0,
+    ) -> HTTPResponse:
+        """Send a request, and return its answer. OSError, HTTPException, or the server's error."""
+        given = {name: value for name, value in params.items() if value is not None}
+        where = f"{urlsplit(self.url).path}/prefect-bt/v1/{quote(path)}"
+        target = f"{where}?{urlencode(given, doseq=True)}"
+        headers = {"Authorization": f"Api-Key {self._server.key}"}
+        if body is not None:
+            headers |= {"Content-Length": str(size), "Content-Type": "application/json"}
+        connection = self._connections.get(is_new=method != "GET")
+        connection.request(method, target, body, headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            self._raise_refusal(answer.status, answer.read())
+        return answer
 
     def _unreachable(self, error: Exception) -> StoreError:
         return StoreError(
-            f"The server {self.url} of {self._server.origin} does not answer: {error}.",
+            f"The server {self.url} of {self._server.origin} does not answer: {error!r}.",
             next_step="Check its address and that `prefect-bt api` runs there.",
             url=self.url,
         )
 
-    def _raise_refusal(self, answer: httpx.Response) -> NoReturn:
-        status = answer.status_code
+    def _raise_refusal(self, status: int, body: bytes) -> NoReturn:
         try:
-            message = str(answer.json()["message"])
+            message = str(json.loads(body)["message"])
         except (ValueError, LookupError, TypeError):
             reason = f"{self.url} answers {status} and no message"
             raise ServerError(f"{reason}, so it is no server of prefect-bt.") from None
@@ -323,6 +348,29 @@ class HttpObjects:
         return self._jobs.fetch(path, key=key, start=start, length=length)
 
 
+class _Connections(threading.local):
+    """A connection for each thread."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = make(parts.netloc, timeout=_CONNECT_TIMEOUT)
+        self._used = 0.0
+
+    def get(self, *, is_new: bool) -> HTTPConnection:
+        """Return a connection that is open."""
+        connection, now = self._connection, time.monotonic()
+        if is_new or connection.sock is None or now - self._used > _MAX_IDLE:
+            connection.close()
+            connection.connect()
+            cast("socket", connection.sock).settimeout(_READ_TIMEOUT)
+        self._used = now
+        return connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 class _Outage:
     """A time in which the server does not answer: the first error is a warning."""
 
@@ -346,10 +394,6 @@ class _Outage:
                 raise
         else:
             self.end()
-
-
-def _given(params: Document) -> Document:
-    return {name: value for name, value in params.items() if value is not None}
 
 
 def _decode_line(  # noqa: PLR0913, PLR0917 (the parts of a line)
