@@ -29,6 +29,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. A store contains:
     weights/manifests/<key>-<revision>.json   files of a weights source; written after their blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/sharing/<key>-<revision>/<batch>  division of a download among hosts
+    uploads/<key id>-<nonce>/workspace.tgz    uploaded by a client of the HTTP API for a job
     api_keys/<key id>.json                    a key of the HTTP API (http_api/keys.py)
     deployments/<quoted name>/                a serving deployment
                                               (serving/deployment_records.py)
@@ -87,6 +88,7 @@ QUEUE_LIMITS: Final = "queue/limits"
 CLOCK: Final = "queue/clock"
 PROBES: Final = "queue/probes"
 API_KEYS: Final = "api_keys"
+UPLOADS: Final = "uploads"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALLS_INDEX: Final = "index/calls"

@@ -140,6 +140,9 @@ class Settings(BaseModel):
     metrics_listen: str = ""
     """Address at which `up` and `worker` serve metrics for Prometheus, such as `127.0.0.1:9464`;
     empty: none."""
+    upload_role: str = ""
+    """ARN of a role by whose keys clients of the API upload to an s3:// store; empty: the server
+    takes uploads."""
     prices: Annotated[dict[str, _NonNegative], BeforeValidator(_parse_prices)] = Field(
         default_factory=dict[str, float]
     )

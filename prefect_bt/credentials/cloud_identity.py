@@ -67,10 +67,14 @@ class GoogleToken:
     expires_at: datetime
 
 
-def assume_role(role_arn: str, region: str) -> AwsKeys:
-    """Return keys of the role, requested with this machine's credentials. IdentityError."""
+def assume_role(role_arn: str, region: str, *, policy: str = "") -> AwsKeys:
+    """Return keys of the role, requested with this machine's credentials. IdentityError.
+
+    `policy`: JSON of a session policy, which the keys cannot exceed.
+    """
     external = IdentitySettings().prefect_bt_aws_external_id
     fields = {"ExternalId": external} if external else {}
+    fields |= {"Policy": policy} if policy else {}
     return _request_keys("assume_role", role_arn, region, fields)
 
 

@@ -18,7 +18,7 @@ def scan_api_uploads(state_dir: Path) -> Iterator[Orphan]:
             OrphanKind.API_UPLOAD,
             str(path),
             "no job took it for a day",
-            partial(uploads.remove_if_stale, path),
+            partial(uploads.remove_stale, path),
             bytes=size,
             since=changed_at,
         )

@@ -12,7 +12,7 @@ from typing import Final
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import ALIVE, JobStores, Liveness, find_orphan
-from prefect_bt.object_keys import PROBES
+from prefect_bt.object_keys import PROBES, UPLOADS
 from prefect_bt.object_store.protocols import ObjectInfo
 from prefect_bt.weights.store_copy.copies import sharing_prefix
 
@@ -70,10 +70,11 @@ def scan_holds(stores: JobStores) -> Iterator[Orphan]:
 
 
 def scan_brief_objects(stores: JobStores, older_than: float) -> Iterator[Orphan]:
-    """Yield objects of shared downloads and store tests unchanged for `older_than` seconds."""
+    """Yield shared downloads, uploads and store tests unchanged for `older_than` seconds."""
     store = stores.default_ledger.store
     for kind, prefix, reason in (
         (OrphanKind.SHARED_DOWNLOAD, sharing_prefix("").rstrip("/"), "the download has ended"),
+        (OrphanKind.API_UPLOAD, UPLOADS, "no job took it"),
         (OrphanKind.STORE_TEST, PROBES, "the process that tested the store has ended"),
     ):
         for info in store.list(prefix):

@@ -16,8 +16,7 @@ from prefect_bt.credentials.key_hashes import parse_authorization
 from prefect_bt.errors import NotFoundError, PrefectBtError
 from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.uploads.staging import Uploads
-from prefect_bt.job_service.log_reader import LogReaders
-from prefect_bt.job_service.metrics_reader import MetricsReaders
+from prefect_bt.job_service.job_readers import JobReaders
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
@@ -34,12 +33,8 @@ class ApiSite:
     uploads: Uploads
 
     @cached_property
-    def log_readers(self) -> LogReaders:
-        return LogReaders(self.ledger, self.settings.state_dir)
-
-    @cached_property
-    def metrics_readers(self) -> MetricsReaders:
-        return MetricsReaders(self.ledger, self.settings.state_dir)
+    def job_readers(self) -> JobReaders:
+        return JobReaders(self.ledger, self.settings.state_dir)
 
 
 class UnauthorizedError(PrefectBtError):

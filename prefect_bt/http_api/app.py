@@ -6,7 +6,11 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from prefect_bt.http_api import (
+from prefect_bt.http_api.access import ApiSite
+from prefect_bt.http_api.errors import install_error_handlers
+from prefect_bt.http_api.forward_proxy import ForwardProxy
+from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.routes import (
     files,
     graphql,
     jobs,
@@ -14,15 +18,12 @@ from prefect_bt.http_api import (
     metrics,
     projects,
     queue,
-    service_routes,
+    service,
     sessions,
     teams,
 )
-from prefect_bt.http_api.access import ApiSite
-from prefect_bt.http_api.errors import install_error_handlers
-from prefect_bt.http_api.forward_proxy import ForwardProxy
-from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.uploads import routes as uploads_routes
+from prefect_bt.http_api.uploads.bucket_uploads import open_bucket_uploads
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
@@ -38,14 +39,15 @@ _ROUTERS: Final = (
     logs.router,
     metrics.router,
     uploads_routes.router,
-    service_routes.router,
+    service.router,
 )
 
 
 def open_site() -> ApiSite:
     """Return the site of the settings' store. StoreError."""
     ledger, settings = open_ledger(), Settings()
-    uploads = Uploads(settings.state_dir)
+    bucket = open_bucket_uploads(ledger.store, settings.upload_role)
+    uploads = Uploads(settings.state_dir, bucket=bucket)
     uploads.remove_stale()
     return ApiSite(ledger, settings, ApiKeys(ledger.store), uploads)
 

@@ -1,6 +1,6 @@
 """Documents of the published API: the keys of jobs and projects that its clients know.
 
-`view -o json` has more keys; the routes of `service_routes` return those.
+`view -o json` has more keys; the routes of `routes.service` return those.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, valida
 _LIMITS: Final = connect.Limits()
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _READERS: Final = 4
-_OWN_PREFIXES: Final = ("training_projects", "weights")
+_OWN_PREFIXES: Final = ("training_projects", "weights", "uploads")
 """Folders of our objects; other folders of a shared bucket are never read."""
 _MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
 _ERRORS: Final = {

@@ -11,14 +11,16 @@ TRUSS_TRAIN = {
     *("deploy_checkpoints", "get_checkpoint_urls", "init", "isession", "logs", "metrics", "push"),
     *("recreate", "stop", "update", "update_session", "view", "workstation"),
 }
-"""Every command of `truss train` 0.18.35."""
+"""Every command of `truss train` 0.18.36."""
+COME_LATER = {"isession", "update_session", "workstation"}
+"""Commands that only say so."""
 
 
 def test_each_command_of_truss_is_here_or_named_as_missing():
     section = PAGE.read_text().partition("## Commands of `truss train` that are not here")[2]
     rows = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
     missing = {name for row in rows for name in re.findall(r"`([a-z_ ]+)`", row)}
-    here = {name for name in TRUSS_TRAIN if _is_registered(name)}
+    here = {name for name in TRUSS_TRAIN if _is_registered(name)} - COME_LATER
     assert here & missing == set()
     assert here | missing == TRUSS_TRAIN
 

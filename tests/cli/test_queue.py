@@ -233,10 +233,11 @@ def test_an_update_moves_a_job_to_its_new_place(within: Within, waiting: Queue):
     waiting.wait(age=20)
     second = waiting.wait(age=10)
     done = within("update", "--job-id", second.id, "--priority", "3")
-    expected = f"Job {second.id} has priority 3. It is number 1 of the queue.\n"
+    expected = f"Job {second.id} has priority 3 and is dedicated. It is number 1 of the queue.\n"
     assert (done.code, done.out, done.err) == (0, expected, "")
     found = within("update", "--job-id", second.id, "--priority", "-1", "-o", "json").json
-    assert found == {"training_job": {"id": second.id, "priority": -1, "place": 2}}
+    expected = {"id": second.id, "priority": -1, "availability_model": "dedicated", "place": 2}
+    assert found == {"training_job": expected}
     assert [job.priority for job in list_waiting_jobs(waiting.store)] == [0, -1]
 
 
@@ -244,15 +245,18 @@ def test_only_a_job_that_waits_is_updated(within: Within, waiting: Queue):
     lease = waiting.run()
     error = within("update", "--job-id", lease.job.id, "--priority", "3").refusal()
     assert error == (
-        f"error: Job {lease.job.id} does not wait (TRAINING_JOB_CREATED), so its priority has no"
-        f" effect. See: prefect-bt view --job-id {lease.job.id}\n"
+        f"error: Job {lease.job.id} does not wait (TRAINING_JOB_CREATED), so the change would have"
+        f" no effect. See: prefect-bt view --job-id {lease.job.id}\n"
     )
     unqueued = waiting.record()
     done = within("update", "--job-id", unqueued.id, "--priority", "3")
     assert (done.code, "Show the queue: prefect-bt queue" in done.err) == (1, True)
     assert within("update", "--job-id", "nope123", "--priority", "3").code == 1
     done = within("update", "--job-id", unqueued.id)
-    assert (done.code, done.err) == (2, "error: There is nothing to change. Give --priority.\n")
+    assert (done.code, done.err) == (
+        2,
+        "error: There is nothing to change. Give --priority or --availability-model.\n",
+    )
 
 
 def test_capacity_without_a_machine(within: Within):

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.gc.findings import OrphanKind, remove_all
-from prefect_bt.http_api.uploads.staging import STALE_SECONDS, Upload, Uploads
+from prefect_bt.http_api.uploads.staging import OBJECT_NAME, STALE_SECONDS, Uploads
 from tests.gc.conftest import Site
 
 
-def begin_upload(site: Site, age: float) -> Upload:
+def begin_upload(site: Site, age: float) -> Path:
     uploads = Uploads(site.state)
-    upload = uploads.open(uploads.issue("abc1234")[0])
-    part = upload.path / upload.begin_multipart() / "1-0"
-    part.write_bytes(b"x" * 10_000)
-    upload.object.write_bytes(b"x")
-    for path in (*upload.path.rglob("*"), upload.path):
+    folder = uploads.open(uploads.issue("abc1234")[0])
+    for name in ("1-0", OBJECT_NAME):
+        (folder / name).write_bytes(b"x" * 10_000)
+    for path in (*folder.iterdir(), folder):
         set_age(path, age)
-    return upload
+    return folder
 
 
 def set_age(path: Path, age: float) -> None:
@@ -37,12 +36,12 @@ def test_upload_is_removed_once_nobody_continued_it_for_a_day(site: Site, by_sta
     else:
         assert site.clear() == []
     assert site.kinds() == []
-    assert not stale.path.exists()
+    assert not stale.exists()
 
 
 def test_upload_continued_since_it_was_listed_stays(site: Site) -> None:
     stale = begin_upload(site, STALE_SECONDS + 60)
     found = site.look()
-    set_age(stale.object, 0)
+    set_age(stale / OBJECT_NAME, 0)
     assert [one.error for one in remove_all(found)] == [""]
-    assert stale.object.exists()
+    assert stale.exists()

@@ -36,6 +36,7 @@ def test_holds_of_jobs_that_are_over(site: Site) -> None:
     [
         (OrphanKind.SHARED_DOWNLOAD, "weights/sharing/k1-r1/0"),
         (OrphanKind.STORE_TEST, "queue/probes/0123"),
+        (OrphanKind.API_UPLOAD, "uploads/abc1234-0123/workspace.tgz"),
     ],
 )
 def test_objects_that_a_dead_process_left(site: Site, kind: OrphanKind, key: str) -> None:

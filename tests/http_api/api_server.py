@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from prefect_bt.http_api.access import ApiSite
-from prefect_bt.http_api.app import create_app
 from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.settings import Settings
+from tests.http_api.served import serving
 
 
 @dataclass(frozen=True)
@@ -49,18 +45,5 @@ def running_api(folder: Path, *, store: str = "", **upload_options: Any) -> Iter
     ledger = open_ledger(settings.store)
     keys = ApiKeys(ledger.store)
     site = ApiSite(ledger, settings, keys, Uploads(settings.state_dir, **upload_options))
-    config = uvicorn.Config(
-        create_app(site), port=0, http="h11", access_log=False, log_level="warning"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield RunningApi(f"http://127.0.0.1:{port}", keys.create("tests")[0], site)
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with serving(site) as url:
+        yield RunningApi(url, keys.create("tests")[0], site)

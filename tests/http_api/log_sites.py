@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from prefect_bt.http_api.access import ApiSite
-from prefect_bt.http_api.app import create_app
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
@@ -24,7 +25,9 @@ from prefect_bt.logs.line_format import format_line
 from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
+from tests.http_api.served import serving
 from tests.jobs.records import new_record
+from tests.ports import free_port
 from tests.written_jobs import write_job
 
 Line = dict[str, Any]
@@ -42,29 +45,34 @@ class LogSite:
         self.ledger = Ledger(open_store(str(self.folder / "store")), clock=lambda: self.at)
         keys = ApiKeys(self.ledger.store)
         settings = Settings(state_dir=self.folder / "state", store=str(self.folder / "store"))
-        self.site = ApiSite(self.ledger, settings, keys)
+        self.site = ApiSite(self.ledger, settings, keys, Uploads(settings.state_dir))
         key, _ = keys.create("tests")
         headers = {"Authorization": f"Api-Key {key}"}
         self.client = httpx.Client(headers=headers, trust_env=False, timeout=30)
 
     @contextmanager
     def serving(self) -> Iterator[LogSite]:
-        config = uvicorn.Config(
-            create_app(self.site), http="h11", port=0, access_log=False, log_level="warning"
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        try:
+        with serving(self.site) as self.url, self.client:
             yield self
-        finally:
-            server.should_exit = True
-            self.client.close()
-            thread.join()
+
+    @contextmanager
+    def serving_in_a_process(self) -> Iterator[subprocess.Popen[bytes]]:
+        code = (
+            "import uvicorn; from prefect_bt.http_api.app import create_app, open_site;"
+            f"uvicorn.run(create_app(open_site()), port={(port := free_port())}, http='h11')"
+        )
+        settings = self.site.settings
+        store, state = settings.store, str(settings.state_dir)
+        env = {**os.environ, "PREFECT_BT_STORE": store, "PREFECT_BT_STATE_DIR": state}
+        with subprocess.Popen([sys.executable, "-c", code], env=env) as server:
+            self.url = f"http://127.0.0.1:{port}"
+            while True:
+                with suppress(httpx.ConnectError):
+                    self.client.get(self.url)
+                    break
+                time.sleep(0.05)
+            yield server
+            server.terminate()
 
     def job(self, *, ago: float = 0, state: JobState = JobState.CREATED) -> JobRecord:
         self.at = time.time() - ago

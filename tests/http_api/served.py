@@ -59,10 +59,8 @@ class Api:
 
 
 @contextmanager
-def serving_api() -> Generator[Api]:
-    """Serve the store of the settings in this environment."""
-    site = open_site()
-    key, _ = site.keys.create("tester")
+def serving(site: ApiSite) -> Generator[str]:
+    """Serve the site in a thread; yield its URL."""
     config = uvicorn.Config(
         create_app(site), http="h11", log_level="warning", access_log=False, lifespan="off"
     )
@@ -72,10 +70,18 @@ def serving_api() -> Generator[Api]:
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive()
                 time.sleep(0.005)
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-                yield Api(url, key, site, client)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def serving_api() -> Generator[Api]:
+    """Serve the store of the settings in this environment."""
+    site = open_site()
+    key, _ = site.keys.create("tester")
+    with serving(site) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        yield Api(url, key, site, client)

@@ -127,7 +127,7 @@ def test_every_reader_of_an_ended_job_gets_every_line(site: LogSite, make, monke
     # None of it is kept: what is older than the kept lines is read from the store.
     monkeypatch.setattr(log_reader, "MAX_PAGE_LINES", 1)
     monkeypatch.setattr(log_reader, "MAX_KEPT_LINES", 1)
-    site.site.log_readers.__init__(site.ledger, site.site.settings.state_dir)
+    site.site.job_readers.__init__(site.ledger, site.site.settings.state_dir)
     assert site.read_pages(record) == site.read_pages(record, limit=7) == tail.lines
     newest = site.logs(record, limit=1000)
     assert newest == tail.lines[::-1][: len(newest)]

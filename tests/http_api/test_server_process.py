@@ -96,7 +96,7 @@ def test_server_killed_in_an_upload_accepts_nothing_of_it(tmp_path: Path) -> Non
     uploads = Uploads(tmp_path / "state")
     with served(tmp_path) as (process, url):
         upload_id, token = uploads.issue(key_id)
-        folder = uploads.open(upload_id).path
+        folder = uploads.open(upload_id)
         body = os.urandom(1000) * 8000
 
         class Killing:

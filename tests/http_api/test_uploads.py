@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import os
 import socket
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -64,7 +65,7 @@ class Client:
 
     def send(
         self, method: str, query: str = "", body: bytes = b"", **headers: str
-    ) -> tuple[int, str, Mapping[str, str]]:
+    ) -> tuple[int, str, http.client.HTTPMessage]:
         sent = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
         connection = http.client.HTTPConnection(self.api.host, timeout=60)
         connection.request(method, f"{self.path}{query}", body, sent)
@@ -72,6 +73,19 @@ class Client:
         text = answer.read().decode()
         connection.close()
         return answer.status, text, answer.headers
+
+    def start_put(self, query: str, size: int) -> socket.socket:
+        """A connection that announces so many bytes and sends a few of them."""
+        host, _, port = self.api.host.partition(":")
+        connection = socket.create_connection((host, int(port)))
+        head = [f"PUT {self.path}{query} HTTP/1.1", "Host: x", f"Content-Length: {size}"]
+        lines = [*head, *(f"{name}: {value}" for name, value in self.headers.items()), "", ""]
+        connection.sendall("\r\n".join(lines).encode() + SMALL)
+        return connection
+
+    @property
+    def folder(self) -> Path:
+        return self.api.site.uploads._folder / self.object.partition("/")[0]
 
     def begin(self) -> str:
         status, text, _ = self.send("POST", "?uploads")
@@ -195,7 +209,7 @@ def test_upload_without_its_own_token_is_refused(api: RunningApi, fault: str) ->
         upload_id, client.headers["X-Amz-Security-Token"] = old.issue(client.key.split("-")[2])
         client.path = f"/uploads/uploads/{upload_id}/workspace.tgz"
         client.headers["Authorization"] = f"AWS4-HMAC-SHA256 Credential={upload_id}/x"
-    for method, query in (("PUT", ""), ("POST", "?uploads"), ("DELETE", "?uploadId=1")):
+    for method, query in (("PUT", ""), ("POST", "?uploads"), ("DELETE", "?uploadId=x")):
         status, text, _ = client.send(method, query, SMALL)
         assert (status, "<Code>AccessDenied</Code>" in text) == (403, True)
     assert client.taken() is other.taken() is None
@@ -282,21 +296,16 @@ def test_upload_aborted_is_gone(api: RunningApi) -> None:
 def test_upload_cut_in_the_middle_is_not_accepted(api: RunningApi, query: str) -> None:
     client = Client(api)
     query = query.format(client.begin()) if query else query
-    host, _, port = api.host.partition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        lines = [f"{name}: {value}" for name, value in client.headers.items()]
-        head = [f"PUT {client.path}{query} HTTP/1.1", "Host: x", "Content-Length: 200000", *lines]
-        connection.sendall("\r\n".join([*head, "", ""]).encode() + SMALL)
-        folder = api.site.uploads._folder / client.object.partition("/")[0]
-        wait_until(lambda: list(folder.rglob("*.tmp")) != [])
-    wait_until(lambda: list(folder.rglob("*.tmp")) == [])
-    assert [one for one in folder.rglob("*") if one.is_file() and one.stat().st_size] == []
+    with client.start_put(query, 200_000):
+        wait_until(lambda: list(client.folder.glob("*.tmp")))
+    wait_until(lambda: list(client.folder.glob("*.tmp")) == [])
+    assert [one.name for one in client.folder.iterdir()] == ["lock"]
     assert client.taken() is None
 
 
 @pytest.mark.parametrize("by_parts", [False, True])
 def test_upload_too_large_is_refused(tmp_path: Path, by_parts: bool) -> None:
-    with running_api(tmp_path, max_bytes=150_000) as api:
+    with running_api(tmp_path, max_bytes=250_000 if by_parts else 150_000) as api:
         client = Client(api)
         query = ""
         if by_parts:
@@ -304,18 +313,29 @@ def test_upload_too_large_is_refused(tmp_path: Path, by_parts: bool) -> None:
             client.part(upload, 1, SMALL)
             client.part(upload, 1, SMALL)
             query = f"?uploadId={upload}&partNumber=2"
-        status, text, _ = client.send("PUT", query, SMALL if by_parts else SMALL * 2)
+        status, text, _ = client.send("PUT", query, SMALL * 2)
         assert (status, "EntityTooLarge" in text) == (413, True)
         with pytest.raises(ClientError, match="EntityTooLarge"):
             client.s3.put_object(Bucket=client.bucket, Key=client.object, Body=SMALL * 2)
         assert client.taken() is None
 
 
+def test_upload_too_large_in_parts_that_arrive_at_once_is_refused(tmp_path: Path) -> None:
+    with running_api(tmp_path, max_bytes=250_000) as api, contextlib.ExitStack() as stack:
+        client = Client(api)
+        upload = client.begin()
+        query = f"?uploadId={upload}&partNumber="
+        for number in (1, 2):
+            stack.enter_context(client.start_put(f"{query}{number}", 110_000))
+        wait_until(lambda: len(list(client.folder.glob("*.tmp"))) == 2)
+        assert client.send("PUT", f"{query}3", SMALL)[0] == 413
+
+
 def test_uploads_that_no_job_takes_are_limited(tmp_path: Path) -> None:
     with running_api(tmp_path) as api:
         clients = [Client(api, api.key) for _ in range(staging.MAX_OPEN_UPLOADS + 1)]
         assert [one.send("PUT", "", b"x")[0] for one in clients] == [200] * 16 + [503]
-        folder = api.site.uploads._folder / clients[3].object.partition("/")[0]
+        folder = clients[3].folder
         for one in (folder, *folder.iterdir()):
             os.utime(one, (0, time.time() - 3600))
         assert clients[-1].send("PUT", "", b"x")[0] == 200
@@ -324,19 +344,11 @@ def test_uploads_that_no_job_takes_are_limited(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_upload_that_is_slow_delays_no_other(api: RunningApi) -> None:
-    host, _, port = api.host.partition(":")
-    slow: list[socket.socket] = []
-    for _ in range(12):
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(Client(api).start_put("", 9_000_000))
+        begun = time.monotonic()
         client = Client(api)
-        connection = socket.create_connection((host, int(port)))
-        lines = [f"{name}: {value}" for name, value in client.headers.items()]
-        head = [f"PUT {client.path} HTTP/1.1", "Host: x", "Content-Length: 9000000", *lines]
-        connection.sendall("\r\n".join([*head, "", ""]).encode() + SMALL)
-        slow.append(connection)
-    begun = time.monotonic()
-    client = Client(api)
-    assert client.send("PUT", "", SMALL)[0] == 200
-    assert time.monotonic() - begun < 5
+        assert client.send("PUT", "", SMALL)[0] == 200
+        assert time.monotonic() - begun < 5
     assert client.taken() == SMALL
-    for connection in slow:
-        connection.close()

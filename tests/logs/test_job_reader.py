@@ -178,7 +178,7 @@ def test_filters(world: World, query: LineFilter, expected: list[str]):
         world.begin(ranks=2)
         for rank in range(2):
             text = f"{attempt}/{rank} {word}"
-            world.write(100 * attempt + rank, text, rank=rank, attempt=attempt)
+            world.write(100 * attempt + rank + 1, text, rank=rank, attempt=attempt)
         world.end_attempt(attempt)
     assert texts(list(world.logs().read_new(query, include_partial=True))) == expected
 
@@ -197,8 +197,8 @@ def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
     world.begin(ranks=2)
     line = "é" * 1000
     for number in range(3 * CHUNK_BYTES // 2000):
-        world.write(2 * number, f"{number} {line}", rank=0)
-        world.write(2 * number + 1, f"{number} {line}", rank=1)
+        world.write(2 * number + 1, f"{number} {line}", rank=0)
+        world.write(2 * number + 2, f"{number} {line}", rank=1)
     found = list(world.logs().read_new(include_partial=True))
     assert len(found) == 2 * (3 * CHUNK_BYTES // 2000)
     stamps = [f.line.timestamp for f in found]

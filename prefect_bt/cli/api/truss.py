@@ -63,7 +63,7 @@ def build_environment(arguments: tuple[str, ...]) -> dict[str, str]:
     for variable in ("NO_PROXY", "no_proxy"):
         names = environment.get(variable, "").split(",")
         environment[variable] = ",".join(n for n in names if n.strip() not in _LOCAL_NAMES)
-    if settings.api_key and not name:
+    if settings.api_key.get_secret_value() and not name:
         environment["BASETEN_TRUSS_AUTH_REMOTE_URL"] = TRUSS_URL
         environment["BASETEN_TRUSS_AUTH_API_KEY"] = settings.api_key.get_secret_value()
     return environment

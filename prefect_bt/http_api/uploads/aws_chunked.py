@@ -14,7 +14,6 @@ from typing import Final
 _MAX_LINE_BYTES: Final = 4096
 _MAX_TRAILERS: Final = 16
 _SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:;.*)?")
-_LINE_END: Final = b"\r\n"
 
 
 class AwsChunkedDecoder:
@@ -33,21 +32,17 @@ class AwsChunkedDecoder:
         self._received += data
         payload = bytearray()
         while True:
-            if self._chunk_left:
-                part = self._received[: self._chunk_left]
-                del self._received[: len(part)]
-                payload += part
-                self._chunk_left -= len(part)
-                if self._chunk_left:
-                    return bytes(payload)
-                self._after_chunk = True
-            length = self._received.find(_LINE_END)
-            if length > _MAX_LINE_BYTES or (length < 0 and len(self._received) > _MAX_LINE_BYTES):
-                raise ValueError("a line is too long")
-            if length < 0:
+            part = self._received[: self._chunk_left]
+            del self._received[: len(part)]
+            payload += part
+            self._chunk_left -= len(part)
+            length = self._received.find(b"\r\n", 0, _MAX_LINE_BYTES)
+            if self._chunk_left or length < 0:
+                if len(self._received) >= _MAX_LINE_BYTES:
+                    raise ValueError("a line is too long")
                 return bytes(payload)
             line = bytes(self._received[:length])
-            del self._received[: length + len(_LINE_END)]
+            del self._received[: length + 2]
             self._read_line(line)
 
     def _read_line(self, line: bytes) -> None:
@@ -56,10 +51,10 @@ class AwsChunkedDecoder:
         elif self._in_trailers and not self.finished and len(self.trailers) < _MAX_TRAILERS:
             name, _, value = line.decode("latin-1").partition(":")
             self.finished = not line
-            if line:
-                self.trailers[name.strip().lower()] = value.strip()
+            self.trailers[name.strip().lower()] = value.strip()
         elif not (self._after_chunk or self._in_trailers) and (found := _SIZE.fullmatch(line)):
             self._chunk_left = int(found[1], 16)
-            self._in_trailers = self._chunk_left == 0
+            self._after_chunk = self._chunk_left > 0
+            self._in_trailers = not self._after_chunk
         else:
             raise ValueError("a chunk does not begin or end as its size says")

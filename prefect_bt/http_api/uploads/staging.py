@@ -1,13 +1,11 @@
 """Uploaded objects until a job takes them, in the state folder of the server.
 
-    <state_dir>/api/key                         secret that signs credentials and URLs of files
-    <state_dir>/api/uploads/<key id>-<nonce>/   an upload; the id of the key that asked for it
-        workspace.tgz                           its object: complete, verified and synced
-        <multipart id>/<number>-<sha256>        complete parts of an object
-        <multipart id>.done                     those parts are in the object
-        lock                                    flock of what completes or takes the object
-
-A part or object that is still received has a name that begins with a dot.
+<state_dir>/api/key                         secret that signs credentials and URLs of files
+<state_dir>/api/uploads/<key id>-<nonce>/   an upload; the id of the key that asked for it
+    workspace.tgz                           its object: complete, verified and synced
+    <number>-<sha256>                       complete parts of the object
+    .<nonce>.tmp                            what is still received, of the announced size
+    lock                                    flock of what changes or takes the object
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import threading
 import time
-from collections import Counter
+import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -31,8 +27,9 @@ from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.filesystem.secret_file import ensure_secret
-from prefect_bt.filesystem.trees import find_files, measure_folder, remove_tree
+from prefect_bt.filesystem.trees import measure_folder, remove_tree
 from prefect_bt.host.service import exclusive_lock
+from prefect_bt.http_api.uploads.bucket_uploads import BucketUploads
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, UNPACK_SLACK_BYTES, format_bytes
 
 BUCKET: Final = "uploads"
@@ -41,13 +38,11 @@ MAX_OPEN_UPLOADS: Final = 16
 """Uploads of one key that no job has taken."""
 STALE_SECONDS: Final = 86400.0
 """Seconds without a change after which an upload that no job has taken is removed."""
-_LIFETIME: Final = 3600
 _IDLE_SECONDS: Final = 600.0
 """Seconds without a change after which an upload gives way to a new one of the same key."""
-_MAX_PARTS: Final = 10_000
-_MAX_MULTIPARTS: Final = 16
+_CREDENTIAL_SECONDS: Final = 3600
 _OBJECT_KEY: Final = re.compile(rf"(([0-9a-z]+)-[0-9a-f]{{24}})/{re.escape(OBJECT_NAME)}")
-_MULTIPART_ID: Final = re.compile(r"[0-9a-f]{16}")
+_PARTS: Final = "[1-9]*-*"
 
 
 class UploadError(Exception):
@@ -58,86 +53,8 @@ class UploadError(Exception):
         self.status, self.code = status, code
 
 
-@dataclass(frozen=True)
-class Upload:
-    """The folder of one upload. Methods raise UploadError, and OSError of the disk."""
-
-    path: Path
-
-    @property
-    def object(self) -> Path:
-        return self.path / OBJECT_NAME
-
-    def lock(self) -> AbstractContextManager[None]:
-        return exclusive_lock(self.path / "lock")
-
-    def publish(self, file: Path) -> None:
-        """Make the complete file the object."""
-        with self.lock():
-            file.replace(self.object)
-
-    def begin_multipart(self) -> str:
-        """Return the id of a new object in parts."""
-        if len([one for one in self.path.iterdir() if one.is_dir()]) >= _MAX_MULTIPARTS:
-            raise UploadError(409, "OperationAborted", "The upload was begun too often.")
-        multipart_id = secrets.token_hex(8)
-        (self.path / multipart_id).mkdir(0o700)
-        return multipart_id
-
-    def find_multipart(self, multipart_id: str) -> Path:
-        """Return the folder of the parts."""
-        folder = self.path / multipart_id
-        if _MULTIPART_ID.fullmatch(multipart_id) and folder.is_dir():
-            return folder
-        raise UploadError(404, "NoSuchUpload", "The upload was completed or aborted.")
-
-    def publish_part(self, multipart_id: str, number: int, file: Path, sha256: str) -> None:
-        """Make the complete file the part; an earlier one with the number is removed."""
-        with self.lock():
-            folder = self.find_multipart(multipart_id)
-            for earlier in find_paths(folder, f"{number}-*"):
-                earlier.unlink()
-            file.replace(folder / f"{number}-{sha256}")
-
-    def complete(self, multipart_id: str, parts: Sequence[tuple[int, str]]) -> None:
-        """Join the parts, as numbers and digests, to the object. A second call has no effect."""
-        numbers = [number for number, _ in parts]
-        if not numbers or numbers != sorted(set(numbers)):
-            raise UploadError(400, "InvalidPartOrder", "The parts are not in ascending order.")
-        with self.lock():
-            done = self.path / f"{multipart_id}.done"
-            if _MULTIPART_ID.fullmatch(multipart_id) and done.exists():
-                return
-            folder = self.find_multipart(multipart_id)
-            files = [folder / f"{number}-{digest}" for number, digest in parts]
-            for number, file in zip(numbers, files, strict=True):
-                if not file.exists():
-                    message = f"Part {number} was not uploaded, or it was replaced by another."
-                    raise UploadError(400, "InvalidPart", message)
-            with open_replacement(self.object) as target:
-                for file in files:
-                    _append(file, target.fileno())
-                os.fsync(target.fileno())
-            done.touch()
-            remove_tree(folder)
-
-    def abort(self, multipart_id: str) -> None:
-        """Delete the parts."""
-        with self.lock():
-            remove_tree(self.find_multipart(multipart_id))
-
-    def count_bytes(self, *, without: str) -> int:
-        """Return the bytes of complete files, without a part with that prefix of its name."""
-        total = 0
-        for file in find_files(self.path):
-            if not file.name.startswith((".", without)):
-                with suppress(FileNotFoundError):
-                    total += file.lstat().st_size
-        return total
-
-
 class Uploads:
-    """The uploads of one state folder; `max_bytes` bounds each."""
+    """The uploads of one state folder; `max_bytes` bounds each. OSError of the disk."""
 
     def __init__(
         self,
@@ -145,13 +62,13 @@ class Uploads:
         *,
         max_bytes: int = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES,
         clock: Callable[[], float] = time.time,
+        bucket: BucketUploads | None = None,
     ) -> None:
+        self.bucket = bucket
+        """Where clients upload directly to the store."""
         self._api_folder = state_dir.expanduser().absolute() / "api"
         self._folder = self._api_folder / "uploads"
         self._max_bytes, self._clock = max_bytes, clock
-        self._receiving = Counter[str]()
-        """Id of an upload -> the bytes that requests may still write to it."""
-        self._counting = threading.Lock()
 
     @cached_property
     def secret(self) -> bytes:
@@ -161,47 +78,42 @@ class Uploads:
     def issue(self, key_id: str) -> tuple[str, str]:
         """Return the id of a new upload of the key, and the token that allows it."""
         upload_id = f"{key_id}-{secrets.token_hex(12)}"
-        expires = str(int(self._clock()) + _LIFETIME)
-        signature = compute_signature(self.secret, _signed_text(upload_id), expires)
+        expires = str(int(self._clock()) + _CREDENTIAL_SECONDS)
+        signature = compute_signature(self.secret, f"{BUCKET}/{upload_id}", expires)
         return upload_id, f"{expires}.{signature}"
 
     def is_token_valid(self, upload_id: str, token: str) -> bool:
         """Return whether the token allows the upload now."""
         expires, _, signature = token.partition(".")
-        text, now = _signed_text(upload_id), self._clock()
-        return is_signature_valid(self.secret, text, expires=expires, signature=signature, now=now)
+        key, now = f"{BUCKET}/{upload_id}", self._clock()
+        return is_signature_valid(self.secret, key, expires=expires, signature=signature, now=now)
 
-    def open(self, upload_id: str) -> Upload:
-        """Return the upload, whose folder is made. UploadError for too many of one key."""
-        upload = Upload(self._folder / upload_id)
-        if not upload.path.is_dir():
+    def open(self, upload_id: str) -> Path:
+        """Return the folder of the upload, which is made. UploadError for too many of one key."""
+        folder = self._folder / upload_id
+        if not folder.is_dir():
             self._make_room(upload_id.partition("-")[0])
-            ensure_private_folder(upload.path)
-        return upload
+            ensure_private_folder(folder)
+        return folder
 
-    def find(self, upload_id: str) -> Upload:
-        """Return the upload if it was begun."""
-        upload = Upload(self._folder / upload_id)
-        if upload.path.is_dir():
-            return upload
-        raise UploadError(404, "NoSuchUpload", "Nothing was uploaded yet.")
+    def find(self, upload_id: str) -> Path:
+        """Return the folder of an upload that was begun. UploadError."""
+        folder = self._folder / upload_id
+        if folder.is_dir():
+            return folder
+        raise UploadError(404, "NoSuchUpload", "The upload was not begun, or it was aborted.")
 
-    def reserve(self, upload: Upload, size: int, *, part: int | None = None) -> None:
-        """Allow `size` more bytes until `release`. UploadError if the upload becomes too large."""
-        name = upload.path.name
-        with self._counting:
-            stored = upload.count_bytes(without=f"{part}-" if part else OBJECT_NAME)
-            if stored + self._receiving[name] + size > self._max_bytes:
+    def create_file(self, folder: Path, size: int) -> Path:
+        """Create a file in the upload for that many bytes. UploadError if it has too many then."""
+        with exclusive_lock(folder / "lock"):
+            if size + _count_bytes(folder) > self._max_bytes:
                 limit = format_bytes(self._max_bytes)
                 message = f"An upload has at most {limit}. Declare large files as weights."
                 raise UploadError(413, "EntityTooLarge", message)
-            self._receiving[name] += size
-
-    def release(self, upload: Upload, size: int) -> None:
-        """End a reservation, when the bytes are stored or refused."""
-        with self._counting:
-            self._receiving[upload.path.name] -= size
-            self._receiving += Counter()  # drops what is zero
+            path = folder / f".{uuid.uuid4().hex}.tmp"
+            path.touch()
+            os.truncate(path, size)
+        return path
 
     @contextmanager
     def take(self, bucket: str, key: str, key_id: str) -> Generator[Path]:
@@ -209,21 +121,26 @@ class Uploads:
 
         NotFoundError for any other. Until then the same request can be repeated.
         """
-        found = _OBJECT_KEY.fullmatch(key)
-        missing = NotFoundError(
-            "upload", f"{bucket}/{key}", next_step="Push the job again to upload its files anew."
-        )
-        if bucket != BUCKET or not found or found[2] != key_id:
+        remote = self.bucket if self.bucket and bucket == self.bucket.name else None
+        name = key.removeprefix(remote.prefix) if remote else key
+        found, step = _OBJECT_KEY.fullmatch(name), "Push the job again to upload its files anew."
+        missing = NotFoundError("upload", f"{bucket}/{key}", next_step=step)
+        if not (remote or bucket == BUCKET) or not found or found[2] != key_id:
             raise missing
-        upload = Upload(self._folder / found[1])
-        if not upload.object.exists():
+        folder = self._folder / found[1]
+        if not (remote or folder.is_dir()):
             raise missing
-        with upload.lock():
-            if not upload.object.exists():
-                remove_tree(upload.path)  # another request took it; the lock made the folder anew
+        with exclusive_lock(folder / "lock"):
+            if remote:
+                remote.download(name, folder / OBJECT_NAME, max_bytes=self._max_bytes)
+            if not (folder / OBJECT_NAME).exists():
+                if remote:
+                    remove_tree(folder)
                 raise missing
-            yield upload.object
-            remove_tree(upload.path)
+            yield folder / OBJECT_NAME
+            if remote:
+                remote.delete(name)
+            remove_tree(folder)
 
     def list_stale(self) -> Iterator[tuple[Path, int, float]]:
         """Yield folder, bytes and last change of the uploads that nobody continues."""
@@ -233,15 +150,11 @@ class Uploads:
                 if self._clock() - changed_at > STALE_SECONDS:
                     yield path, size, changed_at
 
-    def remove_if_stale(self, path: Path) -> None:
-        """Remove the upload with that folder, if nobody has continued it."""
-        if any(path == stale for stale, _, _ in self.list_stale()):
-            remove_tree(path)
-
-    def remove_stale(self) -> None:
-        """Remove the uploads that nobody continues."""
+    def remove_stale(self, folder: Path | None = None) -> None:
+        """Remove the uploads that nobody continues; with `folder`, only that one."""
         for path, _, _ in self.list_stale():
-            remove_tree(path)
+            if folder in (None, path):
+                remove_tree(path)
 
     def _make_room(self, key_id: str) -> None:
         mine = find_paths(self._folder, f"{key_id}-*")
@@ -260,23 +173,45 @@ def find_upload_id(bucket: str, key: str) -> str:
     return found[1] if found else ""
 
 
-def parse_part_number(text: str) -> int:
-    """Return the number of a part. UploadError."""
-    if re.fullmatch(r"[0-9]{1,5}", text) and 1 <= int(text) <= _MAX_PARTS:
-        return int(text)
-    message = f"A part number is between 1 and {_MAX_PARTS}."
-    raise UploadError(400, "InvalidArgument", message)
+def publish(folder: Path, file: Path, part: int | None, sha256: str) -> None:
+    """Make the complete file the object, or the part: an earlier one of its number is removed."""
+    with exclusive_lock(folder / "lock"):
+        for earlier in find_paths(folder, f"{part}-*") if part else ():
+            earlier.unlink()
+        file.replace(folder / (f"{part}-{sha256}" if part else OBJECT_NAME))
 
 
-def _signed_text(upload_id: str) -> str:
-    return f"{BUCKET}/{upload_id}"
+def join_parts(folder: Path, parts: Sequence[tuple[int, str]]) -> None:
+    """Join the parts, as numbers and digests, to the object. A repetition has no effect."""
+    with exclusive_lock(folder / "lock"):
+        target = folder / OBJECT_NAME
+        if target.exists() and not find_paths(folder, _PARTS):
+            return
+        if not parts or [*parts] != sorted(dict(parts).items()):
+            raise UploadError(400, "InvalidPartOrder", "The parts are not in ascending order.")
+        files = [folder / f"{number}-{digest}" for number, digest in parts]
+        for file in files:
+            if not file.exists():
+                number = file.name.partition("-")[0]
+                message = f"Part {number} was not uploaded, or it was replaced by another."
+                raise UploadError(400, "InvalidPart", message)
+        with open_replacement(target) as joined:
+            for file in files:
+                _append(file, joined.fileno())
+            os.fsync(joined.fileno())
+        for part in find_paths(folder, _PARTS):
+            part.unlink()
 
 
-def _append(source: Path, target: int) -> None:
-    with source.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size
-        while left:
-            copied = os.sendfile(target, file.fileno(), None, left)
-            if not copied:
-                raise OSError(f"{source} became shorter")
-            left -= copied
+def _count_bytes(folder: Path) -> int:
+    total = 0
+    for file in find_paths(folder, "*"):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+def _append(path: Path, target: int) -> None:
+    with path.open("rb") as file:
+        while os.sendfile(target, file.fileno(), None, 1 << 30):
+            pass

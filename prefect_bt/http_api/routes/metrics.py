@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from prefect_bt.http_api.access import JobDep, SiteDep
-from prefect_bt.http_api.logs import EpochMillis
+from prefect_bt.http_api.routes.logs import EpochMillis
 from prefect_bt.job_metrics.series import Window, choose_window
 from prefect_bt.jobs.metrics.view import read_document
 from prefect_bt.ledger.records import JobRecord
@@ -43,7 +43,7 @@ def post_metrics(job: JobDep, site: SiteDep, body: MetricsRequest | None = None)
 
 def _answer(site: SiteDep, job: JobRecord, request: MetricsRequest) -> JSONResponse:
     start, end = request.start_epoch_millis, request.end_epoch_millis
-    metrics = site.metrics_readers.read(job)
+    metrics = site.job_readers.get(job).read_metrics()
     window = choose_window(metrics, since=None if start is None else start / 1000)
     window = Window(
         since=window.since,

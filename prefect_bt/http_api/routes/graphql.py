@@ -17,7 +17,7 @@ from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, Secret
 from prefect_bt.definitions.environment_variables import EnvironmentVariables
 from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.http_api.access import ApiSite, Caller, CallerDep, SiteDep, find_any_job
-from prefect_bt.http_api.teams import list_teams
+from prefect_bt.http_api.routes.teams import list_teams
 from prefect_bt.job_index.entries import Document
 from prefect_bt.queue.overview import capacity_document
 from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models

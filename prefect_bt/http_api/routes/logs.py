@@ -60,6 +60,6 @@ def _answer(site: SiteDep, job: JobRecord, request: LogsRequest, *, limit: int |
         limit=limit,
         min_level=LogLevel[request.min_level] if request.min_level else None,
     )
-    lines = site.log_readers.get(job).read(window)
-    body = b'{"logs":[' + b",\n".join(lines) + b"]}"
+    lines = site.job_readers.get(job).log.read(window)
+    body = b'{"logs":[' + b",\n".join(line.document for line in lines) + b"]}"
     return Response(body, media_type="application/json")

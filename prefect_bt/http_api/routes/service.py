@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
@@ -27,11 +27,8 @@ from prefect_bt.http_api.access import (
     find_any_job,
     find_project,
 )
-from prefect_bt.http_api.queue import hide_other_teams
+from prefect_bt.http_api.routes.queue import hide_other_teams
 from prefect_bt.http_api.submission import Artifact, recreate_job, submit_received
-from prefect_bt.http_api.uploads.routes import receive_object
-from prefect_bt.http_api.uploads.staging import BUCKET, OBJECT_NAME, UploadError
-from prefect_bt.job_index.entries import Document
 from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.job_service.run_options import RunOptions
 from prefect_bt.job_service.store_service import StoreJobs
@@ -297,19 +294,6 @@ async def _pace(calls: Calls, batches: Iterator[str]) -> AsyncIterator[str]:
         yield text
         if text.endswith("\n\n") or text == "\n":
             await asyncio.sleep(calls.pause)
-
-
-@router.put("/workspaces")
-async def put_workspace(request: Request, site: SiteDep, caller: CallerDep) -> Document:
-    """Receive the archive of a workspace; return its place for a submission."""
-    upload_id, _ = await run_in_threadpool(site.uploads.issue, caller.key_id)
-    upload = await run_in_threadpool(site.uploads.open, upload_id)
-    try:
-        await receive_object(upload, request, site)
-    except UploadError as error:
-        raise HTTPException(error.status, str(error)) from None
-    place = {"s3_bucket": BUCKET, "s3_key": f"{upload_id}/{OBJECT_NAME}"}
-    return {"result": place, "warnings": []}
 
 
 @router.post("/jobs")

@@ -25,7 +25,7 @@ from prefect_bt.http_api.documents import (
     job_summary,
     project_summaries,
 )
-from prefect_bt.http_api.queue import visible_queue_context
+from prefect_bt.http_api.routes.queue import visible_queue_context
 from prefect_bt.http_api.submission import recreate_job, submit_job
 from prefect_bt.job_index.entries import Document, JobEntry, JobIndex
 from prefect_bt.job_index.overview import ACTIVE, QUEUED
