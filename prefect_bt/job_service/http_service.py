@@ -1,34 +1,24 @@
-"""The jobs of a server of the HTTP API: what StoreJobs does, by its routes /prefect-bt/v1.
-
-Requests that change nothing are sent again after a failed connection. Redirects are not followed,
-and no proxy is used, so that the key goes to no other host. `http.client` is used because the
-import of httpx takes longer than a request.
-"""
+"""The jobs of a server of the HTTP API: what StoreJobs does, by its routes /prefect-bt/v1."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
-from urllib.parse import quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from prefect_bt import codec
 from prefect_bt.errors import (
-    NotFoundError,
-    PrefectBtError,
     ServerError,
-    StateError,
     StoreError,
     UsageError,
 )
 from prefect_bt.job_service.protocol import Document, JobName, LogQuery
 from prefect_bt.job_service.remotes import Server
+from prefect_bt.job_service.server_connection import FAILED, Connection
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.follow import MAX_OUTAGE
 from prefect_bt.logs.levels import LogLevel
@@ -37,19 +27,10 @@ from prefect_bt.logs.line_format import LogLine
 from prefect_bt.object_store.protocols import ByteCallback
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from prefect_bt.definitions import TrainingProject
     from prefect_bt.job_service.run_options import RunOptions
     from prefect_bt.jobs.starting.launcher import JobLauncher
 
-_CONNECT_TIMEOUT: Final = 10.0
-_READ_TIMEOUT: Final = 60.0
-_MAX_IDLE: Final = 3.0
-"""Seconds after which a connection is not used again: the server closes it then."""
-_FAILED: Final = (OSError, HTTPException)
-_REPEAT_DELAYS: Final = (0.5, 2.0)
-"""Seconds before each repeat of a request without effects."""
 _POLL_INTERVAL: Final = 1.0
 _OVERLAP: Final = 10 * 10**9
 """Nanoseconds before the newest line that are read again after a lost connection."""
@@ -59,13 +40,6 @@ _LOCAL_OPTIONS: Final = {"here": "--here", "deployment": "--deployment"}
 
 def _count_nothing(_: int) -> AbstractContextManager[ByteCallback]:
     return nullcontext(lambda _: None)
-
-
-class RemoteNotFound(NotFoundError):
-    """Something that the server does not know, in its words."""
-
-    def __init__(self, message: str) -> None:
-        PrefectBtError.__init__(self, message)
 
 
 class HttpJobs:
@@ -81,7 +55,7 @@ class HttpJobs:
         upload: Callable[[int], AbstractContextManager[ByteCallback]] = _count_nothing,
     ) -> None:
         self._server, self._warn, self._upload = server, warn, upload
-        self._connections = _Connections(server.url)
+        self._connection = Connection(server)
 
     @property
     def url(self) -> str:
@@ -195,7 +169,7 @@ class HttpJobs:
 
     def fetch(self, path: str, **params: Any) -> bytes:
         """Return the bytes of an answer."""
-        return self._send("GET", path, params)
+        return self._connection.send("GET", path, params)
 
     def _follow(self, job_id: str, params: Document, limit: int | None) -> Iterator[JobLine | None]:
         """Yield lines to the end of the job, also over lost connections."""
@@ -220,7 +194,7 @@ class HttpJobs:
         """Yield the lines of one answer. StoreError if it is cut."""
         rest = b""
         try:
-            answer = self._open("GET", f"jobs/{job_id}/lines", params)
+            answer = self._connection.open("GET", f"jobs/{job_id}/lines", params)
             while data := answer.read1(_CHUNK):
                 *texts, rest = (rest + data).split(b"\n")
                 for text in texts:
@@ -234,10 +208,10 @@ class HttpJobs:
                             self._warn(sentence)
                         if event["is_last"]:
                             return
-        except _FAILED as error:
-            raise self._unreachable(error) from error
+        except FAILED as error:
+            raise self._connection.unreachable(error) from error
         finally:
-            self._connections.close()
+            self._connection.close()
         raise StoreError(f"The log of {self.url} ended in the middle.", url=self.url)
 
     def _submission(self, project: TrainingProject, options: RunOptions) -> Document:
@@ -271,70 +245,15 @@ class HttpJobs:
 
     def _call(self, method: str, path: str, params: Document | None = None, **sent: Any) -> Any:
         try:
-            document: Document = json.loads(self._send(method, path, params or {}, **sent))
+            document: Document = json.loads(
+                self._connection.send(method, path, params or {}, **sent)
+            )
             result, warnings = document["result"], document["warnings"]
         except (ValueError, LookupError, TypeError):
             raise ServerError(f"{self.url} does not answer as a server of prefect-bt.") from None
         for sentence in warnings:
             self._warn(sentence)
         return result
-
-    def _send(self, method: str, path: str, params: Document, **sent: Any) -> bytes:
-        delays = iter(_REPEAT_DELAYS if method == "GET" else ())
-        while True:
-            try:
-                return self._open(method, path, params, **sent).read()
-            except _FAILED as error:
-                self._connections.close()
-                if (delay := next(delays, None)) is None:
-                    raise self._unreachable(error) from error
-                time.sleep(delay)
-
-    def _open(
-        self,
-        method: str,
-        path: str,
-        params: Document,
-        *,
-        body: bytes | Iterable[bytes] | None = None,
-        size: int = 0,
-    ) -> HTTPResponse:
-        """Send a request, and return its answer. OSError, HTTPException, or the server's error."""
-        given = {name: value for name, value in params.items() if value is not None}
-        where = f"{urlsplit(self.url).path}/prefect-bt/v1/{quote(path)}"
-        target = f"{where}?{urlencode(given, doseq=True)}"
-        headers = {"Authorization": f"Api-Key {self._server.key}"}
-        if body is not None:
-            headers |= {"Content-Length": str(size), "Content-Type": "application/json"}
-        connection = self._connections.get(is_new=method != "GET")
-        connection.request(method, target, body, headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            self._raise_refusal(answer.status, answer.read())
-        return answer
-
-    def _unreachable(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"The server {self.url} of {self._server.origin} does not answer: {error!r}.",
-            next_step="Check its address and that `prefect-bt api` runs there.",
-            url=self.url,
-        )
-
-    def _raise_refusal(self, status: int, body: bytes) -> NoReturn:
-        try:
-            message = str(json.loads(body)["message"])
-        except (ValueError, LookupError, TypeError):
-            reason = f"{self.url} answers {status} and no message"
-            raise ServerError(f"{reason}, so it is no server of prefect-bt.") from None
-        if status in {401, 403}:
-            raise UsageError(f"{self._server.origin} refuses the key: {message}")
-        if status == 404:
-            raise RemoteNotFound(message)
-        if status == 409:
-            raise StateError(message, state="")
-        if status >= 500:
-            raise StoreError(message, url=self.url)
-        raise PrefectBtError(message)
 
 
 class HttpObjects:
@@ -346,29 +265,6 @@ class HttpObjects:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         path = f"jobs/{self._job_id}/object"
         return self._jobs.fetch(path, key=key, start=start, length=length)
-
-
-class _Connections(threading.local):
-    """A connection for each thread."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = make(parts.netloc, timeout=_CONNECT_TIMEOUT)
-        self._used = 0.0
-
-    def get(self, *, is_new: bool) -> HTTPConnection:
-        """Return a connection that is open."""
-        connection, now = self._connection, time.monotonic()
-        if is_new or connection.sock is None or now - self._used > _MAX_IDLE:
-            connection.close()
-            connection.connect()
-            cast("socket", connection.sock).settimeout(_READ_TIMEOUT)
-        self._used = now
-        return connection
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class _Outage:
