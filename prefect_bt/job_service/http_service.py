@@ -1,8 +1,4 @@
-"""The jobs of a server of the HTTP API: what StoreJobs does, by its routes /prefect-bt/v1.
-
-Requests that change nothing are sent again after a failed connection. Redirects are not followed,
-so that the key goes to no other host.
-"""
+"""The jobs of a server of the HTTP API: what StoreJobs does, by its routes /prefect-bt/v1."""
 
 from __future__ import annotations
 
@@ -10,37 +6,31 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from prefect_bt import codec
 from prefect_bt.errors import (
-    NotFoundError,
-    PrefectBtError,
     ServerError,
-    StateError,
     StoreError,
     UsageError,
 )
 from prefect_bt.job_service.protocol import Document, JobName, LogQuery
 from prefect_bt.job_service.remotes import Server
+from prefect_bt.job_service.server_connection import FAILED, Connection
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.follow import MAX_OUTAGE
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_filter import JobLine
 from prefect_bt.logs.line_format import LogLine
+from prefect_bt.object_store.protocols import ByteCallback
 
 if TYPE_CHECKING:
     from prefect_bt.definitions import TrainingProject
     from prefect_bt.job_service.run_options import RunOptions
     from prefect_bt.jobs.starting.launcher import JobLauncher
 
-_TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
-_REPEAT_DELAYS: Final = (0.5, 2.0)
-"""Seconds before each repeat of a request without effects."""
 _POLL_INTERVAL: Final = 1.0
 _OVERLAP: Final = 10 * 10**9
 """Nanoseconds before the newest line that are read again after a lost connection."""
@@ -48,11 +38,8 @@ _CHUNK: Final = 1 << 20
 _LOCAL_OPTIONS: Final = {"here": "--here", "deployment": "--deployment"}
 
 
-class RemoteNotFound(NotFoundError):
-    """Something that the server does not know, in its words."""
-
-    def __init__(self, message: str) -> None:
-        PrefectBtError.__init__(self, message)
+def _count_nothing(_: int) -> AbstractContextManager[ByteCallback]:
+    return nullcontext(lambda _: None)
 
 
 class HttpJobs:
@@ -65,14 +52,10 @@ class HttpJobs:
         server: Server,
         *,
         warn: Callable[[str], object] = lambda _: None,
-        upload: Callable[[int], Any] | None = None,
+        upload: Callable[[int], AbstractContextManager[ByteCallback]] = _count_nothing,
     ) -> None:
         self._server, self._warn, self._upload = server, warn, upload
-        self._client = httpx.Client(
-            base_url=f"{server.url}/prefect-bt/v1/",
-            headers={"Authorization": f"Api-Key {server.key}"},
-            timeout=_TIMEOUT,
-        )
+        self._connection = Connection(server)
 
     @property
     def url(self) -> str:
@@ -186,7 +169,7 @@ class HttpJobs:
 
     def fetch(self, path: str, **params: Any) -> bytes:
         """Return the bytes of an answer."""
-        return self._send("GET", path, params).content
+        return self._connection.send("GET", path, params)
 
     def _follow(self, job_id: str, params: Document, limit: int | None) -> Iterator[JobLine | None]:
         """Yield lines to the end of the job, also over lost connections."""
@@ -209,26 +192,26 @@ class HttpJobs:
 
     def _stream(self, job_id: str, params: Document) -> Iterator[JobLine | None]:
         """Yield the lines of one answer. StoreError if it is cut."""
+        rest = b""
         try:
-            path = f"jobs/{job_id}/lines"
-            with self._client.stream("GET", path, params=_given(params)) as answer:
-                if answer.status_code != 200:
-                    answer.read()
-                    self._raise_refusal(answer)
-                for text in answer.iter_lines():
-                    if not text:
+            answer = self._connection.open("GET", f"jobs/{job_id}/lines", params)
+            while data := answer.read1(_CHUNK):
+                *texts, rest = (rest + data).split(b"\n")
+                for text in texts:
+                    event: Any = json.loads(text) if text else None
+                    if event is None:
                         yield None
-                        continue
-                    event: Any = json.loads(text)
-                    if isinstance(event, list):
+                    elif isinstance(event, list):
                         yield _decode_line(*cast("list[Any]", event))
-                        continue
-                    for sentence in event["warnings"]:
-                        self._warn(sentence)
-                    if event["is_last"]:
-                        return
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+                    else:
+                        for sentence in event["warnings"]:
+                            self._warn(sentence)
+                        if event["is_last"]:
+                            return
+        except FAILED as error:
+            raise self._connection.unreachable(error) from error
+        finally:
+            self._connection.close()
         raise StoreError(f"The log of {self.url} ended in the middle.", url=self.url)
 
     def _submission(self, project: TrainingProject, options: RunOptions) -> Document:
@@ -243,73 +226,34 @@ class HttpJobs:
         return codec.encode(options)
 
     def _send_archive(self, path: Path) -> Document:
-        def read(tick: Callable[[int], None]) -> Iterator[bytes]:
+        def read(tick: ByteCallback) -> Iterator[bytes]:
             with path.open("rb") as stream:
                 while data := stream.read(_CHUNK):
                     tick(len(data))
                     yield data
 
         size = path.stat().st_size
-        headers = {"Content-Length": str(size)}
-        if self._upload is None:
-            return self._call("PUT", "workspaces", content=read(lambda _: None), headers=headers)
         with self._upload(size) as tick:
-            return self._call("PUT", "workspaces", content=read(tick), headers=headers)
+            return self._call("PUT", "workspaces", body=read(tick), size=size)
 
     def _get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params)
 
     def _post(self, path: str, body: Document) -> Any:
-        return self._call("POST", path, json=body)
+        data = json.dumps(body).encode()
+        return self._call("POST", path, body=data, size=len(data))
 
     def _call(self, method: str, path: str, params: Document | None = None, **sent: Any) -> Any:
-        answer = self._send(method, path, params or {}, **sent)
         try:
-            document = answer.json()
+            document: Document = json.loads(
+                self._connection.send(method, path, params or {}, **sent)
+            )
             result, warnings = document["result"], document["warnings"]
         except (ValueError, LookupError, TypeError):
             raise ServerError(f"{self.url} does not answer as a server of prefect-bt.") from None
         for sentence in warnings:
             self._warn(sentence)
         return result
-
-    def _send(self, method: str, path: str, params: Document, **sent: Any) -> httpx.Response:
-        delays = iter(_REPEAT_DELAYS if method == "GET" else ())
-        while True:
-            try:
-                answer = self._client.request(method, path, params=_given(params), **sent)
-            except httpx.TransportError as error:
-                if (delay := next(delays, None)) is None:
-                    raise self._unreachable(error) from error
-                time.sleep(delay)
-                continue
-            if answer.status_code != 200:
-                self._raise_refusal(answer)
-            return answer
-
-    def _unreachable(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"The server {self.url} of {self._server.origin} does not answer: {error}.",
-            next_step="Check its address and that `prefect-bt api` runs there.",
-            url=self.url,
-        )
-
-    def _raise_refusal(self, answer: httpx.Response) -> NoReturn:
-        status = answer.status_code
-        try:
-            message = str(answer.json()["message"])
-        except (ValueError, LookupError, TypeError):
-            reason = f"{self.url} answers {status} and no message"
-            raise ServerError(f"{reason}, so it is no server of prefect-bt.") from None
-        if status in {401, 403}:
-            raise UsageError(f"{self._server.origin} refuses the key: {message}")
-        if status == 404:
-            raise RemoteNotFound(message)
-        if status == 409:
-            raise StateError(message, state="")
-        if status >= 500:
-            raise StoreError(message, url=self.url)
-        raise PrefectBtError(message)
 
 
 class HttpObjects:
@@ -346,10 +290,6 @@ class _Outage:
                 raise
         else:
             self.end()
-
-
-def _given(params: Document) -> Document:
-    return {name: value for name, value in params.items() if value is not None}
 
 
 def _decode_line(  # noqa: PLR0913, PLR0917 (the parts of a line)

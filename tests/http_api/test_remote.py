@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.job_service import http_service
+from prefect_bt.job_service import server_connection
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
@@ -212,7 +212,7 @@ def test_a_command_that_needs_the_store_refuses_a_server(line: str, api: Api, re
 
 
 def test_a_server_that_is_away_is_named(remote: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "_REPEAT_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(server_connection, "_REPEAT_DELAYS", (0.01, 0.01))
     done = remote("stop", "--all", "--yes", PREFECT_BT_API_URL="http://127.0.0.1:9")
     assert done.code == 1
     assert "The server http://127.0.0.1:9 of PREFECT_BT_API_URL does not answer" in done.err

@@ -22,7 +22,7 @@ from prefect_bt.errors import (
     StoreError,
     UsageError,
 )
-from prefect_bt.job_service import http_service
+from prefect_bt.job_service import http_service, server_connection
 from prefect_bt.job_service.http_service import HttpJobs
 from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.job_service.remotes import Server
@@ -135,7 +135,7 @@ def test_a_log_that_is_cut_is_an_error(api: Api, shop: Shop, proxy: CuttingProxy
 def test_a_range_that_is_cut_is_read_again(
     api: Api, shop: Shop, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_service, "_REPEAT_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(server_connection, "_REPEAT_DELAYS", (0.01, 0.01))
     record = shop.job("tiny", *RUNNING)
     shop.commit(record, "checkpoint-1", {"model.bin": b"0123456789" * 100})
     jobs = connect(api, url=proxy.url)
