@@ -26,7 +26,8 @@ RUN_SH = """
     echo "hello $WORD"
     mkdir -p "$BT_CHECKPOINT_DIR/checkpoint-2"
     echo '{"model_type": "llama"}' > "$BT_CHECKPOINT_DIR/checkpoint-2/config.json"
-    printf '\\x02\\0\\0\\0\\0\\0\\0\\0{}' > "$BT_CHECKPOINT_DIR/checkpoint-2/model.safetensors"
+    printf '\\002\\000\\000\\000\\000\\000\\000\\000{}' > "$BT_CHECKPOINT_DIR/checkpoint-2/model.safetensors"
+    echo "{}" > "$BT_CHECKPOINT_DIR/checkpoint-2/tokenizer.json"
     echo note > "$BT_PROJECT_CACHE_DIR/note.txt"
     if [ -f wait ]; then sleep 600; fi
 """
@@ -132,7 +133,7 @@ def test_every_command_of_truss_works(machine: Machine, truss: Truss):
     assert [one["checkpoint_id"] for one in listed["checkpoints"]] == ["checkpoint-2"]
     truss("get_checkpoint_urls", "--job-id", job_id)
     urls = json.loads((machine.root / f"by-truss_{job_id}_checkpoints.json").read_text())
-    assert len(urls["checkpoint_artifacts"]) == 2
+    assert len(urls["checkpoint_artifacts"]) == 3
     truss("download", "--job-id", job_id, "--target-directory", str(machine.root))
     unpacked = machine.root / f"by-truss_{job_id}"
     assert (unpacked / "large.bin").read_bytes() == (config.parent / "large.bin").read_bytes()
@@ -156,7 +157,7 @@ def _deploy_dry_run(machine: Machine, truss: Truss, job_id: str) -> None:
     config.write_text(
         "from truss_train import definitions as d\n"
         "from truss.base import truss_config\n"
-        f"c = d.FullCheckpoint(training_job_id={job_id!r}, paths=['rank-0/checkpoint-2/'])\n"
+        f"c = d.FullCheckpoint(training_job_id={job_id!r}, checkpoint_name='checkpoint-2')\n"
         "config = d.DeployCheckpointsConfig(\n"
         "    model_name='stories',\n"
         "    checkpoint_details=d.CheckpointList(checkpoints=[c]),\n"

@@ -19,11 +19,11 @@ from prefect_bt.errors import PrefectBtError, UsageError
 from prefect_bt.http_api.access import ApiSite, Caller, CallerDep, SiteDep, find_any_job
 from prefect_bt.http_api.routes.teams import list_teams
 from prefect_bt.job_index.entries import Document
-from prefect_bt.queue.overview import capacity_document
 from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
 from prefect_bt.serving.engines.truss_config import truss_config
 from prefect_bt.serving.rollout.deploy import DeployOptions, deploy, plan_serving
 from prefect_bt.serving.serving_job import ServerOptions
+from prefect_bt.substrates import open_substrate
 
 router = APIRouter(tags=["graphql"])
 _FIELD: Final = re.compile(r"\b(teams|listed_instances|organization|user|create_\w+)\b")
@@ -96,18 +96,15 @@ def _list_teams(site: ApiSite, caller: Caller, _: Document) -> list[Document]:
 
 
 def _list_instances(site: ApiSite, caller: Caller, _: Document) -> list[Document]:
-    """Return a node of each size that the machines have; a client finds the smallest that fits."""
-    machines = [one for one in capacity_document(site.ledger.store)["machines"] if one["present"]]
-    instances: dict[str, Document] = {}
-    for machine in machines:
-        offers = [(_CPU, 0)]
-        for gpu in machine["gpus"]:
-            if gpu["gpu_type"] in set(Accelerator):
-                offers += [(gpu["gpu_type"], count) for count in range(1, gpu["count"] + 1)]
-        for kind, count in offers:
-            document = _instance_document(kind, count, machine["cpus"], machine["memory"])
-            instances.setdefault(document["id"], document)
-    return list(instances.values())
+    """Return the sizes of nodes on this machine, which serves the models, the smallest first."""
+    settings, name = site.settings, site.settings.substrate
+    capacity = open_substrate(name, **settings.substrate_options(name)).capacity()
+    kinds = [kind for kind in dict.fromkeys(capacity.gpu_types) if kind in set(Accelerator)]
+    offers = [(kind, count) for kind in kinds for count in range(1, capacity.gpus + 1)]
+    return [
+        _instance_document(kind, count, capacity.cpus, capacity.memory)
+        for kind, count in [(_CPU, 0), *offers]
+    ]
 
 
 def _instance_document(kind: str, gpus: int, cpus: float, memory: int) -> Document:
