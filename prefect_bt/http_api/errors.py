@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from prefect_bt.errors import (
     AmbiguousError,
+    IdentityError,
     NotFoundError,
     PrefectBtError,
     ServerError,
@@ -31,6 +32,7 @@ _STATUSES: Final = (
     (NotFoundError, 404),
     (StateError, 409),
     (AmbiguousError, 409),
+    (IdentityError, 503),
     (ServerError, 503),
     (StoreError, 503),
     (SubstrateError, 503),

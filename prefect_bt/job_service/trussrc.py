@@ -38,11 +38,8 @@ def read_remotes(path: Path) -> Mapping[str, Mapping[str, str]]:
     return {name: dict(config[name]) for name in config.sections()}
 
 
-def write_remote(path: Path, name: str, key: str, *, url: str = "") -> None:
-    """Add a remote for our server, or replace one of ours; the rest of the file stays as it is.
-
-    `url`: of the server if it is not on this machine. UsageError for a remote of another service.
-    """
+def check_remote(path: Path, name: str) -> None:
+    """Raise UsageError if the file has a remote of another service of that name."""
     if not _NAME.fullmatch(name) or name == "DEFAULT":
         raise UsageError(f"{name!r} is not a name of a remote.", next_step="Use letters, digits.")
     known = read_remotes(path).get(name)
@@ -50,10 +47,14 @@ def write_remote(path: Path, name: str, key: str, *, url: str = "") -> None:
         raise UsageError(
             f"{path} has a remote {name!r} of another service.", next_step="Choose another name."
         )
+
+
+def write_remote(path: Path, name: str, key: str) -> None:
+    """Add a remote for our server, or replace one of ours; the rest of the file stays as it is."""
     lines = [f"[{name}]", "remote_provider = baseten", f"remote_url = {TRUSS_URL}"]
-    lines += [f"api_key = {key}", *([f"prefect_bt_url = {url}"] if url else [])]
+    lines.append(f"api_key = {key}")
     text = path.read_text("utf-8") if path.exists() else ""
-    if known is not None:
+    if name in read_remotes(path):
         text = re.sub(rf"(?ms)^\[{re.escape(name)}\]\n.*?(?=^\[|\Z)", "", text)
     separator = "\n" if text.strip() and not text.endswith("\n\n") else ""
     staged = path.with_name(f"{path.name}.{os.getpid()}")

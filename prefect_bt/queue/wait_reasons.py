@@ -41,7 +41,7 @@ def find_shortage(job: QueuedJob, rooms: Sequence[Room], now: float) -> Shortage
     free, total = max(0, room.free.get(name, 0)), room.total[name]
     amounts = f"{_format_number(free, name)} of {_format_number(total, name)}"
     held_by = _find_holders(room, name)
-    holders = _format_holders(held_by, room, name, now)
+    holders = _format_holders(held_by, room, name, now, team=job.team)
     return Shortage(f"{asked}: {room.name} has {amounts} free{holders}", held_by[:MOST_HOLDERS])
 
 
@@ -139,11 +139,17 @@ def _find_holders(room: Room, name: str) -> tuple[Lease, ...]:
     return tuple(lease for amount, lease in ordered if amount)
 
 
-def _format_holders(leases: Sequence[Lease], room: Room, name: str, now: float) -> str:
-    """Return `; job abc1234 of alice holds 8, until about 14:05 UTC`."""
+def _format_holders(
+    leases: Sequence[Lease], room: Room, name: str, now: float, *, team: str
+) -> str:
+    """Return `; job abc1234 of alice holds 8, until about 14:05 UTC`.
+
+    The job that waits is of `team`. The log of that job has the text, so it names no other team's
+    jobs.
+    """
     if not leases:
         return ""
-    phrases = [_format_holder(lease, room, name, now) for lease in leases[:_NAMED_HOLDERS]]
+    phrases = [_format_holder(lease, room, name, now, team) for lease in leases[:_NAMED_HOLDERS]]
     if rest := leases[_NAMED_HOLDERS:]:
         held = _format_number(_sum_held(rest, room, name), name)
         phrases.append(f"{len(rest)} more job{'s hold' if len(rest) > 1 else ' holds'} {held}")
@@ -154,11 +160,12 @@ def _sum_held(leases: Iterable[Lease], room: Room, name: str) -> int:
     return sum(room.need(lease.job.demand)[name] for lease in leases)
 
 
-def _format_holder(lease: Lease, room: Room, name: str, now: float) -> str:
+def _format_holder(lease: Lease, room: Room, name: str, now: float, team: str) -> str:
     user = f" of {lease.job.user}" if lease.job.user else ""
+    holder = f"job {lease.job.id}{user}" if lease.job.team == team else "a job of another team"
     amount, end = room.need(lease.job.demand)[name], lease_end(lease, now)
     until = f", until about {_format_time(end, now)}" if end < inf else ""
-    return f"job {lease.job.id}{user} holds {_format_number(amount, name)}{until}"
+    return f"{holder} holds {_format_number(amount, name)}{until}"
 
 
 def _format_time(at: float, now: float) -> str:

@@ -105,6 +105,12 @@ def test_a_reason_names_the_jobs_that_hold_what_is_short():
     assert [one.job.id for one in wait.held_by] == ["run1", "run2", "run3"]
 
 
+def test_a_reason_names_no_job_of_another_team():
+    held = [lease(1, 8, user="eve", team="red")]
+    [wait] = decide([job("x", 8, team="blue")], leases=held).waits
+    assert wait.reason == "8 H100: a has 0 of 8 free; a job of another team holds 8"
+
+
 def test_a_short_job_starts_ahead_of_one_with_a_known_start_and_a_long_one_does_not():
     waiting = [job("big", 8), job("short", 4, run_time=90), job("long", 4, run_time=91)]
     result = decide(waiting, leases=[lease(1, 4, run_time=100)])

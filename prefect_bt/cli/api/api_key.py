@@ -7,7 +7,7 @@ from typing import Final
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, format_time, show_table
 from prefect_bt.http_api.keys import ApiKeys, key_document
-from prefect_bt.job_service.trussrc import find_trussrc, write_remote
+from prefect_bt.job_service.trussrc import check_remote, find_trussrc, write_remote
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.text.durations import parse_duration
 
@@ -45,8 +45,10 @@ def create_key(
     `prefect-bt api-key create ci --team research --expires 30d`
     """
     lifetime = None if expires is None else parse_duration(expires, field="--expires")
-    key, record = ApiKeys(open_ledger().store).create(name, team=team, lifetime=lifetime)
     path = find_trussrc()
+    if trussrc is not None:
+        check_remote(path, trussrc)
+    key, record = ApiKeys(open_ledger().store).create(name, team=team, lifetime=lifetime)
     if trussrc is not None:
         write_remote(path, trussrc, key)
 

@@ -1,0 +1,121 @@
+"""Keys of the HTTP API, the remotes that they write, and the environment of truss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.cli.api.truss import build_environment
+from prefect_bt.errors import UsageError
+from prefect_bt.job_service.trussrc import read_remotes
+from tests.cli.conftest import Cli, Within
+
+OTHERS = "# mine\n[hosted]\nremote_provider = baseten\nremote_url = https://app.baseten.co\n"
+KEY = f"prefect-bt-abcdefg-{'0' * 40}"
+
+
+@pytest.fixture
+def trussrc(cli: Cli) -> Path:
+    return Path(cli.env["HOME"]) / ".trussrc"
+
+
+def test_a_key_is_shown_once(within: Within):
+    key = within("api-key", "create", "laptop").out.strip()
+    listed = within("api-key", "list")
+    assert ("laptop" in listed.out, key in listed.out + listed.err) == (True, False)
+    assert within("api-key", "create", "laptop").code == 2
+    revoked = within("api-key", "revoke", "laptop", "-o", "json").json
+    assert key not in str(revoked)
+    assert within("api-key", "list", "-o", "json").json == {"api_keys": []}
+    assert "List the keys" in within("api-key", "revoke", "laptop").err
+
+
+def test_a_key_has_a_team_and_an_expiry(within: Within):
+    made = within("api-key", "create", "ci", "--team", "red", "--expires", "1h", "-o", "json").json
+    assert (made["team"], made["expires_at"] > made["created_at"]) == ("red", True)
+    assert "--expires" in within("api-key", "create", "b", "--expires", "soon").err
+
+
+@pytest.mark.parametrize("before", ["", OTHERS, OTHERS.rstrip("\n"), f"\n{OTHERS}\n\n"])
+def test_a_remote_is_added_and_the_rest_of_the_file_stays(
+    within: Within, trussrc: Path, before: str
+):
+    if before:
+        trussrc.write_text(before)
+    first = within("api-key", "create", "a", "--trussrc", "ours").out.strip()
+    second = within("api-key", "create", "b", "--trussrc", "ours").out.strip()
+    text = trussrc.read_text()
+    assert text.startswith(before)
+    assert (first in text, second in text) == (False, True)
+    ours = read_remotes(trussrc)["ours"]
+    assert ours["remote_url"] == "http://localhost:8000"
+    assert (trussrc.stat().st_mode & 0o777) == 0o600
+
+
+@pytest.mark.parametrize("name", ["hosted", "DEFAULT", "a]b", ""])
+def test_a_remote_of_another_service_is_not_replaced(within: Within, trussrc: Path, name: str):
+    trussrc.write_text(OTHERS)
+    assert within("api-key", "create", "a", "--trussrc", name).code == 2
+    assert trussrc.read_text() == OTHERS
+    assert within("api-key", "list", "-o", "json").json == {"api_keys": []}
+
+
+# --- prefect-bt truss ---------------------------------------------------------------------------
+
+
+def _write(path: Path, **remote: str) -> None:
+    lines = [f"{name} = {value}" for name, value in remote.items()]
+    path.write_text("\n".join(["[ours]", *lines]) + "\n")
+
+
+def test_truss_is_sent_to_our_server(
+    within: Within, trussrc: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("NO_PROXY", "localhost,corp.example")
+    local = {"remote_url": "http://localhost:8000", "api_key": KEY}
+    _write(trussrc, **local)
+    found = build_environment(("train", "view", "--remote", "ours"))
+    assert (found["HTTP_PROXY"], found["NO_PROXY"]) == ("http://localhost:8000", "corp.example")
+    _write(trussrc, **local, prefect_bt_url="http://box.example:9000")
+    found = build_environment(("train", "view", "--remote", "ours"))
+    assert found["http_proxy"] == "http://box.example:9000"
+    monkeypatch.setenv("PREFECT_BT_API_URL", "http://box.example:8000")
+    monkeypatch.setenv("PREFECT_BT_API_KEY", KEY)
+    found = build_environment(("train", "view"))
+    assert found["HTTP_PROXY"] == "http://box.example:8000"
+    assert found["BASETEN_TRUSS_AUTH_API_KEY"] == KEY
+
+
+@pytest.mark.parametrize(
+    ("remote", "words"),
+    [
+        ({"remote_url": "https://app.baseten.co", "api_key": KEY}, "another service"),
+        ({"remote_url": "http://127.0.0.1:8000", "api_key": KEY}, "another service"),
+        (
+            {
+                "remote_url": "http://localhost:8000",
+                "api_key": KEY,
+                "prefect_bt_url": "https://box.example",
+            },
+            "does not check the certificate",
+        ),
+    ],
+)
+def test_our_key_is_not_sent_elsewhere(
+    within: Within, trussrc: Path, remote: dict[str, str], words: str
+):
+    _write(trussrc, **remote)
+    with pytest.raises(UsageError, match=words):
+        build_environment(("train", "view", "--remote", "ours"))
+
+
+def test_truss_must_be_installed(within: Within, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    assert "pip install truss" in within("truss", "--", "train", "view").err
+
+
+@pytest.mark.parametrize("command", ["isession", "update_session", "workstation", "ssh"])
+def test_sessions_come_later(within: Within, command: str):
+    refused = within(command, "--job-id", "abc", "setup").refusal(2)
+    assert "later release" in refused
