@@ -16,6 +16,7 @@ from prefect_bt.http_api.routes import (
     jobs,
     logs,
     metrics,
+    pages,
     projects,
     queue,
     service,
@@ -40,6 +41,7 @@ _ROUTERS: Final = (
     metrics.router,
     uploads_routes.router,
     service.router,
+    pages.router,
 )
 
 
