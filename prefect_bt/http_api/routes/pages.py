@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from html import escape
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, quote, urlencode
 
 from fastapi import APIRouter, Body, Depends, Request, Response
@@ -40,27 +40,10 @@ from prefect_bt.text.control_characters import escape_controls, remove_colors
 from prefect_bt.text.quantities import format_size, format_utc
 
 COOKIE: Final = "prefect-bt-login"
-_LOGIN_SECONDS: Final = 12 * 3600
+_SECONDS: Final = 12 * 3600
 _MAX_LINES: Final = 500
-_MAX_LINE: Final = 2000
 _MAX_JOBS: Final = 50
 _REFRESH_SECONDS: Final = "5"
-_JOB_HEADS: Final = {
-    "Project": "project",
-    "Job Name": "name",
-    "Status": "current_status",
-    "Created": "created_at",
-    "Instance Type": "instance",
-    "Error": "error_message",
-}
-_CHECKPOINT_HEADS: Final = {
-    "Name": "checkpoint_id",
-    "Type": "checkpoint_type",
-    "Size": "size",
-    "Created": "created_at",
-}
-_MODEL_HEADS: Final = {"Status": "status", "Address": "address"}
-_REVISION_HEADS: Final = {"Revision": "number", "State": "state", "Job": "link", "Created": "at"}
 _LOCAL: Final = re.compile(r"/[^/\\\s\x00-\x1f\x7f][^\\\s\x00-\x1f\x7f]*")
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -89,11 +72,8 @@ _FORM: Final = """<form method="post" action="/login?{query}">
 _LOG_OUT: Final = '<form method="post" action="/logout"><p><button>Log out</button></p></form>'
 
 
-class Link(NamedTuple):
-    """A link of a table."""
-
-    text: str
-    path: str
+class _Html(str):
+    """Text that is HTML already."""
 
 
 class _PageRoute(APIRoute):
@@ -159,16 +139,13 @@ def log_in(
         return _login_form(next, "This is no valid API key.", status=401)
     # A redirect could end at Prefect's UI, and a form may lead to no other address.
     refresh = f"0; url={next}" if _LOCAL.fullmatch(next) else ""
-    answer = _page("Logged in", _LOG_OUT, refresh=refresh)
-    expires = str(int(time.time()) + _LOGIN_SECONDS)
-    signature = compute_signature(site.uploads.secret, f"login/{record.id}", expires)
-    answer.set_cookie(
-        COOKIE,
-        f"{record.id}.{expires}.{signature}",
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
+    answer, expires = (
+        _page("Logged in", _LOG_OUT, refresh=refresh),
+        str(int(time.time()) + _SECONDS),
     )
+    signature = compute_signature(site.uploads.secret, f"login/{record.id}", expires)
+    value, is_https = f"{record.id}.{expires}.{signature}", request.url.scheme == "https"
+    answer.set_cookie(COOKIE, value, secure=is_https, httponly=True, samesite="strict")
     return answer
 
 
@@ -185,9 +162,9 @@ def show_project(project_id: str, site: SiteDep, viewer: Viewer) -> Response:
     """Show the newest jobs of a project."""
     project, index = find_project(project_id, site, viewer), StoreJobs(site.ledger).open_index()
     jobs = index.list_documents(index.list_entries(project.id)[: -_MAX_JOBS - 1 : -1])
-    rows = [{**one, "link": _job_link(project.id, one["id"])} for one in jobs]
-    heads = {"Job": "link", "Name": "name", "Status": "current_status", "Created": "created_at"}
-    return _page(f"Project {project.name}", _table(heads, rows) + _LOG_OUT)
+    rows = [{**one, "job": _job_link(project.id, one["id"])} for one in jobs]
+    table = _table(rows, "job", "name", "current_status", "created_at")
+    return _page(f"Project {project.name}", table + _LOG_OUT)
 
 
 @router.get("/training/{project_id}/logs/{job_id}")
@@ -200,11 +177,12 @@ def show_job(project_id: str, job_id: str, site: SiteDep, viewer: Viewer) -> Res
         return RedirectResponse(runs[-1].url, 302, _HEADERS)
     job = StoreJobs(site.ledger).open_index().read(record.id)
     job["instance"] = job["instance_type"]["name"]
-    job["project"] = Link(project.name, f"/training/{project.id}")
+    job["project"] = _link(project.name, f"/training/{project.id}")
     for one in job["checkpoints"]:
-        one["size"] = format_size(one["size_bytes"])
-    body = f"""{_table(_JOB_HEADS, [job])}<h2>Checkpoints</h2>
-        {_table(_CHECKPOINT_HEADS, job["checkpoints"])}
+        one |= {"name": one["checkpoint_id"], "size": format_size(one["size_bytes"])}
+    columns = ("project", "name", "current_status", "created_at", "instance", "error_message")
+    body = f"""{_table([job], *columns)}<h2>Checkpoints</h2>
+        {_table(job["checkpoints"], "name", "checkpoint_type", "size", "created_at")}
         <h2>Log</h2><pre>{_show_log(site, record)}</pre>{_LOG_OUT}"""
     has_ended = JobState(job["current_status"]).terminal
     return _page(f"Job {job_id}", body, refresh="" if has_ended else _REFRESH_SECONDS)
@@ -218,27 +196,29 @@ def show_model(model_id: str, site: SiteDep, viewer: Viewer, version: str = "") 
         model = deployment_document(site.ledger, model_id)
         revisions = [one for one in model["revisions"] if version in {"", str(one["number"])}]
         jobs = [find_any_job(one["job_id"], site, viewer) for one in revisions if one["job_id"]]
-        if not revisions or not (jobs or viewer.team is None):
-            raise NotFoundError("revision", version)
     except NotFoundError:
         raise NotFoundError("model", model_id) from None  # names no model of another team
+    if not revisions or not (jobs or viewer.team is None):
+        raise NotFoundError("model", model_id)
     links = {one.id: _job_link(one.project_id, one.id) for one in jobs}
-    rows = [{**one, "link": links.get(one["job_id"])} for one in reversed(revisions)]
-    tables = _table(_MODEL_HEADS, [model]) + _table(_REVISION_HEADS, rows)
+    rows = [{**one, "job": links.get(one["job_id"])} for one in reversed(revisions)]
+    tables = _table([model], "status", "address") + _table(rows, "number", "state", "job", "at")
     return _page(f"Model {model_id}", tables + _LOG_OUT)
 
 
 def _show_log(site: ApiSite, record: JobRecord) -> str:
     """Return the newest lines as HTML, the newest last."""
-    lines = map(json.loads, site.log_readers.get(record).read(LogWindow(limit=_MAX_LINES)))
-    return "\n".join(
-        _text(f"{format_utc(int(one['timestamp']) / 1e9)}  {one['message'][:_MAX_LINE]}")
-        for one in reversed([*lines])
-    )
+    newest = site.log_readers.get(record).read(LogWindow(limit=_MAX_LINES))
+    lines = [(int(one["timestamp"]), one["message"]) for one in map(json.loads, newest[::-1])]
+    return "\n".join(_text(f"{format_utc(at / 1e9)}  {message}") for at, message in lines)
 
 
-def _job_link(project_id: str, job_id: str) -> Link:
-    return Link(job_id, f"/training/{project_id}/logs/{job_id}")
+def _job_link(project_id: str, job_id: str) -> str:
+    return _link(job_id, f"/training/{project_id}/logs/{job_id}")
+
+
+def _link(text: str, path: str) -> str:
+    return _Html(f'<a href="{escape(path)}">{_text(text)}</a>')
 
 
 def _login_form(next_path: str, sentence: str = "", *, status: int = 200) -> HTMLResponse:
@@ -252,18 +232,14 @@ def _page(title: str, body: str, *, status: int = 200, refresh: str = "") -> HTM
     return HTMLResponse(_PAGE.format(title=_text(title), body=body, refresh=meta), status, _HEADERS)
 
 
-def _table(heads: Mapping[str, str], rows: Iterable[Document]) -> str:
-    """Return a table of the rows. `heads`: title of a column -> key of its values."""
-    lines = ["".join(f"<th>{title}</th>" for title in heads)]
-    lines += ["".join(f"<td>{_cell(row[key])}</td>" for key in heads.values()) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+def _table(rows: Iterable[Document], *columns: str) -> str:
+    """Return a table of these values of the rows."""
+    heads = (f"<th>{column.replace('_', ' ').capitalize()}</th>" for column in columns)
+    cells = ("".join(f"<td>{_text(row[column])}</td>" for column in columns) for row in rows)
+    return "<table><tr>" + "<tr>".join(["".join(heads), *cells]) + "</table>"
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, Link):
-        return f'<a href="{escape(value.path)}">{_text(value.text)}</a>'
-    return _text("" if value is None else str(value))
-
-
-def _text(text: str) -> str:
-    return escape(escape_controls(remove_colors(text)))
+def _text(value: Any) -> str:
+    if isinstance(value, _Html):
+        return value
+    return escape(escape_controls(remove_colors("" if value is None else str(value))))
