@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from prefect_bt.errors import (
     AmbiguousError,
+    InvalidKey,
     NotFoundError,
     PrefectBtError,
     ServerError,
@@ -29,6 +30,7 @@ _STATUSES: Final = (
     (UnauthorizedError, 401),
     (ForbiddenError, 403),
     (NotFoundError, 404),
+    (InvalidKey, 400),
     (StateError, 409),
     (AmbiguousError, 409),
     (ServerError, 503),
