@@ -11,6 +11,7 @@ PrefectBtError
 ├── StateError               a request that the job's state does not allow
 ├── StoreError               an operation of the store failed
 │   ├── ObjectNotFound       the object does not exist
+│   ├── InvalidKey           no object can have this key
 │   └── ObjectExists         a create-only write found the object; never retried blindly
 ├── SubstrateError           a node could not be launched, observed or stopped
 │   └── ImageError           an image could not be pulled
@@ -142,6 +143,10 @@ class StoreError(PrefectBtError):
 
 class ObjectNotFound(StoreError):
     """The store has no object `key`."""
+
+
+class InvalidKey(StoreError):
+    """No object of the store can have `key`."""
 
 
 class ObjectExists(StoreError):

@@ -6,6 +6,7 @@ are those of this folder.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs._generate.links import BROUGHT, rewrite_links
-from docs._generate.sections import fill_in
+from docs._generate.sections import describe_api, fill_in
 
 _SOURCES = {page: source for source, page in BROUGHT.items()}
 
@@ -40,11 +41,13 @@ def _expand_item(item: Any, docs: Path) -> list[Any]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of the repository that are pages, and the list of decisions."""
+    """Add the files of the repository that are pages, the list of decisions, and openapi.json."""
     docs = Path(config.docs_dir)
     for source, page in BROUGHT.items():
         files.append(File.generated(config, page, content=(docs.parent / source).read_text()))
     files.append(File.generated(config, "decisions/index.md", content=_list_decisions(docs)))
+    openapi = json.dumps(describe_api(), indent=1)
+    files.append(File.generated(config, "reference/openapi.json", content=openapi))
     return files
 
 

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import dedent
-from typing import Any
+from typing import Any, cast
 
 from docs._generate import fields
 from docs._generate.fields import code, table
@@ -177,6 +177,23 @@ def failure_causes() -> str:
     return table(("cause", "class", "description", "remedy"), rows)
 
 
+def describe_api() -> dict[str, Any]:
+    """Return the OpenAPI document of the HTTP API."""
+    from prefect_bt.http_api.app import create_app
+
+    return create_app(cast("Any", None)).openapi()
+
+
+def routes() -> str:
+    """Return a table of the routes of the HTTP API, in the order of the document."""
+    rows = [
+        (code(method.upper()), code(path), re.split(r"(?<=\.)\s", route["description"])[0])
+        for path, methods in describe_api()["paths"].items()
+        for method, route in methods.items()
+    ]
+    return table(("method", "path", "answer"), rows)
+
+
 def values(path: str) -> str:
     """Return a table of the values of an enum."""
     return fields.members_table(fields.load_class(path), "value")
@@ -205,6 +222,7 @@ SECTIONS: dict[str, Callable[..., str]] = {
         events,
         job_states,
         failure_causes,
+        routes,
         values,
         layout,
         classes,

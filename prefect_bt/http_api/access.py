@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from prefect_bt.credentials.key_hashes import parse_authorization
-from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.errors import AmbiguousError, InvalidKey, NotFoundError, PrefectBtError
 from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.job_service.job_readers import JobReaders
@@ -98,8 +98,8 @@ def find_project(project_id: str, site: SiteDep, caller: CallerDep) -> ProjectRe
     """Return the project with this id or name; NotFoundError also for one of another team."""
     try:
         project = site.ledger.projects.get(project_id, prefer=caller.team)
-    except PrefectBtError as error:
-        if not isinstance(error, NotFoundError) and caller.team is None:
+    except (NotFoundError, InvalidKey, AmbiguousError) as error:
+        if isinstance(error, AmbiguousError) and caller.team is None:
             raise
         raise NotFoundError("project", project_id) from None
     if not caller.sees(project.team_name):
@@ -114,7 +114,7 @@ def find_any_job(job_id: str, site: SiteDep, caller: CallerDep) -> JobRecord:
     """Return the job with this id; NotFoundError also for one of another team."""
     try:
         record = site.ledger.get_job(job_id)
-    except NotFoundError:
+    except (NotFoundError, InvalidKey):
         raise NotFoundError("job", job_id) from None
     if not caller.sees(site.ledger.projects.get_team(record.project_id)):
         raise NotFoundError("job", job_id)

@@ -16,6 +16,7 @@ from prefect_bt.http_api.routes import (
     jobs,
     logs,
     metrics,
+    pages,
     projects,
     queue,
     service,
@@ -40,6 +41,7 @@ _ROUTERS: Final = (
     metrics.router,
     uploads_routes.router,
     service.router,
+    pages.router,
 )
 
 
@@ -54,7 +56,13 @@ def open_site() -> ApiSite:
 
 def create_app(site: ApiSite) -> FastAPI:
     """Return the ASGI application of a site."""
-    app = FastAPI(title="prefect-bt Training API", version="1", docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="prefect-bt Training API",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        strict_content_type=False,  # clients send JSON without a type
+    )
     app.state.site = site
     install_error_handlers(app)
     for router in _ROUTERS:

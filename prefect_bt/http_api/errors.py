@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from prefect_bt.errors import (
     AmbiguousError,
     IdentityError,
+    InvalidKey,
     NotFoundError,
     PrefectBtError,
     ServerError,
@@ -30,6 +31,7 @@ _STATUSES: Final = (
     (UnauthorizedError, 401),
     (ForbiddenError, 403),
     (NotFoundError, 404),
+    (InvalidKey, 400),
     (StateError, 409),
     (AmbiguousError, 409),
     (IdentityError, 503),

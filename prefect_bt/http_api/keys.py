@@ -89,15 +89,17 @@ class ApiKeys:
     def verify(self, key: str) -> KeyRecord | None:
         """Return the record of a valid key; None for any other text. StoreError."""
         match = _FORMAT.fullmatch(key)
-        record = self._read(match[1]) if match else None
-        if record is None or record.has_expired(self._clock()):
-            return None
-        return record if verify_key(record.hash, key) else None
+        record = self.find_active(match[1]) if match else None
+        return record if record and verify_key(record.hash, key) else None
 
     def is_active(self, key_id: str) -> bool:
         """Return whether the key exists and has not expired. StoreError."""
+        return self.find_active(key_id) is not None
+
+    def find_active(self, key_id: str) -> KeyRecord | None:
+        """Return the record of a key that exists and has not expired. StoreError."""
         record = self._read(key_id)
-        return record is not None and not record.has_expired(self._clock())
+        return None if record is None or record.has_expired(self._clock()) else record
 
     def _read(self, key_id: str) -> KeyRecord | None:
         read_at, record = self._recent.get(key_id, (-_REUSE_SECONDS, None))

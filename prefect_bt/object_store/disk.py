@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 from urllib.parse import unquote
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.errors import InvalidKey, ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.confined import NotRegularFile, open_regular
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
@@ -211,7 +211,8 @@ class DiskStore:
             text = str(error.strerror or type(error).__name__).capitalize()
             what = f"{'The disk is full' if number == errno.ENOSPC else text}: {place}, for {key}."
             hint = "Remove it." if irregular else _NEXT_STEPS.get(number, "")
-            raise StoreError(what, url=url, key=key, next_step=hint) from error
+            form = InvalidKey if number == errno.ENAMETOOLONG else StoreError
+            raise form(what, url=url, key=key, next_step=hint) from error
 
 
 def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:

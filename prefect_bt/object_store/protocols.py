@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from prefect_bt.errors import StoreError
+from prefect_bt.errors import InvalidKey
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 
 CHANGED_SOURCE: Final = "The file changed: the bytes for {key} are not the ones announced."
@@ -109,11 +109,11 @@ class SupportsLinks(Protocol):
 
 
 def validate_key(key: str, *, url: str, reserved: str = "") -> str:
-    """Return `key`. StoreError for empty, `.` or `..` components, NUL, or `reserved/...`."""
+    """Return `key`. InvalidKey for empty, `.` or `..` components, NUL, or `reserved/...`."""
     parts = key.split("/")
     bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key
     if bad or (reserved and parts[0] == reserved):
         what = f"{key!r} is not a key of {url}."
         hint = "Keys are relative, separated by '/', without empty, '.' or '..' parts."
-        raise StoreError(what, url=url, key=key, next_step=hint)
+        raise InvalidKey(what, url=url, key=key, next_step=hint)
     return key

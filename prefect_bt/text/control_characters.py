@@ -35,6 +35,10 @@ def escape_controls(text: str) -> str:
     return _UNSAFE.sub(_escape_match, text) if _UNSAFE.search(text) else text
 
 
+def remove_colors(text: str) -> str:
+    return _COLOUR.sub("", text)
+
+
 def escape_line_controls(text: str) -> str:
     """Return one line of a log: as `escape_controls`, but its colors stay, and end with it.
 

@@ -1,4 +1,4 @@
-"""The published truss, unmodified, as the client of the HTTP API: every command of `truss train`."""
+"""The published truss, unmodified, as the client of the HTTP API."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ RUN_SH = """
     #!/bin/sh
     echo "hello $WORD"
     mkdir -p "$BT_CHECKPOINT_DIR/checkpoint-2"
-    echo '{"model_type": "llama"}' > "$BT_CHECKPOINT_DIR/checkpoint-2/config.json"
-    printf '\\002\\000\\000\\000\\000\\000\\000\\000{}' > "$BT_CHECKPOINT_DIR/checkpoint-2/model.safetensors"
-    echo "{}" > "$BT_CHECKPOINT_DIR/checkpoint-2/tokenizer.json"
+    cd "$BT_CHECKPOINT_DIR/checkpoint-2"
+    echo '{"model_type": "llama"}' > config.json
+    printf '\\002\\000\\000\\000\\000\\000\\000\\000{}' > model.safetensors
+    echo "{}" > tokenizer.json
+    cd -
     echo note > "$BT_PROJECT_CACHE_DIR/note.txt"
     if [ -f wait ]; then sleep 600; fi
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.server import Listen, _open_sockets
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
 from tests.node_agent.rig import wait_until
@@ -131,3 +133,12 @@ def test_server_killed_in_an_upload_accepts_nothing_of_it(tmp_path: Path) -> Non
             )
             connection.getresponse()
     assert not (folder / "workspace.tgz").exists()
+
+
+def test_a_connection_sends_small_answers_at_once() -> None:
+    """Each answer on an open connection would wait 40 ms for the client's acknowledgement."""
+    for listening in _open_sockets(Listen(port=free_port())):
+        with listening, socket.create_connection(listening.getsockname()[:2]):
+            accepted, _ = listening.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
