@@ -119,7 +119,6 @@ REMOTE: Final = frozenset({
 """Functions of the commands that work through a server."""
 WITHOUT_STORE: Final = frozenset({
     "init", "truss", "_install_completion", "isession", "update_session", "workstation", "ssh",
-    "up", "down",
 })  # fmt: skip
 """Functions of the commands that need neither a store nor a server."""
 

@@ -71,7 +71,7 @@ def wait_for_server_url(state_dir: Path, *, timeout: float) -> str:
 
 
 def get_process(document: Mapping[str, Any], role: str) -> ProcessIdentity:
-    """Return the process of a role (local_server.server) of a server file; a missing one is dead."""
+    """Return the process of a role of local_server.server; a missing one is not alive."""
     pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
     if isinstance(pid, int) and isinstance(started, int):
         return ProcessIdentity(pid, started)

@@ -38,10 +38,10 @@ def test_no_route_answers_without_a_valid_key(api: Api, shop: Shop):
     api.site.keys.revoke(told.id)
     for key in ("", "x", revoked, f"{api.key[:-1]}{'0' if api.key[-1] != '0' else '1'}"):
         for method, path in _routes(api):
-            path = path.format_map(
+            target = path.format_map(
                 {"project_id": record.project_id, "job_id": record.id, **dict.fromkeys(_NAMES, "x")}
             )
-            answer = api(method, path, key=key, json={})
+            answer = api(method, target, key=key, json={})
             assert answer.status_code == 401, (key, method, path, answer.text)
             assert list(answer.json()) == ["message"]
             assert record.id not in answer.text

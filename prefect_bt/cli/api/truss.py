@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from itertools import pairwise
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -43,7 +44,7 @@ def truss(
 def build_environment(arguments: tuple[str, ...]) -> dict[str, str]:
     """Return the environment of truss: our server as the proxy for its two local names."""
     settings, remotes = Settings(), read_remotes(find_trussrc())
-    name = next((b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--remote"), "")
+    name = next((b for a, b in pairwise(arguments) if a == "--remote"), "")
     remote = remotes.get(name, {})
     for title, known in remotes.items():
         ours = known.get("api_key", "").startswith(KEY_PREFIX)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from prefect_bt import codec
 from prefect_bt.definitions import training_project_from_json
 from prefect_bt.errors import NotFoundError, UsageError
+from prefect_bt.file_server.signed_urls import is_servable
 from prefect_bt.http_api.access import (
     AnyJobDep,
     ApiSite,
@@ -227,7 +228,8 @@ def get_object(
     length: Annotated[int, Query(ge=0, le=_MAX_RANGE)],
 ) -> Response:
     """Return bytes of a checkpoint file, by the key of its entry."""
-    if not key.startswith(f"{job_prefix(record.project_id, record.id)}/objects/"):
+    folder = f"{job_prefix(record.project_id, record.id)}/objects/"
+    if not (key.startswith(folder) and is_servable(key)):
         raise NotFoundError("object", key)
     data = site.ledger.store.get_range(key, start=start, length=length)
     return Response(data, media_type="application/octet-stream")
