@@ -146,7 +146,7 @@ class ObjectNotFound(StoreError):
 
 
 class InvalidKey(StoreError):
-    """No object of the store can have `key`."""
+    """A `key` that no object of the store can have."""
 
 
 class ObjectExists(StoreError):

@@ -93,10 +93,10 @@ REGISTRY: Final = {
         ("api-key list", "api.api_key:list_keys", "List the keys of the API."),
         ("api-key revoke", "api.api_key:revoke_key", "Revoke a key of the API."),
         ("truss", "api.truss:truss", "Run the installed truss against our server."),
-        ("isession", "api.sessions:isession", "Interactive sessions: later."),
-        ("update_session", "api.sessions:update_session", "Interactive sessions: later."),
-        ("workstation", "api.sessions:workstation", "Workstations: later."),
-        ("ssh", "api.sessions:ssh", "SSH: later."),
+        ("isession", "api.sessions:refuse_session", "Interactive sessions: later."),
+        ("update_session", "api.sessions:refuse_session", "Interactive sessions: later."),
+        ("workstation", "api.sessions:refuse_session", "Workstations: later."),
+        ("ssh", "api.sessions:refuse_session", "SSH: later."),
     ),
     "Machine": (
         ("up", "machine.up_down:up", "Start a local Prefect server, its UI and a worker."),
@@ -118,7 +118,7 @@ REMOTE: Final = frozenset({
 })  # fmt: skip
 """Functions of the commands that work through a server."""
 WITHOUT_STORE: Final = frozenset({
-    "init", "truss", "_install_completion", "isession", "update_session", "workstation", "ssh",
+    "init", "truss", "_install_completion", "refuse_session",
 })  # fmt: skip
 """Functions of the commands that need neither a store nor a server."""
 

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
-from prefect_bt.http_api.forward_proxy import ForwardProxy
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.middleware import BodyLimit, ForwardProxy
 from prefect_bt.http_api.routes import (
     files,
     graphql,
@@ -68,5 +68,6 @@ def create_app(site: ApiSite) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     app.add_api_route("/health", lambda: "ok", include_in_schema=False)
+    app.add_middleware(BodyLimit)
     app.add_middleware(ForwardProxy)
     return app

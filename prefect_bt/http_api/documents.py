@@ -92,25 +92,25 @@ class TrainingProject(BaseModel):
 
 
 class JobAnswer(BaseModel):
-    """One job."""
+    """The job of a request."""
 
     training_job: TrainingJob
 
 
 class JobsAnswer(BaseModel):
-    """Several jobs."""
+    """Jobs of a list."""
 
     training_jobs: list[TrainingJob]
 
 
 class ProjectAnswer(BaseModel):
-    """One project."""
+    """The project of a request."""
 
     training_project: TrainingProject
 
 
 class ProjectsAnswer(BaseModel):
-    """Several projects."""
+    """Projects of a list."""
 
     training_projects: list[TrainingProject]
 

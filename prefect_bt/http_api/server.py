@@ -14,8 +14,8 @@ import uvicorn
 from prefect_bt.errors import ServerError
 from prefect_bt.host.service import is_loopback
 from prefect_bt.http_api.app import create_app, open_site
-from prefect_bt.http_api.forward_proxy import REST_NAME
-from prefect_bt.job_service.trussrc import TRUSS_URL
+from prefect_bt.http_api.middleware import REST_NAME
+from prefect_bt.job_service.remotes import TRUSS_URL
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8000
@@ -26,7 +26,7 @@ _HEAD_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the server listens; with a certificate it speaks TLS only."""
+    """The address of the server; with a certificate it speaks TLS only."""
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT

@@ -67,7 +67,7 @@ def submit_received(
 ) -> Document:
     """Submit a job whose files were uploaded. PrefectBtError if it cannot be accepted."""
     project = project.model_copy(update={"team_name": caller.choose_team(project.team_name)})
-    _check_references(site, caller, project)
+    check_references(site, caller, project)
     return submit_packed(
         project,
         _open_archive(site, caller, artifact),
@@ -121,7 +121,7 @@ def _without_nulls(value: Any, field: str) -> dict[str, Any]:
     return {name: item for name, item in items if item is not None}
 
 
-def _check_references(site: ApiSite, caller: Caller, project: TrainingProject) -> None:
+def check_references(site: ApiSite, caller: Caller, project: TrainingProject) -> None:
     """Raise NotFoundError if the job would read checkpoints of a team that the key does not see."""
     if caller.team is None:
         return

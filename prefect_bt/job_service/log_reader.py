@@ -61,7 +61,7 @@ _by_time: Final = attrgetter("at")
 
 @dataclass(frozen=True)
 class LogWindow:
-    """What a client asks for; times in epoch milliseconds, inclusive. `ascending`: None by default.
+    """A window of a log; times in epoch milliseconds, inclusive. `ascending`: None by default.
 
     Ascending, `end` is ignored if later lines are all that follow `start`.
     """

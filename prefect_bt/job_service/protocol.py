@@ -1,4 +1,4 @@
-"""What the command line needs of the jobs of a store, wherever the store is."""
+"""The protocol of the jobs of a store, as the command line needs it, wherever the store is."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ FAILED: Final = (OSError, HTTPException)
 
 
 class RemoteNotFound(NotFoundError):
-    """Something that the server does not know, in its words."""
+    """A job, project or checkpoint that the server does not know, in its words."""
 
     def __init__(self, message: str) -> None:
         PrefectBtError.__init__(self, message)

@@ -81,7 +81,7 @@ class Store(Protocol):
 
 
 class RangeReader(Protocol):
-    """What a download needs of a store."""
+    """A store from which ranges of objects are read: all that a download needs."""
 
     @property
     def url(self) -> str: ...

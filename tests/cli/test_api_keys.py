@@ -8,7 +8,7 @@ import pytest
 
 from prefect_bt.cli.api.truss import build_environment
 from prefect_bt.errors import UsageError
-from prefect_bt.job_service.trussrc import read_remotes
+from prefect_bt.job_service.remotes import read_remotes
 from tests.cli.conftest import Cli, Within
 
 OTHERS = "# mine\n[hosted]\nremote_provider = baseten\nremote_url = https://app.baseten.co\n"

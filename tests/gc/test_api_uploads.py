@@ -26,7 +26,7 @@ def set_age(path: Path, age: float) -> None:
 
 
 @pytest.mark.parametrize("by_start", [True, False])
-def test_upload_is_removed_once_nobody_continued_it_for_a_day(site: Site, by_start: bool) -> None:
+def test_upload_unchanged_for_a_day_is_removed(site: Site, by_start: bool) -> None:
     begin_upload(site, STALE_SECONDS - 60)
     assert site.kinds() == []
     stale = begin_upload(site, STALE_SECONDS + 60)

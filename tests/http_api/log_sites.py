@@ -108,7 +108,7 @@ class LogSite:
         return answer.json()["logs"]
 
     def read_pages(self, record: JobRecord, *, limit: int = 1000) -> list[Line]:
-        """As `truss train logs` does: windows of two hours until one is empty."""
+        """Read as `truss train logs` does: windows of two hours until one is empty."""
         lines, start = list[Line](), int(record.created_at * 1000)
         while True:
             window = {"start_epoch_millis": start, "end_epoch_millis": start + 2 * 3_600_000}
@@ -120,7 +120,7 @@ class LogSite:
 
 
 class Tail:
-    """As `truss train logs --tail` polls, and drops what it has seen."""
+    """Polls as `truss train logs --tail` does, and drops the lines that it has."""
 
     def __init__(self, site: LogSite, record: JobRecord) -> None:
         self._site, self._record = site, record

@@ -11,8 +11,11 @@ import pytest
 from prefect_bt.errors import UsageError
 from prefect_bt.http_api.app import create_app
 from prefect_bt.http_api.keys import ApiKeys
+from prefect_bt.http_api.middleware import MAX_BODY_BYTES
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.serving.deployment_records import DeploymentLedger, Revision
 from tests.cli.conftest import ENDED, Shop
 from tests.http_api.served import Api
 from tests.jobs.records import new_record, small_project
@@ -22,7 +25,7 @@ JOB = "/v1/training_projects/{project_id}/jobs/{job_id}"
 
 
 def _routes(api: Api) -> list[tuple[str, str]]:
-    """All routes of the OpenAPI document that need a key."""
+    """Return all routes of the OpenAPI document that need a key."""
     paths: dict[str, Any] = create_app(api.site).openapi()["paths"]
     return [
         (method.upper(), path)
@@ -112,6 +115,37 @@ def test_a_key_of_a_team_cannot_load_checkpoints_of_another(api: Api):
         assert "red" not in answer.text
 
 
+def test_a_key_of_a_team_does_not_deploy_onto_another(api: Api):
+    """A deployment belongs to the team whose checkpoints it serves; an unused name is free."""
+    jobs = dict[str, JobRecord]()
+    for team in ("red", "blue"):
+        jobs[team] = new_record(api.ledger, small_project(f"of {team}", team=team))
+        write_job(api.ledger, jobs[team])
+    served = Revision(1, 1.0, "vllm", "full", ("m",), ((jobs["red"].id, "c"),), gate=None)
+    deployments = DeploymentLedger(api.ledger)
+    deployments.ensure_deployment("stories")
+    deployments.add_revision("stories", lambda _: served)
+    blue, red = api.team_key("blue"), api.team_key("red")
+    refused = "no access to a deployment 'stories'"
+    assert refused in _deploy(api, "stories", jobs["blue"].id, blue)
+    # Allowed, and refused for another reason: the jobs have no checkpoint.
+    for name, team, key in (("tales", "blue", blue), ("stories", "red", red)):
+        assert jobs[team].id in _deploy(api, name, jobs[team].id, key)
+        assert refused not in _deploy(api, name, jobs[team].id, key)
+
+
+def _deploy(api: Api, name: str, job_id: str, key: str) -> str:
+    """Ask for a deployment of a checkpoint; return the message of the error."""
+    checkpoint = {"training_job_id": job_id, "checkpoint_name": "checkpoint-1"}
+    request = {
+        "metadata": {"oracle_name": name},
+        "weights_sources": [{"b10_training_checkpoint_weights_source": {"checkpoint": checkpoint}}],
+    }
+    query = "mutation { create_model_version_from_inference_template { truss_config } }"
+    body = {"query": query, "variables": {"request": request}}
+    return api.post("/graphql/", body, key=key)["errors"][0]["message"]
+
+
 @pytest.mark.parametrize("team", ["red", "default"])
 def test_a_key_of_a_team_creates_projects_of_that_team_only(api: Api, team: str):
     key = api.team_key(team)
@@ -178,6 +212,15 @@ def test_it_is_a_proxy_for_its_two_names_only(api: Api, method: str, target: str
     assert answer.status == status
     assert b"message" in answer.read() or status == 200
     connection.close()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_large_body_is_refused_before_it_is_read(api: Api, is_chunked: bool):
+    """Also without a key: the body is read first."""
+    size = MAX_BODY_BYTES + 1
+    body: Any = (b" " * 1024 for _ in range(size // 1024 + 1)) if is_chunked else b" " * size
+    answer = api("POST", "/v1/training_jobs/search", key="", content=body)
+    assert (answer.status_code, answer.json()) == (413, {"message": "A body has at most 16 MiB."})
 
 
 def test_a_page_of_another_origin_is_not_allowed_to_ask(api: Api):

@@ -178,7 +178,7 @@ def test_range_outside_the_file_is_refused(served: Served) -> None:
     assert (status, headers["Content-Range"]) == (416, f"bytes */{SIZE}")
 
 
-def test_range_of_another_version_gives_the_whole_file(served: Served) -> None:
+def test_range_of_another_version_gives_all_bytes(served: Served) -> None:
     etag = fetch(served.url(), "HEAD")[2]["ETag"]
     assert fetch(served.url(), Range="bytes=0-4", If_Range=etag)[:2] == (206, DATA[:5])
     assert fetch(served.url(), Range="bytes=0-4", If_Range='"other"')[:2] == (200, DATA)

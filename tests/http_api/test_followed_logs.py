@@ -88,7 +88,7 @@ def test_fifty_clients_follow_a_job_that_writes(site: LogSite, nodes: list[LiveN
 
 
 @pytest.mark.parametrize("behind", [30, 90, 3600])
-def test_lines_that_come_late_reach_those_who_follow(site, nodes: list[LiveNode], behind: int):
+def test_late_lines_reach_following_clients(site, nodes: list[LiveNode], behind: int):
     record = site.job(ago=7200)
     site.begin(record)
     tail = Tail(site, record)

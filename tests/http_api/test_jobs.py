@@ -69,7 +69,7 @@ def test_a_job_that_has_ended_is_not_stopped_or_changed(api: Api, shop: Shop):
         assert record.id in answer.json()["message"]
 
 
-def test_deleted_things_are_gone(api: Api, shop: Shop):
+def test_a_deleted_job_or_project_is_unknown(api: Api, shop: Shop):
     record = shop.job("tiny", *ENDED)
     path = f"/v1/training_projects/{record.project_id}"
     deleted = {"id": record.id, "deleted": True, "training_project_id": record.project_id}

@@ -173,7 +173,7 @@ def test_a_login_leads_to_pages_of_this_server_only(api: Api, next_path: str):
 
 
 @pytest.mark.parametrize("body", ["key=x", "key=", "", "key=%ff%00", "a=b&key", "{}", "&" * 5000])
-def test_a_wrong_key_is_told(api: Api, body: str):
+def test_a_wrong_key_is_refused_on_the_form(api: Api, body: str):
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = api("POST", "/login", key="", content=body, headers=form)
     assert answer.status_code == 401

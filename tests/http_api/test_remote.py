@@ -258,3 +258,5 @@ def test_a_remote_with_our_url_is_used_and_an_unknown_one_is_named(
     unknown = local("view", "--remote", "baseten")
     assert unknown.out == local("view").out
     assert unknown.err.startswith("There is no remote 'baseten' in ")
+    environment |= {"PREFECT_BT_API_URL": api.url, "PREFECT_BT_API_KEY": api.key}
+    assert f"the server {api.url} is used" in local("view", "--remote", "baseten").err

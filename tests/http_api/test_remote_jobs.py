@@ -1,4 +1,4 @@
-"""What a laptop does with the jobs of a server: follow, stop and push them."""
+"""Jobs of a server from a laptop: follow, stop and push them."""
 
 from __future__ import annotations
 

@@ -100,10 +100,10 @@ def _find_fault(status: int, body: bytes) -> str:
     """Return what is wrong with an answer; "" for nothing."""
     if status >= 500:
         return f"{status} {body[:300]!r}"
-    is_told = status < 400 or (
+    has_message = status < 400 or (
         body.startswith(b'{"message":"') and len(json.loads(body)["message"])
     )
-    return "" if is_told else f"{status} without a message: {body[:300]!r}"
+    return "" if has_message else f"{status} without a message: {body[:300]!r}"
 
 
 @pytest.mark.slow

@@ -52,6 +52,6 @@ def test_a_secret_has_a_usable_name(api: Api, name: str):
     assert api("POST", "/v1/secrets", json={"name": name, "value": "x"}).status_code == 400
 
 
-def test_without_prefect_the_answer_says_so(api: Api):
+def test_without_prefect_a_secret_is_refused(api: Api):
     answer = api("POST", "/v1/secrets", json={"name": "a", "value": "x"})
     assert (answer.status_code, "prefect-bt up" in answer.json()["message"]) == (503, True)

@@ -116,7 +116,7 @@ class Client:
 
 
 @pytest.mark.parametrize("content", [b"", SMALL, LARGE], ids=["empty", "one PUT", "parts"])
-def test_upload_by_boto3_arrives_whole_and_once(
+def test_upload_by_boto3_is_complete(
     api: RunningApi, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
@@ -282,7 +282,7 @@ def test_parts_that_do_not_fit_their_list_are_refused(api: RunningApi, fault: st
     assert client.complete(upload, (1, one), (2, two))[0] == 200
 
 
-def test_upload_aborted_is_gone(api: RunningApi) -> None:
+def test_aborted_upload_is_removed(api: RunningApi) -> None:
     client = Client(api)
     upload = client.begin()
     etag = client.part(upload, 1, SMALL)

@@ -7,7 +7,7 @@ from typing import Final
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, format_time, show_table
 from prefect_bt.http_api.keys import ApiKeys, key_document
-from prefect_bt.job_service.trussrc import check_remote, find_trussrc, write_remote
+from prefect_bt.job_service.remotes import check_remote, find_trussrc, write_remote
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.text.durations import parse_duration
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal
 from prefect_bt.errors import UsageError
-from prefect_bt.job_service.trussrc import KEY_PREFIX, TRUSS_URL, find_trussrc, read_remotes
+from prefect_bt.job_service.remotes import KEY_PREFIX, TRUSS_URL, find_trussrc, read_remotes
 from prefect_bt.settings import Settings
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "api.localhost", ".localhost", "*"})

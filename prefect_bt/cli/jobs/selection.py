@@ -7,8 +7,8 @@ from functools import partial
 from prefect_bt.cli.ui.options import JobFilter
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.job_service.protocol import JobService
+from prefect_bt.job_service.remotes import find_server, find_trussrc, read_remotes
 from prefect_bt.job_service.store_service import StoreJobs
-from prefect_bt.job_service.trussrc import find_trussrc
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
@@ -17,17 +17,16 @@ from prefect_bt.settings import Settings
 
 def open_jobs(terminal: Terminal, remote: str | None = None) -> JobService:
     """Return the jobs of the server of that name or of the settings, else those of the store."""
-    from prefect_bt.job_service.remotes import find_server
-
-    if server := find_server(remote):
+    server = find_server(remote)
+    if remote and remote not in read_remotes(find_trussrc()):
+        used = f"the server {server.url}" if server else f"the store {Settings().store}"
+        terminal.warn(f"There is no remote {remote!r} in {find_trussrc()}; {used} is used.")
+    if server:
         from prefect_bt.cli.ui.progress_bars import byte_progress
         from prefect_bt.job_service.http_service import HttpJobs
 
         upload = partial(byte_progress, terminal, "Uploading the workspace")
         return HttpJobs(server, warn=terminal.warn, upload=upload)
-    if remote:
-        unknown = f"There is no remote {remote!r} in {find_trussrc()}"
-        terminal.warn(f"{unknown}; the store {Settings().store} is used.")
     from prefect_bt.ledger.open_ledger import open_ledger
 
     return StoreJobs(open_ledger(), warn=terminal.warn)

@@ -1,1 +1,1 @@
-"""One module for each resource, with its `router`."""
+"""Routes: a module with a `router` for each resource."""

@@ -15,11 +15,23 @@ from pydantic import BaseModel, Field, ValidationError
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, SecretReference
 from prefect_bt.definitions.environment_variables import EnvironmentVariables
-from prefect_bt.errors import PrefectBtError, UsageError
-from prefect_bt.http_api.access import ApiSite, Caller, CallerDep, SiteDep, find_any_job
+from prefect_bt.errors import NotFoundError, PrefectBtError, UsageError
+from prefect_bt.http_api.access import (
+    ApiSite,
+    Caller,
+    CallerDep,
+    ForbiddenError,
+    SiteDep,
+    find_any_job,
+)
 from prefect_bt.http_api.routes.teams import list_teams
 from prefect_bt.job_index.entries import Document
-from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
+from prefect_bt.serving.checkpoint_selection import (
+    CheckpointRequest,
+    check_model_name,
+    select_models,
+)
+from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.serving.engines.truss_config import truss_config
 from prefect_bt.serving.rollout.deploy import DeployOptions, deploy, plan_serving
 from prefect_bt.serving.serving_job import ServerOptions
@@ -137,16 +149,20 @@ def _deploy(site: ApiSite, caller: Caller, variables: Document) -> Document:
         source.b10_training_checkpoint_weights_source.checkpoint
         for source in request.weights_sources
     ]
+    name = request.metadata.oracle_name
+    _check_owner(site, caller, name)
     for one in chosen:
         find_any_job(one.training_job_id, site, caller)
     selection = select_models(
         site.ledger, [CheckpointRequest(one.training_job_id, one.checkpoint_name) for one in chosen]
     )
+    if selection.base and (base := selection.base.required_checkpoint):
+        find_any_job(base.job_id, site, caller)
     environment = EnvironmentVariables()
     for one in request.inference_stack.environment_variables:
         is_secret = one.is_secret_reference
         environment[one.name] = SecretReference(name=one.value) if is_secret else one.value
-    name, compute = request.metadata.oracle_name, _parse_instance(request.instance_type_id)
+    compute = _parse_instance(request.instance_type_id)
     server = ServerOptions(compute=compute, environment=environment)
     options = DeployOptions(name, server, by=caller.name)
     config = truss_config(selection, name, compute, environment)
@@ -158,6 +174,21 @@ def _deploy(site: ApiSite, caller: Caller, variables: Document) -> Document:
         number = str(deployed.revision.number)
         version = {"id": number, "name": f"{deployed.name}-{number}", "model_id": deployed.name}
     return {"model_version": version, "truss_config": json.dumps(config)}
+
+
+def _check_owner(site: ApiSite, caller: Caller, name: str) -> None:
+    """Raise ForbiddenError if a deployment of that name serves checkpoints of another team."""
+    check_model_name(name)
+    served = DeploymentLedger(site.ledger).list_revisions(name)
+    jobs = {job_id for revision in served for job_id, _ in revision.required_checkpoints}
+    try:
+        for job_id in jobs if caller.team is not None else ():
+            find_any_job(job_id, site, caller)
+    except NotFoundError:
+        raise ForbiddenError(
+            f"The key {caller.name!r} gives no access to a deployment {name!r}.",
+            next_step="Choose another name.",
+        ) from None
 
 
 def _parse_instance(instance_id: str) -> Compute:

@@ -1,4 +1,4 @@
-"""What `prefect-bt --remote` needs beside the published API: the calls of a JobService.
+"""Routes for `prefect-bt --remote` beside the published API: the calls of a JobService.
 
 The answers are `{"result": ..., "warnings": [...]}`; other clients use the published routes.
 """
@@ -29,7 +29,12 @@ from prefect_bt.http_api.access import (
     find_project,
 )
 from prefect_bt.http_api.routes.queue import hide_other_teams
-from prefect_bt.http_api.submission import Artifact, recreate_job, submit_received
+from prefect_bt.http_api.submission import (
+    Artifact,
+    check_references,
+    recreate_job,
+    submit_received,
+)
 from prefect_bt.job_service.protocol import LogQuery
 from prefect_bt.job_service.run_options import RunOptions
 from prefect_bt.job_service.store_service import StoreJobs
@@ -90,7 +95,7 @@ class Stop(BaseModel):
 
 
 class Retry(BaseModel):
-    """Another attempt of a job."""
+    """Request of another attempt of a job."""
 
     max_run_time: str | None = None
     env: dict[str, str] = {}
@@ -312,6 +317,7 @@ def plan_job(body: Submission, site: SiteDep, caller: CallerDep, calls: CallsDep
     """Return the plan of a job; start nothing."""
     project = training_project_from_json(body.training_project)
     project = project.model_copy(update={"team_name": caller.choose_team(project.team_name)})
+    check_references(site, caller, project)
     plan = plan_submission(site.ledger, project, _read_options(calls.site, body.options))
     return calls.answer(codec.encode(plan))
 

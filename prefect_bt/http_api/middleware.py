@@ -1,8 +1,9 @@
-"""The server as the forward proxy of its clients, for its own two names and no other.
+"""What every request passes before its route: the forward proxy, and the limit of bodies.
 
-`truss` knows a server of its users only as http://localhost:8000, and derives
-http://api.localhost:8000 from it. With HTTP_PROXY=http://<this server> it sends both here, as
-requests with absolute URIs (RFC 9112, 3.2.2).
+The server is the forward proxy of its clients, for its own two names and no other. `truss` knows a
+server of its users only as http://localhost:8000, and derives http://api.localhost:8000 from it.
+With HTTP_PROXY=http://<this server> it sends both here, as requests with absolute URIs (RFC 9112,
+3.2.2).
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+from fastapi import HTTPException
 from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+MAX_BODY_BYTES: Final = 16 * 1024**2
+_UPLOADS: Final = ("/uploads/", "/prefect-bt/v1/workspaces")
 REST_NAME: Final = "api.localhost"
 _HOSTS: Final = frozenset({"localhost:8000", f"{REST_NAME}:8000"})
 
@@ -40,6 +44,30 @@ class ForwardProxy:
             path = f"/{path.lstrip('/')}"
             scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "surrogatepass")}
         await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Middleware that refuses large bodies, which a route would read into memory. Uploads stream.
+
+    A body is read before the key is checked, so the limit also holds for requests without one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise HTTPException(413, f"A body has at most {MAX_BODY_BYTES // 1024**2} MiB.")
+            return message
+
+        is_upload = str(scope.get("path", "")).startswith(_UPLOADS)
+        await self._app(scope, receive if is_upload else receive_bounded, send)
 
 
 def _refuse(host: str) -> JSONResponse:
