@@ -62,16 +62,18 @@ class Page:
             self.open(url)
             blank_until = time.monotonic() + PATIENCE / 5
             while time.monotonic() < blank_until:
-                if self.run("document.body.innerText.trim()"):
+                if self.run("document.body?.innerText.trim()"):
                     return self.wait_for(condition)
                 time.sleep(0.1)
         return self.wait_for(condition)
 
     def wait_for(self, condition: str) -> None:
+        """Wait until a condition holds. A document that is being loaded may lack all it reads."""
         deadline = time.monotonic() + PATIENCE
-        while not self.run(f"Boolean({condition})"):
+        attempt = f"(() => {{ try {{ return Boolean({condition}) }} catch {{ return false }} }})()"
+        while not self.run(attempt):
             if time.monotonic() > deadline:
-                shown = self.run("document.body.innerText")
+                shown = self.run("document.body?.innerText")
                 raise AssertionError(f"never {condition}; the page shows: {shown}")
             time.sleep(0.1)
 

@@ -100,6 +100,7 @@ def check_remote(path: Path, name: str) -> None:
 
 def write_remote(path: Path, name: str, key: str) -> None:
     """Add a remote for our server, or replace one of ours; the rest of the file stays as it is."""
+    path = path.resolve()  # a link to a file of the user's dotfiles stays
     lines = [f"[{name}]", "remote_provider = baseten", f"remote_url = {TRUSS_URL}"]
     lines.append(f"api_key = {key}")
     text = path.read_text("utf-8") if path.exists() else ""

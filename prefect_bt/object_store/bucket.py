@@ -22,7 +22,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.errors import InvalidKey, ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.object_store import connect, multipart
@@ -31,6 +31,8 @@ from prefect_bt.object_store.protocols import CHANGED_SOURCE, ObjectInfo, valida
 
 _LIMITS: Final = connect.Limits()
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
+_MAX_KEY_BYTES: Final = 1024
+"""Of S3, Google Cloud Storage and Azure."""
 _READERS: Final = 4
 _OWN_PREFIXES: Final = ("training_projects", "weights", "uploads")
 """Folders of our objects; other folders of a shared bucket are never read."""
@@ -211,6 +213,9 @@ class BucketStore:
     def _translate_errors(self, key: str, *, is_key: bool = True) -> Generator[None]:
         if is_key:
             validate_key(key, url=self.url)
+            if len(key.encode(errors="surrogatepass")) > _MAX_KEY_BYTES:
+                text = f"A key of {self.url} has at most {_MAX_KEY_BYTES} bytes: {key[:100]}..."
+                raise InvalidKey(text, url=self.url, key=key, next_step="Use shorter names.")
         try:
             yield
         except Exception as error:

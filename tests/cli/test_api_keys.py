@@ -42,12 +42,15 @@ def test_a_remote_is_added_and_the_rest_of_the_file_stays(
     within: Within, trussrc: Path, before: str
 ):
     if before:
-        trussrc.write_text(before)
+        dotfiles = trussrc.with_name("dotfiles")
+        dotfiles.write_text(before)
+        trussrc.symlink_to(dotfiles)
     first = within("api-key", "create", "a", "--trussrc", "ours").out.strip()
     second = within("api-key", "create", "b", "--trussrc", "ours").out.strip()
     text = trussrc.read_text()
     assert text.startswith(before)
     assert (first in text, second in text) == (False, True)
+    assert trussrc.is_symlink() == bool(before)
     ours = read_remotes(trussrc)["ours"]
     assert ours["remote_url"] == "http://localhost:8000"
     assert (trussrc.stat().st_mode & 0o777) == 0o600

@@ -16,7 +16,7 @@ from hashlib import sha256
 
 import pytest
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.errors import InvalidKey, ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.object_store import open_store
 from tests.checkpoints.buckets import Bucket, use
 from tests.object_store.small import PART, use_small_parts
@@ -279,8 +279,17 @@ NO_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0b"]
 def test_keys_that_are_none(store):
     acts = (store.get, store.delete, lambda k: store.put(k, b""), lambda k: store.create(k, b""))
     for key, act in itertools.product(NO_KEYS, acts):
-        with pytest.raises(StoreError):
+        with pytest.raises(InvalidKey):
             act(key)
+
+
+def test_a_key_that_is_too_long(store):
+    key = "ü" * 513
+    for write in (store.put, store.create):
+        with pytest.raises(InvalidKey, match=r"long|at most 1024 bytes"):
+            write(key, b"")
+    with pytest.raises(InvalidKey if "://" in store.url else ObjectNotFound):
+        store.get(key)
 
 
 def test_the_url_names_it(store):

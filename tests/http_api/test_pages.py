@@ -282,10 +282,11 @@ def test_a_person_follows_a_link(api: Api, shop: Shop):
     shop.checkpoint(record, "checkpoint-10", size=25_100_000, at=60)
     with browser() as page:
         page.open(f"{api.url}{_path(record)}")
+        page.wait_for("document.querySelector('input[type=password]')")
         page.run("document.querySelector('input[type=password]').focus()")
         page.call("Input.insertText", text=api.key)
         page.run("document.querySelector('button').click()")
-        page.wait_for("document.querySelector('pre')")
+        page.wait_for("document.querySelector('pre') && document.readyState == 'complete'")
         shown = page.run("document.body.innerText")
         for part in (line, "TRAINING_JOB_COMPLETED", "checkpoint-10", "25.1 MB", "2 nodes"):
             assert part in shown
