@@ -26,7 +26,6 @@ JOB = "/v1/training_projects/{project_id}/jobs/{job_id}"
 STARTS = ("/recreate", "/retry")
 """Routes that would start a process for a job that exists."""
 _SETTINGS = settings(
-    max_examples=10,
     derandomize=True,
     database=None,
     deadline=None,
@@ -107,8 +106,12 @@ def _find_fault(status: int, body: bytes) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", [3, pytest.param(100, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_request_of_the_document_fails(mode: GenerationMode, api: Api, shop: Shop) -> None:
+def test_no_request_of_the_document_fails(
+    mode: GenerationMode, examples: int, api: Api, shop: Shop
+) -> None:
+    """Send so many requests to each operation."""
     schema = schemathesis.openapi.from_dict(create_app(api.site).openapi())
     for result in schema.get_all_operations():
         operation = result.ok()
@@ -116,15 +119,17 @@ def test_no_request_of_the_document_fails(mode: GenerationMode, api: Api, shop: 
             continue  # without Prefect's API, they answer 503
         record = shop.job("tiny", *ENDED)  # one that an operation may delete
         with suppress(Unsatisfiable):  # nothing can be wrong in a request without a body
-            _send_requests(operation, mode, api, record)
+            _send_requests(operation, mode, examples, api, record)
 
 
-def _send_requests(operation: Any, mode: GenerationMode, api: Api, record: JobRecord) -> None:
+def _send_requests(
+    operation: Any, mode: GenerationMode, examples: int, api: Api, record: JobRecord
+) -> None:
     """Send requests of an operation, some of them about a job that exists."""
     real = {"project_id": record.project_id, "job_id": record.id, "team_id": "default"}
     headers = {"Authorization": f"Api-Key {api.key}"}
 
-    @_SETTINGS
+    @settings(_SETTINGS, max_examples=examples)
     @given(case=operation.as_strategy(generation_mode=mode), is_real=st.booleans())
     def send(case: Case, is_real: bool) -> None:
         path = case.path_parameters or {}
