@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.keys import ApiKeys
-from prefect_bt.http_api.middleware import BodyLimit, ForwardProxy
+from prefect_bt.http_api.middleware import BodyLimit, ForwardProxy, LenientRequests
 from prefect_bt.http_api.routes import (
     files,
     graphql,
@@ -27,6 +27,7 @@ from prefect_bt.http_api.uploads import routes as uploads_routes
 from prefect_bt.http_api.uploads.bucket_uploads import open_bucket_uploads
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
+from prefect_bt.object_store.clock import StoreClock
 from prefect_bt.settings import Settings
 
 _ROUTERS: Final = (
@@ -48,6 +49,7 @@ _ROUTERS: Final = (
 def open_site() -> ApiSite:
     """Return the site of the settings' store. StoreError."""
     ledger, settings = open_ledger(), Settings()
+    StoreClock(ledger.store).now()  # a store that cannot be written is an error at the start
     bucket = open_bucket_uploads(ledger.store, settings.upload_role)
     uploads = Uploads(settings.state_dir, bucket=bucket)
     uploads.remove_stale()
@@ -63,11 +65,12 @@ def create_app(site: ApiSite) -> FastAPI:
         redoc_url=None,
         strict_content_type=False,  # clients send JSON without a type
     )
-    app.state.site = site
+    app.state.site, app.state.is_stopping = site, lambda: False
     install_error_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_api_route("/health", lambda: "ok", include_in_schema=False)
     app.add_middleware(BodyLimit)
+    app.add_middleware(LenientRequests)
     app.add_middleware(ForwardProxy)
     return app

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.credentials.key_hashes import KeyHash, hash_key, verify_key
-from prefect_bt.errors import NotFoundError, UsageError
+from prefect_bt.errors import NotFoundError, StoreError, UsageError
+from prefect_bt.file_server.server_folder import find_local_root
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.job_objects import find_object
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
@@ -27,6 +28,7 @@ _FORMAT: Final = re.compile(r"prefect-bt-([0-9a-z]{7})-[0-9a-f]{40}")
 _REUSE_SECONDS: Final = 5.0
 """Seconds in which a record that was read is used again: a revoked key is refused after them."""
 _MAX_REUSED: Final = 1000
+_MAX_LIFETIME: Final = 100 * 365 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,16 @@ class ApiKeys:
 
         `lifetime` in seconds. Raise UsageError if another key has the name.
         """
-        if not name.strip() or any(one.name == name for one in self.list()):
-            raise UsageError(
-                f"A key named {name!r} exists already." if name.strip() else "A key has a name.",
-                next_step="Choose another name, such as that of its user or machine.",
-            )
+        problem = ""
+        if not name.strip() or not name.isprintable():
+            problem = f"{name!r} is not the name of a key."
+        elif any(one.name == name for one in self.list()):
+            problem = f"A key named {name!r} exists already."
+        elif lifetime is not None and lifetime > _MAX_LIFETIME:
+            problem = "A key is valid for at most 100 years."
+        if problem:
+            step = "Choose a name, such as that of its user or machine, and an expiry such as 30d."
+            raise UsageError(problem, next_step=step)
         team, now = None if team is None else normalize_team(team), self._clock()
         while True:
             key_id = make_id()
@@ -106,6 +113,9 @@ class ApiKeys:
         if record is not None and self._clock() - read_at < _REUSE_SECONDS:
             return record
         record = find_object(self._store, api_key_key(key_id), KeyRecord)
+        root = find_local_root(self._store.url)
+        if record is None and root and not root.is_dir():  # a disk that is not mounted
+            raise StoreError(f"There is no folder {root}.", url=self._store.url)
         if len(self._recent) >= _MAX_REUSED:
             self._recent.clear()
         self._recent[key_id] = (self._clock(), record)

@@ -1,4 +1,4 @@
-"""What every request passes before its route: the forward proxy, and the limit of bodies.
+"""What every request passes before its route: the forward proxy, leniency, the limit of bodies.
 
 The server is the forward proxy of its clients, for its own two names and no other. `truss` knows a
 server of its users only as http://localhost:8000, and derives http://api.localhost:8000 from it.
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _UPLOADS: Final = ("/uploads/", "/prefect-bt/v1/workspaces")
+_PUBLISHED: Final = ("/v1/", "/graphql")
+_OWN_HEAD: Final = ("/files/", "/uploads/", "/prefect-bt/")
+_FORM, _JSON = b"application/x-www-form-urlencoded", b"application/json"
 REST_NAME: Final = "api.localhost"
 _HOSTS: Final = frozenset({"localhost:8000", f"{REST_NAME}:8000"})
 
@@ -34,7 +37,10 @@ class ForwardProxy:
             path: str = scope["path"]
             if not path.startswith("/"):
                 target: bytes = scope["raw_path"]
-                uri = urlsplit(target.decode("latin-1"))
+                try:
+                    uri = urlsplit(target.decode("latin-1"))
+                except ValueError:
+                    uri = urlsplit("")
                 if uri.scheme != "http" or uri.netloc.lower() not in _HOSTS:
                     await _refuse(uri.netloc)(scope, receive, send)
                     return
@@ -43,6 +49,30 @@ class ForwardProxy:
             # truss writes //graphql/ for a remote whose URL ends with a slash.
             path = f"/{path.lstrip('/')}"
             scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "surrogatepass")}
+        await self._app(scope, receive, send)
+
+
+class LenientRequests:
+    """Middleware that takes requests of `/v1` as common clients send them.
+
+    `curl -d` calls JSON a form, loops over pages send an empty token, and probes send HEAD.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = str(scope.get("path", "")), scope.get("method")
+        if method == "HEAD" and not path.startswith(_OWN_HEAD):
+            scope = {**scope, "method": "GET"}  # the server sends no body all the same
+        if path.startswith(_PUBLISHED):
+            given = scope["query_string"].split(b"&")
+            query = b"&".join(one for one in given if not one.endswith(b"="))
+            headers = [
+                (name, _JSON if value.startswith(_FORM) else value)
+                for name, value in scope["headers"]
+            ]
+            scope = {**scope, "query_string": query, "headers": headers}
         await self._app(scope, receive, send)
 
 

@@ -43,8 +43,9 @@ def serve(listen: Listen, *, echo: Callable[[str], object]) -> None:
     """Serve the settings' store until SIGTERM or Ctrl-C. ServerError, StoreError."""
     site = open_site()
     sockets = _open_sockets(listen)
+    app = create_app(site)
     config = uvicorn.Config(
-        create_app(site),
+        app,
         http="h11",  # httptools drops the host of an absolute URI
         ws="none",
         lifespan="off",
@@ -66,7 +67,9 @@ def serve(listen: Listen, *, echo: Callable[[str], object]) -> None:
     echo(f"The Training API of {site.ledger.store.url} is at {listen.url}; Ctrl-C stops it.")
     for line in describe_use(listen):
         echo(line)
-    uvicorn.Server(config).run(sockets=list(sockets))
+    server = uvicorn.Server(config)
+    app.state.is_stopping = lambda: server.should_exit
+    server.run(sockets=list(sockets))
 
 
 def describe_use(listen: Listen) -> list[str]:

@@ -16,11 +16,16 @@ from prefect_bt.jobs.provenance import read_client_provenance
 from prefect_bt.jobs.submit import recreate, submit_packed
 from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
+from prefect_bt.object_keys import quote_name
+from prefect_bt.planning.validation import validate_names
+from prefect_bt.text.usable_text import describe_unusable_text
 from prefect_bt.workspace.archive import PackedWorkspace
 from prefect_bt.workspace.received import inspect_archive
 
 _NO_FIELDS: Final = frozenset({"truss_user_env", "workspace"})
 """Keys of the request's job that describe the client, which has packed the workspace already."""
+_MAX_NAME_BYTES: Final = 240
+"""Bytes of a name as part of a key: the name of a file has at most 255."""
 _NO_RUNTIME_FIELDS: Final = frozenset({"artifacts", "enable_cache"})
 
 
@@ -119,6 +124,18 @@ def _without_nulls(value: Any, field: str) -> dict[str, Any]:
         raise DefinitionError(f"{field} is not an object.", field=field)
     items = cast("Mapping[str, Any]", value or {}).items()
     return {name: item for name, item in items if item is not None}
+
+
+def check_names(names: Mapping[str, str]) -> None:
+    """Raise DefinitionError for a name, by its field, that no project or team can have."""
+    for field, name in names.items():
+        unusable = describe_unusable_text(name)
+        if not unusable and len(quote_name(name)) > _MAX_NAME_BYTES:
+            unusable = "is too long: write a shorter name"
+        if unusable:
+            raise DefinitionError(f"{field} {unusable}.", field=field)
+    for problem in validate_names(names):
+        raise DefinitionError(problem)
 
 
 def check_references(site: ApiSite, caller: Caller, project: TrainingProject) -> None:

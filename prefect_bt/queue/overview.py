@@ -192,7 +192,8 @@ def find_team_row(document: Document, team: str, gpu_type: str) -> Document:
 
 
 def change_limit(store: Store, gpu_type: str, team: str | None, **changes: Any) -> Limit:
-    """Change fields of a limit, of all jobs if `team` is None, and return the limit."""
+    """Change fields of a limit, of all jobs if `team` is None, and return the limit. UsageError."""
+    _check_type(store, gpu_type)
     present = find_limit(list_limits(store), gpu_type, team) or Limit(gpu_type, team)
     changed = replace(present, modified_at=time.time(), **changes)
     if changed.maximum is not None and changed.baseline > changed.maximum:
@@ -202,6 +203,19 @@ def change_limit(store: Store, gpu_type: str, team: str | None, **changes: Any) 
         )
     write_limit(store, changed)
     return changed
+
+
+def _check_type(store: Store, gpu_type: str) -> None:
+    """Raise UsageError unless a definition or a present machine has GPUs of this type."""
+    from prefect_bt.definitions import Accelerator
+
+    machines = capacity_document(store)["machines"]
+    offered = {gpu["gpu_type"] for one in machines if one["present"] for gpu in one["gpus"]}
+    known = dict.fromkeys([*Accelerator, *sorted(offered)])
+    if gpu_type not in known:
+        raise UsageError(
+            f"No GPU type is called {gpu_type!r}.", next_step=f"Known: {', '.join(known)}."
+        )
 
 
 def find_limit(limits: Iterable[Limit], gpu_type: str, team: str | None) -> Limit | None:

@@ -9,7 +9,6 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.open_ledger import load_definition
 from prefect_bt.ledger.records import JobEvent, JobRecord
 from prefect_bt.ledger.states import JobState
-from prefect_bt.object_store.protocols import Store
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.machines import list_limits, list_machines
 from prefect_bt.queue.overview import Document, find_limit, queue_documents, read_schedule
@@ -33,7 +32,7 @@ def queue_context(ledger: Ledger, job_id: str) -> Document | None:
         return document
     row = rows[place - 1]
     return document | {
-        "active_at_submit": _active_documents(ledger.store),
+        "active_at_submit": _active_documents(ledger),
         "pending_ahead_at_submit": [_ahead_document(one) for one in rows[: place - 1]],
         "events": [_event_document(record, event) for event in events],
         **{key: row[key] for key in ("place", "waiting_for", "held_by", "machine", "starts_at")},
@@ -53,7 +52,7 @@ def _context(
     return {
         "target_job_id": record.id,
         "target_job_name": record.name,
-        "gpu_type": gpu_type,
+        "gpu_type": gpu_type or "CPU",
         "requested_gpus": spec.count * compute.node_count if spec and gpu_type else 0,
         "submitted_at": format_iso(record.created_at),
         **_time_in_queue(ledger, events, waits=waits),
@@ -71,9 +70,10 @@ def _time_in_queue(ledger: Ledger, events: Sequence[JobEvent], *, waits: bool) -
     released = None if waits or not created else created[0]
     pending = bool(events) and events[0].state is JobState.PENDING
     until = ledger.now() if waits else released
+    waited = round(until - events[0].at) if pending and until is not None else None
     return {
         "released_at": None if released is None else format_iso(released),
-        "pending_seconds": until - events[0].at if pending and until is not None else None,
+        "pending_seconds": waited,
     }
 
 
@@ -86,19 +86,20 @@ def _limit_document(limit: Limit | None) -> Document | None:
     }
 
 
-def _active_documents(store: Store) -> list[Document]:
-    names = {machine.host: machine.name for machine in list_machines(store)}
+def _active_documents(ledger: Ledger) -> list[Document]:
+    names = {machine.host: machine.name for machine in list_machines(ledger.store)}
     return [
         {
             "training_job_id": lease.job.id,
             "training_job_name": None,
-            "instance_type_name": None,
-            "total_gpus": lease.job.demand.gpus,
-            "workload_plane_name": names.get(lease.place),
-            "status_at_submit": None,
+            "instance_type_name": _instance_name(demand.gpus, demand.gpu_type, demand.cpus),
+            "total_gpus": demand.gpus,
+            "workload_plane_name": names.get(lease.place, lease.place),
+            "status_at_submit": ledger.get_state(lease.job.id).value,
             "status_set_at": format_iso(lease.at),
         }
-        for lease in Leases(store).read()
+        for lease in Leases(ledger.store).read()
+        for demand in [lease.job.demand]
     ]
 
 
@@ -106,11 +107,16 @@ def _ahead_document(row: Document) -> Document:
     return {
         "training_job_id": row["id"],
         "training_job_name": None,
-        "instance_type_name": None,
+        "instance_type_name": _instance_name(row["gpus"], row["gpu_type"], row["cpus"]),
         "requested_gpus": row["gpus"],
         "priority": row["priority"],
         "submitted_at": row["submitted_at"],
     }
+
+
+def _instance_name(gpus: int, gpu_type: str | None, cpus: float) -> str:
+    """Return what all nodes of a job have together."""
+    return f"{f'{gpus} x {gpu_type}, ' if gpus else ''}{cpus:g} vCPU"
 
 
 def _event_document(record: JobRecord, event: JobEvent) -> Document:

@@ -380,6 +380,7 @@ def test_the_context_of_a_job_that_waits(within: Within, waiting: Queue):
     [active], [before] = found["active_at_submit"], found["pending_ahead_at_submit"]
     assert (active["training_job_id"], active["total_gpus"]) == (running.job.id, 8)
     assert active["workload_plane_name"] == "big"
+    assert active["status_at_submit"].startswith("TRAINING_JOB_")
     assert (before["training_job_id"], before["requested_gpus"]) == (ahead.id, 8)
     assert [event["status"] for event in found["events"]] == [JobState.PENDING.value]
 

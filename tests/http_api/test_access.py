@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.serving.deployment_records import DeploymentLedger, Revision
-from tests.cli.conftest import ENDED, Shop
+from tests.cli.conftest import ENDED, RUNNING, Shop
 from tests.http_api.served import Api
 from tests.jobs.records import new_record, small_project
 from tests.written_jobs import write_job
@@ -186,6 +187,67 @@ def test_a_revoked_key_is_refused_within_seconds(tmp_path: Path):
     assert server.verify(key) is None
 
 
+def test_a_followed_log_ends_with_its_key(api: Api, shop: Shop):
+    key, record = api.site.keys.create("visitor")
+    job = shop.job("tiny", *RUNNING)
+    path = f"/prefect-bt/v1/jobs/{job.id}/lines?follow=true"
+    with api.client.stream("GET", path, headers={"Authorization": f"Bearer {key}"}) as answer:
+        lines = answer.iter_lines()
+        assert "Job accepted." in next(lines)
+        api.site.keys.revoke(record.id)
+        api.site.keys._recent.clear()  # as after five seconds
+        assert "is_last" not in "".join(lines)
+    assert api("GET", path, key=key).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb"])
+def test_a_key_has_a_usable_name(tmp_path: Path, name: str):
+    with pytest.raises(UsageError, match="not the name of a key"):
+        ApiKeys(DiskStore(tmp_path)).create(name)
+
+
+def test_a_lifetime_without_an_end_is_refused(tmp_path: Path):
+    keys = ApiKeys(DiskStore(tmp_path))
+    with pytest.raises(UsageError, match="at most 100 years"):
+        keys.create("ci", lifetime=1e15)
+    assert keys.list() == []
+
+
+def test_a_store_that_is_not_mounted_is_no_refusal_of_a_key(api: Api, api_environment: Path):
+    store = api_environment / "store"
+    store.rename(api_environment / "elsewhere")
+    api.site.keys._recent.clear()
+    answer = api("GET", "/v1/teams")
+    assert (answer.status_code, str(store) in answer.json()["message"]) == (503, True)
+
+
+# --- clients ----------------------------------------------------------------------------------
+
+
+def test_json_is_read_as_curl_sends_it(api: Api, shop: Shop):
+    record = shop.job("tiny", *ENDED)
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"project_id": "tiny"})
+    answer = api("POST", "/v1/training_jobs/search", content=body, headers=headers)
+    assert [job["id"] for job in answer.json()["training_jobs"]] == [record.id]
+
+
+def test_empty_parameters_are_not_given(api: Api, shop: Shop):
+    record = shop.job("tiny", *ENDED)
+    path = JOB.format(project_id=record.project_id, job_id=record.id)
+    assert api.get(f"{path}/checkpoint_files?page_size=1000&page_token=")["total_count"] == 0
+    assert api.get(f"{path}/logs?start_epoch_millis=&end_epoch_millis=&limit=1")
+
+
+def test_head_is_answered_where_get_is(api: Api, shop: Shop):
+    record = shop.job("tiny", *ENDED)
+    for path in ("/health", "/v1/teams", JOB.format(project_id="tiny", job_id=record.id)):
+        answer = api("HEAD", path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-length"] == api("GET", path).headers["content-length"]
+    assert api("HEAD", "/v1/teams", key="").status_code == 401
+
+
 # --- the forward proxy ------------------------------------------------------------------------
 
 
@@ -211,6 +273,16 @@ def test_it_is_a_proxy_for_its_two_names_only(api: Api, method: str, target: str
     answer = connection.getresponse()
     assert answer.status == status
     assert b"message" in answer.read() or status == 200
+    connection.close()
+
+
+@pytest.mark.parametrize("target", ["http://[::1/v1/teams", "http://[bad]:8000/", "x"])
+def test_what_is_no_address_is_refused(api: Api, target: str):
+    connection = HTTPConnection(api.url.removeprefix("http://"))
+    connection.putrequest("GET", target, skip_host=True)
+    connection.putheader("Host", "localhost")
+    connection.endheaders()
+    assert connection.getresponse().status == 403
     connection.close()
 
 

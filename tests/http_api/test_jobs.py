@@ -11,6 +11,7 @@ from baseten.client.managementapi import SearchTrainingJobsRequest
 
 from prefect_bt.definitions import Compute
 from prefect_bt.ledger.states import JobState
+from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.records import Demand, QueuedJob
 from prefect_bt.queue.waiting_jobs import add_waiting_job
 from tests.cli.conftest import ENDED, RUNNING, Shop
@@ -31,6 +32,8 @@ def test_jobs_are_found_by_state_project_and_id(api: Api, shop: Shop):
     ascending = [{"field": "created_at", "order": "asc"}]
     assert _search(api, order_by=ascending) == [ended.id, other.id, last.id]
     assert _search(api, project_id=other.project_id, statuses=None) == [other.id]
+    assert _search(api, project_id="b") == [other.id]
+    assert _search(api, project_id="nope") == []
     assert _search(api, job_id=last.id, project_id=None) == [last.id]
     assert _search(api, job_id=last.id, project_id=other.project_id) == []
     assert _search(api, statuses=["TRAINING_JOB_FAILED"]) == [other.id]
@@ -103,12 +106,33 @@ def test_a_job_that_is_not_valid_is_refused_and_leaves_nothing(
     assert api.get(path)["training_jobs"] == []
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b", "\ud800"])
-def test_a_project_has_a_usable_name(api: Api, name: str):
-    body = json.dumps({"training_project": {"name": name}})
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b", "\ud800", "x" * 300, "\u00e9" * 50])
+def test_a_project_and_a_team_have_usable_names(api: Api, name: str):
     headers = {"Content-Type": "application/json"}
-    answer = api("POST", "/v1/training_projects", content=body, headers=headers)
+    for names in ({"name": name}, {"name": "a", "team_name": name}):
+        body = json.dumps({"training_project": names})
+        answer = api("POST", "/v1/training_projects", content=body, headers=headers)
+        is_default = not names.get("team_name", "x")
+        assert answer.status_code == (200 if is_default else 400), answer.text
+    limit = json.dumps({"team_id": name, "gpu_type": "H100", "max_gpus": 1})
+    answer = api("PATCH", "/v1/training/capacity", content=limit, headers=headers)
     assert answer.status_code == 400, answer.text
+    assert [team["name"] for team in api.get("/v1/teams")["teams"]] == ["default"]
+
+
+@pytest.mark.parametrize("change", [{"gpu_type": "h100"}, {"max_gpus": 10**30}])
+def test_a_limit_has_a_known_type_and_a_size(api: Api, change: dict[str, Any]):
+    body = {"team_id": "default", "gpu_type": "H100", "max_gpus": 1, **change}
+    assert api("PATCH", "/v1/training/capacity", json=body).status_code == 400
+
+
+def test_a_team_of_a_key_or_a_limit_exists(api: Api):
+    api.team_key("research")
+    body = {"team_id": "blue", "gpu_type": "H100", "max_gpus": 1}
+    assert api("PATCH", "/v1/training/capacity", json=body).status_code == 200
+    teams = api.get("/v1/teams")["teams"]
+    assert [team["name"] for team in teams] == ["default", "blue", "research"]
+    assert all(team["created_at"] > "2020" for team in teams)
 
 
 def test_the_published_client_reads_every_answer(api: Api, shop: Shop):
@@ -121,19 +145,23 @@ def test_the_published_client_reads_every_answer(api: Api, shop: Shop):
         waiting.id, Demand(4, "H100"), 1.0, event=number, project_id=waiting.project_id
     )
     add_waiting_job(api.ledger, queued)
+    running, leases = shop.job("tiny", *RUNNING), Leases(api.ledger.store)
+    leases.read()
+    leases.create(QueuedJob(running.id, Demand(8, "H100"), 1.0), host="a1")
     client = ManagementClient(api_key=api.key, base_url_override=api.url).api
     ids = {"training_project_id": ended.project_id, "training_job_id": ended.id}
     assert [p.name for p in client.get_training_projects().training_projects] == ["tiny"]
     client.get_training_projects_training_project_id(training_project_id=ended.project_id)
     assert (
         len(client.get_training_projects_jobs(training_project_id=ended.project_id).training_jobs)
-        == 2
+        == 3
     )
     assert client.get_training_projects_jobs_training_job_id(**ids).training_job.id == ended.id
     found = client.post_training_jobs_search(request=SearchTrainingJobsRequest()).training_jobs
-    assert {job.id for job in found} == {ended.id, waiting.id}
+    assert {job.id for job in found} == {ended.id, waiting.id, running.id}
     client.get_training_capacity()
     client.get_teams()
     context = client.get_training_jobs_queue_context(training_job_id=waiting.id)
-    assert context.requested_gpus == 4
+    assert (context.requested_gpus, context.active_at_submit[0].total_gpus) == (4, 8)
+    client.get_training_jobs_queue_context(training_job_id=ended.id)
     assert client.get_training_projects_jobs_auth_codes(**ids).auth_codes == []

@@ -204,8 +204,8 @@ def test_a_body_may_be_missing(suffix: str, api: Api, shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("target", ["/v1/teams", "/v1/teams/", "/", "/v1", "/training", "/v1/x"])
-@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PUT", "NONSENSE"])
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PUT", "NONSENSE"])
 def test_another_method_is_refused(method: str, target: str, api: Api) -> None:
     status, body = _request(api, method, target)
     assert status in {307, 404, 405}
-    assert method == "HEAD" or status == 307 or json.loads(body)["message"]
+    assert status == 307 or json.loads(body)["message"]

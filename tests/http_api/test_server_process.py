@@ -20,28 +20,25 @@ from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.server import Listen, _open_sockets
 from prefect_bt.http_api.uploads.staging import Uploads
 from prefect_bt.ledger.open_ledger import open_ledger
+from tests.cli.conftest import RUNNING, Shop
 from tests.node_agent.rig import wait_until
 from tests.ports import free_port
 
 MIB = 1024 * 1024
-SERVE = """
-import sys, uvicorn
-from prefect_bt.http_api.app import create_app, open_site
-app = create_app(open_site())
-uvicorn.run(app, port=int(sys.argv[1]), http="h11", access_log=False, log_level="warning")
-"""
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The process and the URL."""
+    """The process and the URL; the file `errors` has what it writes to stderr."""
     port = free_port()
     environment = {
         **os.environ,
         "PREFECT_BT_STORE": str(folder / "store"),
         "PREFECT_BT_STATE_DIR": str(folder / "state"),
     }
-    process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], env=environment)
+    command = [sys.executable, "-m", "prefect_bt.http_api", "127.0.0.1", str(port)]
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(command, env=environment, stderr=errors)
 
     def answers() -> bool:
         assert process.poll() is None
@@ -133,6 +130,22 @@ def test_server_killed_in_an_upload_accepts_nothing_of_it(tmp_path: Path) -> Non
             )
             connection.getresponse()
     assert not (folder / "workspace.tgz").exists()
+
+
+@pytest.mark.slow
+def test_server_ends_at_once_while_a_client_follows_a_log(tmp_path: Path) -> None:
+    shop = Shop(str(tmp_path / "store"))
+    record, (key, _) = shop.job("tiny", *RUNNING), ApiKeys(shop.ledger.store).create("k")
+    with served(tmp_path) as (process, url):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        path = f"/prefect-bt/v1/jobs/{record.id}/lines?follow=true"
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+        answer = connection.getresponse()
+        assert b"Job accepted." in answer.readline()
+        process.terminate()
+        assert b"is_last" not in answer.read()
+        process.wait()
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_a_connection_sends_small_answers_at_once() -> None:

@@ -73,7 +73,6 @@ def update_capacity(
     """
     changes = _read_changes(team, capacity, baseline)
     store = open_ledger().store
-    _check_type(gpu_type, capacity_document(store)["machines"])
     change_limit(store, gpu_type, None if team is None else normalize_team(team), **changes)
     return _print_limit(terminal, capacity_document(store), gpu_type, team)
 
@@ -104,18 +103,6 @@ def _read_changes(team: str | None, capacity: str | None, baseline: int | None) 
             f"--capacity {capacity!r} is not a number of GPUs.", next_step="Write 0, 8 or none."
         )
     return {**changes, "maximum": int(capacity)}
-
-
-def _check_type(gpu_type: str, machines: list[Document]) -> None:
-    """Raise UsageError unless a definition or a present machine has GPUs of this type."""
-    from prefect_bt.definitions import Accelerator
-
-    offered = {gpu["gpu_type"] for one in machines if one["present"] for gpu in one["gpus"]}
-    known = dict.fromkeys([*Accelerator, *sorted(offered)])
-    if gpu_type not in known:
-        raise UsageError(
-            f"No GPU type is called {gpu_type!r}.", next_step=f"Known: {', '.join(known)}."
-        )
 
 
 def _show(terminal: Terminal, document: Document) -> None:

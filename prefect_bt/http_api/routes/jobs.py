@@ -8,14 +8,15 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from prefect_bt.definitions import AvailabilityModel
+from prefect_bt.errors import NotFoundError
 from prefect_bt.http_api.access import (
     AnyJobDep,
     ApiSite,
-    Caller,
     CallerDep,
     JobDep,
     ProjectDep,
     SiteDep,
+    find_project,
 )
 from prefect_bt.http_api.documents import (
     JobAnswer,
@@ -81,8 +82,18 @@ def create_job(body: CreateJob, project: ProjectDep, site: SiteDep, caller: Call
 @router.post("/v1/training_jobs/search", **answers(JobsAnswer))
 def search_jobs(body: SearchJobs, site: SiteDep, caller: CallerDep) -> Document:
     """List the jobs that match a filter, the newest first unless the order is given."""
-    index = StoreJobs(site.ledger).open_index()
-    entries = [one for one in index.list_entries() if _matches(site, caller, body, one)]
+    index, project_id = StoreJobs(site.ledger).open_index(), None
+    if body.project_id is not None:
+        try:
+            project_id = find_project(body.project_id, site, caller).id
+        except NotFoundError:
+            return {"training_jobs": []}
+    entries = [
+        one
+        for one in index.list_entries(project_id)
+        if body.job_id in (None, one.id)
+        and caller.sees(site.ledger.projects.get_team(one.project_id))
+    ]
     if not (body.order_by and body.order_by[0].order == "asc"):
         entries.reverse()
     documents = _list_documents(StoreJobs(site.ledger), index, entries, body.statuses)
@@ -133,14 +144,6 @@ def recreate(record: JobDep, site: SiteDep, caller: CallerDep) -> Document:
 def get_queue_context(record: AnyJobDep, site: SiteDep, caller: CallerDep) -> Document:
     """Return what a job waits for, or waited for, and the jobs that are before it."""
     return visible_queue_context(site, caller, record.id)
-
-
-def _matches(site: ApiSite, caller: Caller, body: SearchJobs, entry: JobEntry) -> bool:
-    return (
-        body.job_id in (None, entry.id)
-        and body.project_id in (None, entry.project_id)
-        and caller.sees(site.ledger.projects.get_team(entry.project_id))
-    )
 
 
 def _list_documents(

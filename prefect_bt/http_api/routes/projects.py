@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from prefect_bt.errors import DefinitionError
 from prefect_bt.http_api.access import ApiSite, CallerDep, ProjectDep, SiteDep
 from prefect_bt.http_api.documents import (
     JobsAnswer,
@@ -15,12 +14,12 @@ from prefect_bt.http_api.documents import (
     job_summaries,
     project_summaries,
 )
+from prefect_bt.http_api.submission import check_names
 from prefect_bt.job_index.entries import Document
 from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.jobs.delete import delete_project as delete
+from prefect_bt.ledger.projects import DEFAULT_TEAM
 from prefect_bt.ledger.records import ProjectRecord
-from prefect_bt.planning.validation import validate_names
-from prefect_bt.text.usable_text import describe_unusable_text
 from prefect_bt.training_cache.document import summary_document
 from prefect_bt.training_cache.snapshot import find_summary
 
@@ -90,10 +89,7 @@ def get_cache_summary(project: ProjectDep, site: SiteDep) -> Document:
 
 
 def _ensure_project(site: ApiSite, name: str, team: str | None) -> Document:
-    problem = describe_unusable_text(name)
-    problems = [f"name {problem}."] if problem else validate_names({"name": name})
-    if problems:
-        raise DefinitionError(problems[0], field="name")
+    check_names({"name": name, "team_name": team or DEFAULT_TEAM})
     return _answer(site, site.ledger.projects.ensure(name, team=team))
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from prefect_bt.errors import NotFoundError
 from prefect_bt.http_api.access import ApiSite, Caller, CallerDep, SiteDep, find_any_job
+from prefect_bt.http_api.submission import check_names
 from prefect_bt.job_index.entries import Document
 from prefect_bt.ledger.projects import normalize_team
 from prefect_bt.queue.overview import capacity_document, change_limit, find_team_row
@@ -28,14 +29,22 @@ class UpdateCapacity(BaseModel):
 
     team_id: str
     gpu_type: str = Field(min_length=1, max_length=100)
-    max_gpus: int = Field(ge=0)
+    max_gpus: int = Field(ge=0, le=10**6)
 
 
 @router.get("/v1/training/capacity")
 def get_capacity(site: SiteDep, caller: CallerDep) -> Document:
-    """Return limits and use of each GPU type, of all jobs and by team."""
+    """Return limits and use of each GPU type, of all jobs and by team.
+
+    A team without a limit has that of all jobs.
+    """
     document = capacity_document(site.ledger.store)
-    teams = [row for row in document["team_gpu_capacities"] if caller.sees(row["team_name"])]
+    limits = {row["gpu_type"]: row["limit"] for row in document["gpu_capacities"]}
+    teams = [
+        {**row, "limit": limits[row["gpu_type"]] if row["limit"] is None else row["limit"]}
+        for row in document["team_gpu_capacities"]
+        if caller.sees(row["team_name"])
+    ]
     return {"gpu_capacities": document["gpu_capacities"], "team_gpu_capacities": teams}
 
 
@@ -43,6 +52,7 @@ def get_capacity(site: SiteDep, caller: CallerDep) -> Document:
 def update_capacity(body: UpdateCapacity, site: SiteDep, caller: CallerDep) -> Document:
     """Set how many GPUs of a type the jobs of a team hold at once."""
     caller.require_all_teams("change limits")
+    check_names({"team_id": body.team_id})
     team, store = normalize_team(body.team_id), site.ledger.store
     change_limit(store, body.gpu_type, team, maximum=body.max_gpus)
     return {"team_gpu_capacity": find_team_row(capacity_document(store), team, body.gpu_type)}

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from prefect_bt import codec
 from prefect_bt.definitions import training_project_from_json
-from prefect_bt.errors import NotFoundError, UsageError
+from prefect_bt.errors import NotFoundError, StoreError, UsageError
 from prefect_bt.file_server.signed_urls import is_servable
 from prefect_bt.http_api.access import (
     AnyJobDep,
@@ -55,7 +56,8 @@ _MAX_RANGE: Final = 1 << 24
 class Calls:
     """The jobs that a caller sees, and the warnings of one request."""
 
-    def __init__(self, site: SiteDep, caller: CallerDep) -> None:
+    def __init__(self, request: Request, site: SiteDep, caller: CallerDep) -> None:
+        self._is_stopping: Callable[[], bool] = request.app.state.is_stopping
         self.site, self.caller, self.warnings = site, caller, list[str]()
         self.pause = MIN_PAUSE
         options: dict[str, Any] = {} if caller.team is None else {"sees": caller.sees}
@@ -78,6 +80,12 @@ class Calls:
     def take_warnings(self) -> list[str]:
         taken, self.warnings[:] = self.warnings[:], []
         return taken
+
+    def may_continue(self) -> bool:
+        """Return whether an answer that never ends may go on: the key is valid, the server runs."""
+        with suppress(StoreError):
+            return self.site.keys.is_active(self.caller.key_id) and not self._is_stopping()
+        return True
 
     def _note_pause(self, seconds: float) -> None:
         self.pause = seconds  # the caller pauses, without a thread
@@ -113,7 +121,7 @@ class Submission(BaseModel):
 
     training_project: dict[str, Any]
     options: dict[str, Any] = {}
-    artifact: dict[str, str] | None = None
+    artifact: Artifact | None = None
 
 
 @router.get("/overview")
@@ -297,7 +305,10 @@ def _format_warnings(calls: Calls, *, is_last: bool) -> str:
 
 async def _pace(calls: Calls, batches: Iterator[str]) -> AsyncIterator[str]:
     """Yield the batches, and pause without a thread after one that ends with an empty line."""
-    while (text := await run_in_threadpool(next, batches, None)) is not None:
+    while (
+        await run_in_threadpool(calls.may_continue)
+        and (text := await run_in_threadpool(next, batches, None)) is not None
+    ):
         yield text
         if text.endswith("\n\n") or text == "\n":
             await asyncio.sleep(calls.pause)
@@ -307,9 +318,8 @@ async def _pace(calls: Calls, batches: Iterator[str]) -> AsyncIterator[str]:
 def submit_job(body: Submission, calls: CallsDep) -> Response:
     """Accept and start a job."""
     project = training_project_from_json(body.training_project)
-    artifact = Artifact(**body.artifact) if body.artifact else None
     options = _read_options(calls.site, body.options)
-    return calls.answer(submit_received(calls.site, calls.caller, project, artifact, options))
+    return calls.answer(submit_received(calls.site, calls.caller, project, body.artifact, options))
 
 
 @router.post("/plan")

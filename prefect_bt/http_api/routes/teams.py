@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from prefect_bt.http_api.access import ApiSite, Caller, CallerDep, SiteDep
 from prefect_bt.job_index.entries import Document
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
 from prefect_bt.prefect_api.secret_blocks import list_secrets, save_secret
+from prefect_bt.queue.machines import list_limits
 from prefect_bt.text.quantities import format_iso
 
 router = APIRouter(tags=["teams"])
@@ -25,18 +27,19 @@ class NewSecret(BaseModel):
 
 
 def list_teams(site: ApiSite, caller: Caller) -> list[Document]:
-    """Return the teams that the key sees: the default team, and those that have projects."""
-    projects = site.ledger.projects.list()
-    names = {"", *(project.team_name for project in projects)} | {caller.team or ""}
-    first = {project.team_name: project.created_at for project in reversed(projects)}
+    """Return the teams that the key sees: the default team, and those of projects, keys, limits."""
+    keys = [(key.team or "", key.created_at) for key in site.keys.list()]
+    limits = [(one.team or "", one.modified_at) for one in list_limits(site.ledger.store)]
+    projects = [(one.team_name, one.created_at) for one in site.ledger.projects.list()]
+    first = dict(sorted([*keys, *limits, *projects], key=itemgetter(1), reverse=True))
     return [
         {
             "id": name or DEFAULT_TEAM,
             "name": name or DEFAULT_TEAM,
             "default": not name,
-            "created_at": format_iso(first.get(name, 0.0)),
+            "created_at": format_iso(first.get(name, min(first.values(), default=0.0))),
         }
-        for name in sorted(names)
+        for name in sorted({"", *first})
         if caller.sees(name)
     ]
 
@@ -50,7 +53,10 @@ def get_teams(site: SiteDep, caller: CallerDep) -> Document:
 @router.get("/v1/teams/{team_id}")
 def get_team(team_id: str, site: SiteDep, caller: CallerDep) -> Document:
     """Return a team."""
-    return _find_team(site, caller, team_id)
+    for team in list_teams(site, caller):
+        if team["id"] == (team_id or DEFAULT_TEAM):
+            return team
+    raise NotFoundError("team", team_id)
 
 
 @router.get("/v1/secrets")
@@ -68,21 +74,18 @@ def write_secret(body: NewSecret, caller: CallerDep) -> Document:
 @router.get("/v1/teams/{team_id}/secrets")
 def get_team_secrets(team_id: str, site: SiteDep, caller: CallerDep) -> Document:
     """List the names of the team's own secrets."""
-    team = normalize_team(_find_team(site, caller, team_id)["id"])
-    return {"secrets": _list_secrets(team)}
+    return {"secrets": _list_secrets(_find_team(site, caller, team_id))}
 
 
 @router.post("/v1/teams/{team_id}/secrets")
 def write_team_secret(team_id: str, body: NewSecret, site: SiteDep, caller: CallerDep) -> Document:
     """Write or replace a secret of the team, which its jobs prefer to the common one."""
-    return _save(body, normalize_team(_find_team(site, caller, team_id)["id"]))
+    return _save(body, _find_team(site, caller, team_id))
 
 
-def _find_team(site: ApiSite, caller: Caller, team_id: str) -> Document:
-    for team in list_teams(site, caller):
-        if team["id"] == (team_id or DEFAULT_TEAM):
-            return team
-    raise NotFoundError("team", team_id)
+def _find_team(site: ApiSite, caller: Caller, team_id: str) -> str:
+    """Return the name that records have of a team. NotFoundError."""
+    return normalize_team(get_team(team_id, site, caller)["id"])
 
 
 def _list_secrets(team: str | None) -> list[dict[str, Any]]:
