@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.keys import ApiKeys
-from prefect_bt.http_api.middleware import BodyLimit, ForwardProxy
+from prefect_bt.http_api.middleware import BodyLimit, ForwardProxy, UnreadBodies
 from prefect_bt.http_api.routes import (
     files,
     graphql,
@@ -70,4 +70,5 @@ def create_app(site: ApiSite) -> FastAPI:
     app.add_api_route("/health", lambda: "ok", include_in_schema=False)
     app.add_middleware(BodyLimit)
     app.add_middleware(ForwardProxy)
+    app.add_middleware(UnreadBodies)
     return app
