@@ -9,7 +9,12 @@ from fastapi import FastAPI
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.keys import ApiKeys
-from prefect_bt.http_api.middleware import BodyLimit, ForwardProxy, LenientRequests
+from prefect_bt.http_api.middleware import (
+    BodyLimit,
+    ForwardProxy,
+    LenientRequests,
+    UnreadBodies,
+)
 from prefect_bt.http_api.routes import (
     files,
     graphql,
@@ -73,4 +78,5 @@ def create_app(site: ApiSite) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(LenientRequests)
     app.add_middleware(ForwardProxy)
+    app.add_middleware(UnreadBodies)
     return app

@@ -1,4 +1,4 @@
-"""What every request passes before its route: the forward proxy, leniency, the limit of bodies.
+"""What every request passes before its route: the forward proxy, leniency, rules for bodies.
 
 The server is the forward proxy of its clients, for its own two names and no other. `truss` knows a
 server of its users only as http://localhost:8000, and derives http://api.localhost:8000 from it.
@@ -67,7 +67,7 @@ class LenientRequests:
             scope = {**scope, "method": "GET"}  # the server sends no body all the same
         if path.startswith(_PUBLISHED):
             given = scope["query_string"].split(b"&")
-            query = b"&".join(one for one in given if not one.endswith(b"="))
+            query = b"&".join(one for one in given if one.partition(b"=")[1:] != (b"=", b""))
             headers = [
                 (name, _JSON if value.startswith(_FORM) else value)
                 for name, value in scope["headers"]
@@ -98,6 +98,31 @@ class BodyLimit:
 
         is_upload = str(scope.get("path", "")).startswith(_UPLOADS)
         await self._app(scope, receive if is_upload else receive_bounded, send)
+
+
+class UnreadBodies:
+    """Middleware that ends a connection whose client waits to send its body when it is answered.
+
+    Such a client may send its next request instead, where its body would be (RFC 9110, 10.1.1).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        waits = any(name == b"expect" for name, _ in scope.get("headers", ()))
+
+        async def receive_noted() -> Message:
+            nonlocal waits
+            waits = False
+            return await receive()
+
+        async def send_noted(message: Message) -> None:
+            if waits and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive_noted, send_noted)
 
 
 def _refuse(host: str) -> JSONResponse:

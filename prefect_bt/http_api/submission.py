@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from prefect_bt.definitions import TrainingProject, training_project_from_json
-from prefect_bt.errors import DefinitionError
+from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.http_api.access import ApiSite, Caller, find_any_job, find_project
 from prefect_bt.job_index.entries import Document
 from prefect_bt.jobs.options import SubmitOptions
@@ -57,7 +57,7 @@ def submit_job(
     return submit_received(
         site,
         caller,
-        training_project_from_json(document),
+        document,
         _read_artifact(runtime.get("artifacts")),
         SubmitOptions(provenance=provenance),
     )
@@ -66,18 +66,22 @@ def submit_job(
 def submit_received(
     site: ApiSite,
     caller: Caller,
-    project: TrainingProject,
+    definition: Document,
     artifact: Artifact | None,
     options: SubmitOptions,
 ) -> Document:
     """Submit a job whose files were uploaded. PrefectBtError if it cannot be accepted."""
-    project = project.model_copy(update={"team_name": caller.choose_team(project.team_name)})
-    check_references(site, caller, project)
-    return submit_packed(
-        project,
-        _open_archive(site, caller, artifact),
-        options=replace(options, user=caller.name),
-    )
+    try:
+        project = read_project(site, caller, definition)
+        return submit_packed(
+            project,
+            _open_archive(site, caller, artifact),
+            options=replace(options, user=caller.name),
+        )
+    except PrefectBtError:
+        if artifact:
+            site.uploads.give_up(artifact.s3_key, caller.key_id)
+        raise
 
 
 def recreate_job(
@@ -138,7 +142,15 @@ def check_names(names: Mapping[str, str]) -> None:
         raise DefinitionError(problem)
 
 
-def check_references(site: ApiSite, caller: Caller, project: TrainingProject) -> None:
+def read_project(site: ApiSite, caller: Caller, definition: Document) -> TrainingProject:
+    """Return the project of a definition as the caller's. PrefectBtError if it may not have it."""
+    project = training_project_from_json(definition)
+    project = project.model_copy(update={"team_name": caller.choose_team(project.team_name)})
+    _check_references(site, caller, project)
+    return project
+
+
+def _check_references(site: ApiSite, caller: Caller, project: TrainingProject) -> None:
     """Raise NotFoundError if the job would read checkpoints of a team that the key does not see."""
     if caller.team is None:
         return

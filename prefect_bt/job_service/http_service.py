@@ -105,6 +105,7 @@ class HttpJobs:
         from prefect_bt.workspace.pack_summary import workspace_document
 
         body = self._submission(project, options)
+        self._post("plan", body)  # a job that is refused is not uploaded
         with open_packed_workspace(project, source_dir) as packed:
             body["artifact"] = self._send_archive(packed.path)
         return {**self._post("jobs", body), **workspace_document(packed.contents)}

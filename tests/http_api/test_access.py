@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,29 @@ def test_a_large_body_is_refused_before_it_is_read(api: Api, is_chunked: bool):
     body: Any = (b" " * 1024 for _ in range(size // 1024 + 1)) if is_chunked else b" " * size
     answer = api("POST", "/v1/training_jobs/search", key="", content=body)
     assert (answer.status_code, answer.json()) == (413, {"message": "A body has at most 16 MiB."})
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("PUT", "/uploads/uploads/x/workspace.tgz"),
+        ("PUT", "/prefect-bt/v1/workspaces"),
+        ("POST", "/nothing"),
+        ("POST", "http://api.baseten.co/v1/teams"),
+        ("GET", "/health"),
+    ],
+)
+def test_an_answer_to_a_client_that_holds_back_its_body_ends_the_connection(
+    api: Api, method: str, target: str
+):
+    """Such a client sends its next request, or the body."""
+    host, _, port = api.url.removeprefix("http://").partition(":")
+    lines = [f"{method} {target} HTTP/1.1", "Host: x", "Content-Length: 600"]
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall("\r\n".join([*lines, "Expect: 100-continue", "", ""]).encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200" if target == "/health" else b"HTTP/1.1 40")
+    assert b"connection: close" in answer.lower()
 
 
 def test_a_page_of_another_origin_is_not_allowed_to_ask(api: Api):

@@ -10,6 +10,7 @@ from baseten.client import ManagementClient
 from baseten.client.managementapi import SearchTrainingJobsRequest
 
 from prefect_bt.definitions import Compute
+from prefect_bt.http_api.uploads import staging
 from prefect_bt.ledger.states import JobState
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.records import Demand, QueuedJob
@@ -104,6 +105,34 @@ def test_a_job_that_is_not_valid_is_refused_and_leaves_nothing(
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["message"]
     assert api.get(path)["training_jobs"] == []
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({**IMAGE, "surprise": 1}, "surprise"),
+        ({**IMAGE, "compute": {"accelerator": {"accelerator": "H100", "count": 8}}}, "planned"),
+        ({**IMAGE, "runtime": {"start_commands": ["true"]}}, "archive"),
+    ],
+    ids=["definition", "plan", "archive"],
+)
+def test_an_upload_of_a_refused_job_gives_way_to_a_new_one(
+    api: Api, job: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(staging, "MAX_OPEN_UPLOADS", 2)
+    project = api.post("/v1/training_projects", {"training_project": {"name": "p"}})
+    path = f"/v1/training_projects/{project['training_project']['id']}/jobs"
+    artifacts = list[Any]()
+    for _ in range(3):
+        sent = api("PUT", "/prefect-bt/v1/workspaces", content=b"not an archive")
+        assert sent.status_code == 200, sent.text
+        artifacts.append(sent.json()["result"])
+        runtime = {**job.get("runtime", {}), "artifacts": artifacts[-1:]}
+        for _ in range(2):
+            answer = api("POST", path, json={"training_job": {**job, "runtime": runtime}})
+            assert (answer.status_code, words in answer.text) == (400, True), answer.text
+    left = {f"{one.name}/workspace.tgz" for one in api.site.uploads._folder.iterdir()}
+    assert left == {one["s3_key"] for one in artifacts[1:]}
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b", "\ud800", "x" * 300, "\u00e9" * 50])

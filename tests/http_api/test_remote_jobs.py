@@ -209,6 +209,12 @@ def test_unknown_keys_of_a_request_and_of_an_answer_are_ignored(api: Api, shop: 
     assert "result" in api.post(f"{path}/stop", {"abandoned": False, "newer": 1})
 
 
+def test_an_artifact_that_is_none_is_refused(api: Api) -> None:
+    body = {"training_project": {}, "artifact": {"": ""}}
+    answer = api("POST", "/prefect-bt/v1/jobs", json=body)
+    assert (answer.status_code, "artifact" in answer.text) == (400, True)
+
+
 @pytest.mark.parametrize("key", ["", "wrong", f"prefect-bt-abcdefg-{'0' * 40}"])
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -262,12 +268,13 @@ def test_a_plan_of_the_server_has_the_files_of_the_laptop(api: Api, config: Path
     assert api.ledger.projects.list() == []
 
 
-def test_a_job_that_cannot_run_leaves_nothing(api: Api, config: Path) -> None:
+def test_a_job_that_cannot_run_is_not_uploaded(api: Api, config: Path) -> None:
     config.write_text(CONFIG.format(accelerator="'H100:8'"))
     project = load_training_project(config)
     with pytest.raises(PrefectBtError, match="This job cannot be planned"):
         connect(api).push(project, config.parent, RunOptions())
     assert api.ledger.list_jobs() == []
+    assert not api.site.uploads._folder.exists()
 
 
 @pytest.mark.parametrize("option", ["here", "deployment"])

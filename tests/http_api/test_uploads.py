@@ -22,6 +22,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from prefect_bt.errors import NotFoundError
+from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.http_api.uploads import staging
 from prefect_bt.http_api.uploads.staging import Uploads
 from tests.node_agent.rig import wait_until
@@ -134,13 +135,17 @@ def signed(content: bytes, crc: str | None) -> bytes:
     return b"".join(chunks) + f"0;chunk-signature={'0' * 64}\r\n{trailer}\r\n".encode()
 
 
-def unsigned(content: bytes, crc: str | None) -> bytes:
-    trailer = f"x-amz-checksum-crc32:{crc}\r\n" if crc else ""
+def unsigned(content: bytes, digest: str | None, name: str = "crc32") -> bytes:
+    trailer = f"x-amz-checksum-{name}:{digest}\r\n" if digest else ""
     return b"%x\r\n%b\r\n0\r\n" % (len(content), content) + f"{trailer}\r\n".encode()
 
 
+def base64_of(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
 def crc32(content: bytes) -> str:
-    return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
+    return base64_of(zlib.crc32(content).to_bytes(4, "big"))
 
 
 @pytest.mark.parametrize(
@@ -181,15 +186,43 @@ def test_upload_aws_chunked_is_decoded_and_verified(
     [
         ({"X_Amz_Content_SHA256": hashlib.sha256(b"other").hexdigest()}, "SHA256Mismatch"),
         ({"X_Amz_Checksum_CRC32": crc32(b"other")}, "BadDigest"),
+        ({"X_Amz_Checksum_SHA1": "AAAA"}, "BadDigest"),
+        ({"X_Amz_Checksum_SHA256": "AAAA"}, "BadDigest"),
+        ({"Content_MD5": "AAAA"}, "BadDigest"),
     ],
 )
-def test_upload_damaged_on_its_way_is_refused(
+def test_upload_damaged_on_its_way_is_refused_and_leaves_nothing(
     api: RunningApi, headers: dict[str, str], code: str
 ) -> None:
     client = Client(api)
     status, text, _ = client.send("PUT", "", SMALL, **headers)
     assert (status, code in text) == (400, True)
+    assert not client.folder.exists()
     assert client.taken() is None
+
+
+@pytest.mark.parametrize("as_trailer", [False, True])
+@pytest.mark.parametrize("name", ["sha1", "sha256", "crc32c", "crc64nvme"])
+def test_upload_is_compared_with_its_checksum(api: RunningApi, name: str, as_trailer: bool) -> None:
+    """A checksum that the server cannot compute is refused, and none is ignored."""
+    client = Client(api)
+    right = base64_of(hashlib.new(name, SMALL).digest()) if name.startswith("sha") else "AAAA"
+    for digest, status in (("AAAA", 400), (right, 200)):
+        headers = {"X_Amz_Checksum_Type": "FULL_OBJECT", "X_Amz_Checksum_Algorithm": name}
+        body = SMALL
+        if as_trailer:
+            body = unsigned(SMALL, digest, name)
+            headers |= {
+                "X_Amz_Content_SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+                "X_Amz_Decoded_Content_Length": str(len(SMALL)),
+            }
+        else:
+            headers[f"X_Amz_Checksum_{name}"] = digest
+        headers["Content_MD5"] = base64_of(hashlib.md5(SMALL).digest())
+        answer, text, _ = client.send("PUT", "", body, **headers)
+        assert answer == (status if name.startswith("sha") else 501)
+        assert ("NotImplemented" in text) is (answer == 501)
+    assert client.taken() == (SMALL if name.startswith("sha") else None)
 
 
 @pytest.mark.parametrize("fault", ["no token", "wrong", "another upload", "other path", "expired"])
@@ -298,9 +331,20 @@ def test_upload_cut_in_the_middle_is_not_accepted(api: RunningApi, query: str) -
     query = query.format(client.begin()) if query else query
     with client.start_put(query, 200_000):
         wait_until(lambda: list(client.folder.glob("*.tmp")))
-    wait_until(lambda: list(client.folder.glob("*.tmp")) == [])
-    assert [one.name for one in client.folder.iterdir()] == ["lock"]
+    left = ["lock"] if query else []
+    wait_until(lambda: [one.name for one in find_paths(client.folder, "*")] == left)
+    assert client.folder.exists() is bool(query), "parts can be sent again"
     assert client.taken() is None
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"X_Amz_Content_SHA256": "STREAMING-X", "X_Amz_Decoded_Content_Length": "10"}]
+)
+def test_list_of_parts_too_long_is_refused(api: RunningApi, headers: dict[str, str]) -> None:
+    client = Client(api)
+    upload = client.begin()
+    status, text, _ = client.send("POST", f"?uploadId={upload}", b" " * (MIB + 1), **headers)
+    assert (status, "EntityTooLarge" in text) == (413, True)
 
 
 @pytest.mark.parametrize("by_parts", [False, True])

@@ -18,7 +18,6 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from prefect_bt import codec
-from prefect_bt.definitions import training_project_from_json
 from prefect_bt.errors import NotFoundError, StoreError, UsageError
 from prefect_bt.file_server.signed_urls import is_servable
 from prefect_bt.http_api.access import (
@@ -32,7 +31,7 @@ from prefect_bt.http_api.access import (
 from prefect_bt.http_api.routes.queue import hide_other_teams
 from prefect_bt.http_api.submission import (
     Artifact,
-    check_references,
+    read_project,
     recreate_job,
     submit_received,
 )
@@ -317,17 +316,17 @@ async def _pace(calls: Calls, batches: Iterator[str]) -> AsyncIterator[str]:
 @router.post("/jobs")
 def submit_job(body: Submission, calls: CallsDep) -> Response:
     """Accept and start a job."""
-    project = training_project_from_json(body.training_project)
     options = _read_options(calls.site, body.options)
-    return calls.answer(submit_received(calls.site, calls.caller, project, body.artifact, options))
+    document = submit_received(
+        calls.site, calls.caller, body.training_project, body.artifact, options
+    )
+    return calls.answer(document)
 
 
 @router.post("/plan")
 def plan_job(body: Submission, site: SiteDep, caller: CallerDep, calls: CallsDep) -> Response:
     """Return the plan of a job; start nothing."""
-    project = training_project_from_json(body.training_project)
-    project = project.model_copy(update={"team_name": caller.choose_team(project.team_name)})
-    check_references(site, caller, project)
+    project = read_project(site, caller, body.training_project)
     plan = plan_submission(site.ledger, project, _read_options(calls.site, body.options))
     return calls.answer(codec.encode(plan))
 

@@ -8,8 +8,10 @@ import hashlib
 import os
 import re
 import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from prefect_bt.http_api.uploads.aws_chunked import AwsChunkedDecoder
 from prefect_bt.http_api.uploads.staging import UploadError
@@ -18,7 +20,31 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 _BLOCK_BYTES: Final = 512 * 1024
-_CRC: Final = "x-amz-checksum-crc32"
+_CHECKSUM: Final = re.compile(r"x-amz-checksum-(?!algorithm$|mode$|type$).*")
+
+
+class _Digest(Protocol):
+    def update(self, data: bytearray, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    _value = 0
+
+    def update(self, data: bytearray, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+_ALGORITHMS: Final[Mapping[str, Callable[[], _Digest]]] = {
+    "content-md5": partial(hashlib.md5, usedforsecurity=False),
+    "x-amz-checksum-crc32": _Crc32,
+    "x-amz-checksum-sha1": partial(hashlib.sha1, usedforsecurity=False),
+    "x-amz-checksum-sha256": hashlib.sha256,
+}
+"""Name of a header or trailer -> the digest that it has, in base64."""
 
 
 def declared_size(request: Request) -> int:
@@ -38,16 +64,19 @@ async def receive_body(request: Request, path: Path) -> str:
     """
     size, headers = declared_size(request), request.headers
     decoder = AwsChunkedDecoder() if _is_chunked(request) else None
-    sha256, crc, received, block = hashlib.sha256(), 0, 0, bytearray()
+    _refuse_others((*headers, headers.get("x-amz-trailer", "").lower()))
+    digests = {name: make() for name, make in _ALGORITHMS.items() if decoder or name in headers}
+    sha256, received, block = hashlib.sha256(), 0, bytearray()
     with await asyncio.to_thread(path.open, "r+b", buffering=0) as file:
 
         def write() -> None:
-            nonlocal crc, block
+            nonlocal block
             view = memoryview(block)
             while view:
                 view = view[file.write(view) :]
-            sha256.update(block)
-            crc, block = zlib.crc32(block, crc), bytearray()
+            for digest in (sha256, *digests.values()):
+                digest.update(block)
+            block = bytearray()
 
         try:
             async for data in request.stream():
@@ -63,16 +92,26 @@ async def receive_body(request: Request, path: Path) -> str:
         if received != size or (decoder and not decoder.finished):
             raise UploadError(400, "IncompleteBody", f"The body has not its {size} bytes.")
         await asyncio.to_thread(write)
-        digest = headers.get("x-amz-content-sha256", "").lower()
-        if re.fullmatch(r"[0-9a-f]{64}", digest) and digest != sha256.hexdigest():
+        given = headers.get("x-amz-content-sha256", "").lower()
+        if re.fullmatch(r"[0-9a-f]{64}", given) and given != sha256.hexdigest():
             raise UploadError(
                 400, "XAmzContentSHA256Mismatch", "The body differs from its SHA-256."
             )
-        checksum = headers.get(_CRC) or (decoder.trailers.get(_CRC) if decoder else None)
-        if checksum and checksum != base64.b64encode(crc.to_bytes(4, "big")).decode():
-            raise UploadError(400, "BadDigest", "The body differs from its CRC32.")
+        trailers = decoder.trailers if decoder else {}
+        _refuse_others(trailers)
+        for name, given in (*headers.items(), *trailers.items()):
+            if name in digests and given != base64.b64encode(digests[name].digest()).decode():
+                raise UploadError(400, "BadDigest", f"The body differs from its {name}.")
         await asyncio.to_thread(os.fsync, file.fileno())
     return sha256.hexdigest()
+
+
+def _refuse_others(names: Iterable[str]) -> None:
+    """Raise UploadError for a checksum that is not compared."""
+    for name in names:
+        if _CHECKSUM.fullmatch(name) and name not in _ALGORITHMS:
+            message = f"{name} is not known here. Send a checksum of CRC32, SHA1 or SHA256."
+            raise UploadError(501, "NotImplemented", message)
 
 
 def _is_chunked(request: Request) -> bool:

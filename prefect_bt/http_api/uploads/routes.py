@@ -23,6 +23,7 @@ from prefect_bt.http_api.uploads.staging import (
     find_upload_id,
     join_parts,
     publish,
+    remove_empty,
 )
 
 router = APIRouter(tags=["uploads"])
@@ -135,12 +136,17 @@ async def _answer(upload_id: str, request: Request, uploads: Uploads) -> Respons
 
 async def _receive(folder: Path, part: int | None, request: Request, uploads: Uploads) -> str:
     """Write the body to the upload; return its digest."""
-    file = await asyncio.to_thread(uploads.create_file, folder, declared_size(request))
     try:
-        digest = await receive_body(request, file)
-        await asyncio.to_thread(publish, folder, file, part, digest)
-    finally:
-        file.unlink(missing_ok=True)
+        file = await asyncio.to_thread(uploads.create_file, folder, declared_size(request))
+        try:
+            digest = await receive_body(request, file)
+            await asyncio.to_thread(publish, folder, file, part, digest)
+        finally:
+            file.unlink(missing_ok=True)
+    except BaseException:
+        if not part:
+            await asyncio.to_thread(remove_empty, folder)
+        raise
     return digest
 
 
@@ -152,9 +158,11 @@ def _parse_part(text: str) -> int:
 
 async def _read_parts(request: Request) -> list[tuple[int, str]]:
     """Return numbers and digests of the list in the body."""
-    if declared_size(request) > _MAX_LIST_BYTES:
-        raise UploadError(413, "EntityTooLarge", "The list of parts is too long.")
-    body = await request.body()
+    body = bytearray()
+    async for data in request.stream():
+        body += data
+        if len(body) > _MAX_LIST_BYTES:
+            raise UploadError(413, "EntityTooLarge", "The list of parts is too long.")
     parts: list[tuple[int, str]] = []
     for part in unescape(body.decode("utf-8", "replace")).split("<Part>")[1:]:
         number, etag = _NUMBER.search(part), _ETAG.search(part)

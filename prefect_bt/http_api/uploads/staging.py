@@ -39,7 +39,9 @@ MAX_OPEN_UPLOADS: Final = 16
 STALE_SECONDS: Final = 86400.0
 """Seconds without a change after which an upload that no job has taken is removed."""
 _IDLE_SECONDS: Final = 600.0
-"""Seconds without a change after which an upload gives way to a new one of the same key."""
+"""Seconds without a change after which an upload gives way to a new one of the same key.
+
+One that a refused job named does at once."""
 _CREDENTIAL_SECONDS: Final = 3600
 _OBJECT_KEY: Final = re.compile(rf"(([0-9a-z]+)-[0-9a-f]{{24}})/{re.escape(OBJECT_NAME)}")
 _PARTS: Final = "[1-9]*-*"
@@ -142,6 +144,14 @@ class Uploads:
                 remote.delete(name)
             remove_tree(folder)
 
+    def give_up(self, key: str, key_id: str) -> None:
+        """Let an upload of the key give way to a new one: the job that named it was refused."""
+        found, past = _OBJECT_KEY.fullmatch(key), self._clock() - _IDLE_SECONDS - 1
+        if found and found[2] == key_id:
+            for path in (*find_paths(self._folder / found[1], "*"), self._folder / found[1]):
+                with suppress(FileNotFoundError):
+                    os.utime(path, (past, past))
+
     def list_stale(self) -> Iterator[tuple[Path, int, float]]:
         """Yield folder, bytes and last change of the uploads that nobody continues."""
         for path in find_paths(self._folder, "*"):
@@ -179,6 +189,13 @@ def publish(folder: Path, file: Path, part: int | None, sha256: str) -> None:
         for earlier in find_paths(folder, f"{part}-*") if part else ():
             earlier.unlink()
         file.replace(folder / (f"{part}-{sha256}" if part else OBJECT_NAME))
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove the folder of an upload that holds no object and no parts."""
+    with exclusive_lock(folder / "lock"):
+        if find_paths(folder, "*") == [folder / "lock"]:
+            remove_tree(folder)
 
 
 def join_parts(folder: Path, parts: Sequence[tuple[int, str]]) -> None:
