@@ -54,18 +54,22 @@ class HttpJobs:
         warn: Callable[[str], object] = lambda _: None,
         upload: Callable[[int], AbstractContextManager[ByteCallback]] = _count_nothing,
     ) -> None:
-        self._server, self._warn, self._upload = server, warn, upload
+        self._server, self._tell, self._upload = server, warn, upload
         self._connection = Connection(server)
 
     @property
     def url(self) -> str:
         return self._server.url
 
+    @property
+    def option(self) -> str:
+        return self._server.option
+
     def read_overview(self) -> Document:
         return self._get("overview")
 
     def describe_job(self, job_id: str, project: str | None = None) -> Document:
-        return self._get(f"jobs/{job_id}", project=project)
+        return self._get(_job_path(job_id), project=project)
 
     def list_jobs(self, project: str | None, limit: int | None) -> Document:
         return self._get("jobs", project=project, limit=limit)
@@ -77,7 +81,8 @@ class HttpJobs:
         return JobName(*self._get("job_name", job_id=job_id, project=project))
 
     def read_end(self, job_id: str) -> Document:
-        return self._get(f"jobs/{job_id}/end")
+        end: Document = self._get(f"{_job_path(job_id)}/end")
+        return {**end, "message": self._server.add_option(end["message"])}
 
     def wait_for_end(self, job_id: str) -> JobState:
         outage = _Outage(self._warn)
@@ -89,10 +94,11 @@ class HttpJobs:
             time.sleep(_POLL_INTERVAL)
 
     def stop(self, job_id: str, *, abandoned: bool = False) -> str:
-        return self._post(f"jobs/{job_id}/stop", {"abandoned": abandoned})
+        told: str = self._post(f"{_job_path(job_id)}/stop", {"abandoned": abandoned})
+        return self._server.add_option(told)
 
     def cancel_runs(self, job_id: str) -> None:
-        self._post(f"jobs/{job_id}/cancel_runs", {})
+        self._post(f"{_job_path(job_id)}/cancel_runs", {})
 
     def push(
         self,
@@ -120,11 +126,11 @@ class HttpJobs:
 
     def recreate(self, job_id: str, options: RunOptions, env: Mapping[str, str]) -> Document:
         body = {"options": self._encode(options), "env": dict(env)}
-        return self._post(f"jobs/{job_id}/recreate", body)
+        return self._post(f"{_job_path(job_id)}/recreate", body)
 
     def retry(self, job_id: str, max_run_time: str | None, env: Mapping[str, str]) -> Document:
         body = {"max_run_time": max_run_time, "env": dict(env)}
-        return self._post(f"jobs/{job_id}/retry", body)
+        return self._post(f"{_job_path(job_id)}/retry", body)
 
     def read_queue(self, named: int | None) -> Document:
         return self._get("queue", named=named)
@@ -132,13 +138,13 @@ class HttpJobs:
     def read_metrics(
         self, job_id: str, form: str, *, since: float | None = None, follow: bool = False
     ) -> Document:
-        return self._get(f"jobs/{job_id}/metrics", form=form, since=since, follow=follow)
+        return self._get(f"{_job_path(job_id)}/metrics", form=form, since=since, follow=follow)
 
     def list_checkpoints(self, job_id: str, name: str | None, sort: str, order: str) -> Document:
-        return self._get(f"jobs/{job_id}/checkpoints", name=name, sort=sort, order=order)
+        return self._get(f"{_job_path(job_id)}/checkpoints", name=name, sort=sort, order=order)
 
     def list_files(self, job_id: str, names: Sequence[str]) -> Document:
-        return self._get(f"jobs/{job_id}/files", name=list(names))
+        return self._get(f"{_job_path(job_id)}/files", name=list(names))
 
     def open_objects(self, job_id: str) -> HttpObjects:
         return HttpObjects(self, job_id)
@@ -166,7 +172,7 @@ class HttpJobs:
         return matching if query.limit is None else _keep_newest(matching, query.limit)
 
     def read_first_failure(self, job_id: str, attempt: int | None) -> Document:
-        return self._get(f"jobs/{job_id}/first_failure", attempt=attempt)
+        return self._get(f"{_job_path(job_id)}/first_failure", attempt=attempt)
 
     def fetch(self, path: str, **params: Any) -> bytes:
         """Return the bytes of an answer."""
@@ -195,7 +201,7 @@ class HttpJobs:
         """Yield the lines of one answer. StoreError if it is cut."""
         rest = b""
         try:
-            answer = self._connection.open("GET", f"jobs/{job_id}/lines", params)
+            answer = self._connection.open("GET", f"{_job_path(job_id)}/lines", params)
             while data := answer.read1(_CHUNK):
                 *texts, rest = (rest + data).split(b"\n")
                 for text in texts:
@@ -214,6 +220,9 @@ class HttpJobs:
         finally:
             self._connection.close()
         raise StoreError(f"The log of {self.url} ended in the middle.", url=self.url)
+
+    def _warn(self, sentence: str) -> None:
+        self._tell(self._server.add_option(sentence))
 
     def _submission(self, project: TrainingProject, options: RunOptions) -> Document:
         from prefect_bt.definitions import project_document
@@ -245,10 +254,9 @@ class HttpJobs:
         return self._call("POST", path, body=data, size=len(data))
 
     def _call(self, method: str, path: str, params: Document | None = None, **sent: Any) -> Any:
+        data = self._connection.send(method, path, params or {}, **sent)
         try:
-            document: Document = json.loads(
-                self._connection.send(method, path, params or {}, **sent)
-            )
+            document: Document = json.loads(data)
             result, warnings = document["result"], document["warnings"]
         except (ValueError, LookupError, TypeError):
             raise ServerError(f"{self.url} does not answer as a server of prefect-bt.") from None
@@ -264,7 +272,7 @@ class HttpObjects:
         self._jobs, self._job_id, self.url = jobs, job_id, jobs.url
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        path = f"jobs/{self._job_id}/object"
+        path = f"{_job_path(self._job_id)}/object"
         return self._jobs.fetch(path, key=key, start=start, length=length)
 
 
@@ -291,6 +299,15 @@ class _Outage:
                 raise
         else:
             self.end()
+
+
+def _job_path(job_id: str) -> str:
+    """Return the path of a job; refuse an ID that would be another path. NotFoundError."""
+    if job_id.isascii() and job_id.isalnum():
+        return f"jobs/{job_id}"
+    from prefect_bt.ledger.ledger import unknown_job_error  # slow to import
+
+    raise unknown_job_error(job_id)
 
 
 def _decode_line(  # noqa: PLR0913, PLR0917 (the parts of a line)

@@ -62,6 +62,11 @@ class JobService(Protocol):
         ...
 
     @property
+    def option(self) -> str:
+        """` --remote NAME` for commands in messages; "" if they need none."""
+        ...
+
+    @property
     def ledger(self) -> Ledger | None:
         """The records, for what only a process with access can show; None through a server."""
         ...

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from urllib.parse import quote, urlencode, urlsplit
@@ -94,10 +95,15 @@ class Connection:
 
     def _raise_refusal(self, status: int, body: bytes) -> NoReturn:
         try:
-            message = str(json.loads(body)["message"])
+            message = self._server.add_option(str(json.loads(body)["message"]))
         except (ValueError, LookupError, TypeError):
-            reason = f"{self._server.url} answers {status} and no message"
-            raise ServerError(f"{reason}, so it is no server of prefect-bt.") from None
+            message = ""
+        if not message or (status, message) == (404, HTTPStatus.NOT_FOUND.phrase):  # of no route
+            reason = f"{self._server.url} answers {status} and no message of prefect-bt"
+            raise ServerError(
+                f"{reason}, so it is not the URL of a server of prefect-bt.",
+                next_step=f"Correct the URL of {self._server.origin}.",
+            )
         if status in {401, 403}:
             raise UsageError(f"{self._server.origin} refuses the key: {message}")
         if status == 404:

@@ -40,6 +40,8 @@ class StoreJobs:
     stops a job; "" for the user of this process. `sleep`: pauses while a log is followed.
     """
 
+    option = ""
+
     def __init__(
         self,
         ledger: Ledger,
@@ -100,14 +102,15 @@ class StoreJobs:
         """Return the job with the given ID, or the newest one that matches."""
         if job_id is not None:
             return self.select_jobs(job_id, project)[0]
-        entries = self.list_entries(project)
+        known = self.find_project(project)
+        entries = self.open_index().list_entries(known.id if known else None)
         for entry in reversed(entries):
             with suppress(NotFoundError):  # deleted meanwhile
                 record = self.ledger.get_job(entry.id)
                 if len(entries) > 1:
                     self._warn(f"{len(entries)} jobs match; using the newest: {entry.id}.")
                 return record
-        raise no_jobs_error(self.url, project)
+        raise no_jobs_error(self.url, known.name if known else None)
 
     def find_job(self, job_id: str | None, project: str | None) -> JobName:
         record = self.select_job(job_id, project)
@@ -338,8 +341,8 @@ class StoreJobs:
         return format_uncommitted_report(job_id, sync.uncommitted)
 
 
-def no_jobs_error(url: str, project: str | None) -> PrefectBtError:
+def no_jobs_error(url: str, project: str | None, option: str = "") -> PrefectBtError:
     return PrefectBtError(
         f"There is no training job in {f'project {project!r}' if project else url} yet.",
-        next_step="Start one: prefect-bt push config.py",
+        next_step=f"Start one: prefect-bt push config.py{option}",
     )

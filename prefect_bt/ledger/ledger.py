@@ -107,7 +107,7 @@ class Ledger:
     def get_job(self, job_id: str) -> JobRecord:
         found = find_object(self.store, f"{self._job_prefix(job_id)}/job.json", JobRecord)
         if found is None:
-            raise self._job_not_found(job_id)
+            raise unknown_job_error(job_id)
         return found
 
     def list_jobs(self, *, project_id: str | None = None) -> list[JobRecord]:
@@ -241,10 +241,10 @@ class Ledger:
         if job_id in self._prefixes:
             return self._prefixes[job_id]
         if not (job_id.isascii() and job_id.isalnum()):
-            raise self._job_not_found(job_id)
+            raise unknown_job_error(job_id)
         pointer = find_object(self.store, job_index_key(job_id), dict[str, Any])
         if pointer is None:
-            raise self._job_not_found(job_id)
+            raise unknown_job_error(job_id)
         self._prefixes[job_id] = job_prefix(str(pointer["project_id"]), job_id)
         return self._prefixes[job_id]
 
@@ -255,5 +255,6 @@ class Ledger:
     def _resources_key(self, job_id: str, attempt: int) -> str:
         return f"{self._attempt_prefix(job_id, attempt)}/resources.json"
 
-    def _job_not_found(self, job_id: str) -> NotFoundError:
-        return NotFoundError("job", job_id, next_step="List all jobs: prefect-bt view --all.")
+
+def unknown_job_error(job_id: str) -> NotFoundError:
+    return NotFoundError("job", job_id, next_step="List all jobs: prefect-bt view --all.")

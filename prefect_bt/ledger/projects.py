@@ -88,9 +88,15 @@ class Projects:
             raise _ambiguous_error(name_or_id, named, "Give the id instead of the name.")
         if named:
             return (preferred or named)[0]
-        known = ", ".join(f"{p.id} ({p.name})" for p in self.list())
+        raise self.unknown_error(name_or_id)
+
+    def unknown_error(
+        self, name_or_id: str, *, sees: Callable[[str], bool] = lambda _: True
+    ) -> NotFoundError:
+        """Return the error of an unknown project. `sees`: whether it lists those of a team."""
+        known = ", ".join(f"{p.id} ({p.name})" for p in self.list() if sees(p.team_name))
         hint = f"Projects here: {known}." if known else "There are none yet: push a job first."
-        raise NotFoundError("project", name_or_id, next_step=hint)
+        return NotFoundError("project", name_or_id, next_step=hint)
 
     def get_team(self, project_id: str) -> str:
         """Return the team that owns the project, which never changes; "" is the default team."""

@@ -8,7 +8,7 @@ import pytest
 
 from prefect_bt.cli.api.truss import build_environment
 from prefect_bt.errors import UsageError
-from prefect_bt.job_service.remotes import read_remotes
+from prefect_bt.job_service.remotes import Server, find_server, read_remotes
 from tests.cli.conftest import Cli, Within
 
 OTHERS = "# mine\n[hosted]\nremote_provider = baseten\nremote_url = https://app.baseten.co\n"
@@ -54,6 +54,94 @@ def test_a_remote_is_added_and_the_rest_of_the_file_stays(
     ours = read_remotes(trussrc)["ours"]
     assert ours["remote_url"] == "http://localhost:8000"
     assert (trussrc.stat().st_mode & 0o777) == 0o600
+
+
+OURS = "[ours]\nremote_url = http://localhost:8000\napi_key = old\nteam = red\n"
+HOME = "# mine\n[a]\napi_key = other\n\n{}\n[z]\napi_key=other"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        OURS,
+        HOME.format(OURS),
+        HOME.format(OURS).replace("\n", "\r\n"),
+        HOME.format(OURS.replace("]", "] \t").replace("api_key = ", "API_KEY:")),
+        HOME.format(OURS.replace("old", "\n  old").replace("team", "prefect_bt_url = u\nteam")),
+        HOME.format(OURS.replace("\n", "\n  ").rstrip(" ")),
+        OURS.replace("team = red\n", "").rstrip("\n"),
+    ],
+    ids=["only", "between", "crlf", "spaces", "continued", "indented", "no-newline"],
+)
+def test_a_new_key_of_a_remote_changes_nothing_else(within: Within, trussrc: Path, before: str):
+    trussrc.write_bytes(before.encode())
+    key = within("api-key", "create", "a", "--trussrc", "ours").out.strip()
+    expected = before.replace("\n  old", "old").replace("old", key)
+    assert trussrc.read_bytes().decode() == expected
+    assert read_remotes(trussrc)["ours"]["api_key"] == key
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_remote_without_a_key_gets_one(within: Within, trussrc: Path, newline: str):
+    before = HOME.format(OURS.replace("api_key = old\n", "")).replace("\n", newline)
+    trussrc.write_bytes(before.encode())
+    key = within("api-key", "create", "a", "--trussrc", "ours").out.strip()
+    expected = before.replace("[ours]", f"[ours]{newline}api_key = {key}")
+    assert trussrc.read_bytes().decode() == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "used"),
+    [
+        ("HTTP://127.0.0.1:8123/", "http://127.0.0.1:8123"),
+        ("https://box.example/sub//", "https://box.example/sub"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        (" http://b\u00fccher.example\n", "http://b\u00fccher.example"),
+    ],
+)
+def test_a_url_of_a_server_is_used(monkeypatch: pytest.MonkeyPatch, url: str, used: str):
+    monkeypatch.setenv("PREFECT_BT_API_URL", url)
+    monkeypatch.setenv("PREFECT_BT_API_KEY", f" {KEY}\n")
+    assert find_server(None) == Server("PREFECT_BT_API_URL", used, KEY)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8123",
+        "ftp://127.0.0.1",
+        "http://",
+        "http://:8123",
+        "http://127.0.0.1:80x",
+        "http://127.0.0.1:99999",
+        "http://[::1",
+        "http://a..b",
+        "http://a b",
+        "http://127.0.0.1/\u00fc",
+        "http://u:pass@127.0.0.1:8123",
+        "http://127.0.0.1:8123?x=1",
+        "http://127.0.0.1:8123#x",
+    ],
+)
+def test_a_url_of_no_server_is_refused(within: Within, monkeypatch: pytest.MonkeyPatch, url: str):
+    monkeypatch.setenv("PREFECT_BT_API_URL", url)
+    monkeypatch.setenv("PREFECT_BT_API_KEY", KEY)
+    refused = within("view").refusal(2)
+    assert "The URL of PREFECT_BT_API_URL" in refused
+    assert "pass@" not in refused
+
+
+@pytest.mark.parametrize("key", [f'"{KEY}"', f"'{KEY}'", f"{KEY}é", f"{KEY} a", f"{KEY}\n a"])
+def test_a_key_with_other_characters_is_refused(
+    within: Within, monkeypatch: pytest.MonkeyPatch, trussrc: Path, key: str
+):
+    trussrc.write_text(f"[ours]\nremote_url = http://localhost:8000\napi_key = {key}\n")
+    refused = within("view", "--remote", "ours").refusal(2)
+    assert "The api_key of remote 'ours' has a quote" in refused
+    monkeypatch.setenv("PREFECT_BT_API_URL", "http://127.0.0.1:8123")
+    monkeypatch.setenv("PREFECT_BT_API_KEY", key)
+    assert "The key PREFECT_BT_API_KEY has a quote" in (also := within("view").refusal(2))
+    assert KEY not in refused + also
 
 
 @pytest.mark.parametrize("name", ["hosted", "DEFAULT", "a]b", ""])

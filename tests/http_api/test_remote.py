@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from prefect_bt.cli import command_table
+from prefect_bt.cli.jobs.submission_result import print_and_follow
+from prefect_bt.cli.logs.follow import detach_on_interrupt
+from prefect_bt.cli.ui.terminal import open_terminal
 from prefect_bt.job_service import server_connection
+from prefect_bt.job_service.http_service import HttpJobs
+from prefect_bt.job_service.remotes import Server
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import job_prefix
@@ -83,6 +91,7 @@ def jobs(shop: Shop, api_environment: Path) -> dict[str, JobRecord]:
     )
     shop.ledger.end_attempt(failed.id, outcome)
     shop.ledger.append_event(failed.id, JobState.FAILED, message="Exited.")
+    shop.ledger.projects.ensure("bare")
     return {"done": done, "failed": failed}
 
 
@@ -134,6 +143,92 @@ def test_a_command_prints_the_same_through_a_server(
     assert remote(*words) == local(*words)
 
 
+UNKNOWN = [
+    *(f"{verb} --job-id {name}" for verb in ("view", "retry") for name in ("a/b", "../x", "..")),
+    *(f"{verb} --job-id nope" for verb in ("view", "logs", "metrics", "stop", "retry", "recreate")),
+    "view --project nope",
+    "view --project a/b",
+    "stop --all --yes --project nope",
+    "logs --job-id {done} --project nope",
+    "view --project bare",
+    "logs --project bare",
+]
+
+
+def test_what_is_unknown_is_named_as_at_the_store(
+    jobs: dict[str, JobRecord], local: Run, remote: Run
+) -> None:
+    for line in UNKNOWN:
+        words = line.format(done=jobs["done"].id).split()
+        done = local(*words)
+        assert (done.code, done.out) == (1, "")
+        assert remote(*words) == done
+
+
+@pytest.fixture
+def named(api: Api, environment: dict[str, str], local: Run) -> Run:
+    """A command with `--remote`, whose name the shell would split."""
+    path = Path(environment["HOME"], ".trussrc")
+
+    def run(*words: str, key: str = "") -> Ended:
+        path.write_text(f"[our s]\nprefect_bt_url = {api.url}\napi_key = {key or api.key}\n")
+        return local(*words, "--remote", "our s")
+
+    return run
+
+
+HINTS = [
+    "checkpoints list --job-id {done}",
+    "logs --job-id {failed} --tail",
+    "logs --job-id {done} --first-failure",
+    "view --job-id nope",
+    "view --project bare",
+    "logs --project bare",
+    "stop --job-id {done}",
+    "retry --job-id {done}",
+]
+
+
+def list_hints(text: str) -> list[str]:
+    return re.findall("prefect-bt .*", text)
+
+
+def test_commands_in_messages_have_the_remote(
+    jobs: dict[str, JobRecord], api: Api, named: Run
+) -> None:
+    ids = {name: record.id for name, record in jobs.items()}
+    told = [named(*line.format(**ids).split()) for line in HINTS]
+    told.append(named("view", key=api.team_key("research")))
+    for done in told:
+        [hint] = list_hints(done.out + done.err)
+        assert " --remote 'our s'" in hint
+
+
+def test_every_command_of_a_server_is_known_in_its_messages() -> None:
+    server = Server("remote 'ours'", "http://box", "", "ours")
+    for name, path, _ in chain.from_iterable(command_table.REGISTRY.values()):
+        option = " --remote ours" if path.partition(":")[2] in command_table.REMOTE else ""
+        assert server.add_option(f"`prefect-bt {name}`") == f"`prefect-bt {name}{option}`"
+
+
+@pytest.mark.parametrize("name", ["ours", ""])
+def test_a_followed_job_is_named_with_its_remote(
+    jobs: dict[str, JobRecord], api: Api, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = HttpJobs(Server("remote 'ours'", api.url, api.key, name))
+    terminal = open_terminal(interactive=False, debug=False)
+    document = service.describe_job(jobs["failed"].id)
+    document |= {"current_status": JobState.PENDING.value, "place": 1}
+    document |= {"machine": "", "waiting_for": "room"}
+    assert print_and_follow(terminal, service, document, tail=False, wait=True) == 1
+    with pytest.raises(KeyboardInterrupt), detach_on_interrupt(terminal, service, "a"):
+        raise KeyboardInterrupt
+    told = capsys.readouterr()
+    hints = list_hints(told.out + told.err)
+    assert len(hints) == 6
+    assert all(one.endswith(" --remote ours") == bool(name) for one in hints)
+
+
 def test_checkpoints_are_downloaded_and_verified(
     jobs: dict[str, JobRecord], remote: Run, api_environment: Path, shop: Shop
 ) -> None:
@@ -183,12 +278,13 @@ OTHERS = [
 def test_a_job_of_another_team_is_unknown(
     line: str, jobs: dict[str, JobRecord], api: Api, remote: Run
 ) -> None:
-    record = jobs["failed"]
-    unknown = remote(*line.replace("other", "missing").format(id="zzzzzzz").split())
-    done = remote(*line.format(id=record.id).split(), key=api.team_key("research"))
+    record, key = jobs["failed"], api.team_key("research")
+    unknown = remote(*line.replace("other", "missing").format(id="zzzzzzz").split(), key=key)
+    done = remote(*line.format(id=record.id).split(), key=key)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: No ")
     assert done.err.replace("other", "missing").replace(record.id, "zzzzzzz") == unknown.err
+    assert "tiny" not in done.err
 
 
 @pytest.mark.parametrize("line", ["view -o json", "view --all -o json", "queue -o json"])
@@ -216,6 +312,13 @@ def test_a_server_that_is_away_is_named(remote: Run, monkeypatch: pytest.MonkeyP
     done = remote("stop", "--all", "--yes", PREFECT_BT_API_URL="http://127.0.0.1:9")
     assert done.code == 1
     assert "The server http://127.0.0.1:9 of PREFECT_BT_API_URL does not answer" in done.err
+
+
+def test_a_path_that_is_not_of_the_server_is_named(api: Api, remote: Run) -> None:
+    done = remote("view", PREFECT_BT_API_URL=f"{api.url}/sub")
+    assert (done.code, done.out) == (1, "")
+    assert f"{api.url}/sub answers 404 and no message of prefect-bt" in done.err
+    assert "Correct the URL of PREFECT_BT_API_URL." in done.err
 
 
 def test_a_revoked_key_is_refused(api: Api, remote: Run) -> None:

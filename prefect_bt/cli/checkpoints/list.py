@@ -76,10 +76,10 @@ def list_checkpoints(
             return explore(terminal, jobs.ledger.store, job_id, committed, start=start)
     document = jobs.list_checkpoints(job_id, checkpoint_name, sort, order)
     url = document.pop("location")
-    return terminal.print_result(document, lambda: _show(terminal, document, url))
+    return terminal.print_result(document, lambda: _show(terminal, document, url, jobs.option))
 
 
-def _show(terminal: Terminal, document: Document, url: str) -> None:
+def _show(terminal: Terminal, document: Document, url: str, option: str) -> None:
     """Print the document as tables or CSV. `url`: folder of the checkpoints in the store."""
     job_id, checkpoints = document["job_id"], document["checkpoints"]
     if terminal.output == "csv":
@@ -98,4 +98,4 @@ def _show(terminal: Terminal, document: Document, url: str) -> None:
         title = f"\nFiles of checkpoint: {checkpoints[0]['checkpoint_id']}"
         show_table(terminal, title, _FILE_COLUMNS, document["files"])
     terminal.echo(f"Location: {url.removeprefix('file://')}")
-    terminal.echo(f"Download: prefect-bt checkpoints download --job-id {job_id}")
+    terminal.echo(f"Download: prefect-bt checkpoints download --job-id {job_id}{option}")

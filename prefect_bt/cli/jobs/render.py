@@ -95,10 +95,10 @@ _PHASE_COLUMNS = [
 ]
 
 
-def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
+def show_projects(terminal: Terminal, projects: Sequence[Document], option: str) -> None:
     """Print the projects, the newest last."""
     if not projects:
-        terminal.echo("No training projects yet. Start one: prefect-bt push config.py")
+        terminal.echo(f"No training projects yet. Start one: prefect-bt push config.py{option}")
         return
     columns = list(_PROJECT_COLUMNS)
     if any(project.get("team_name") for project in projects):
@@ -106,14 +106,14 @@ def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
     show_table(terminal, "Training Projects", columns, projects)
 
 
-def show_overview(terminal: Terminal, overview: Document) -> None:
+def show_overview(terminal: Terminal, overview: Document, option: str) -> None:
     """Print the document of `view`: projects, queued jobs, active jobs."""
-    show_projects(terminal, overview["training_projects"])
+    show_projects(terminal, overview["training_projects"], option)
     if queued := overview["queued_jobs"]:
         terminal.echo()
         show_table(terminal, "Queued Training Jobs", _QUEUED_COLUMNS, queued)
         if more := overview["total_queued"] - len(queued):
-            terminal.warn(f"{more} more in the queue. All: prefect-bt queue --all")
+            terminal.warn(f"{more} more in the queue. All: prefect-bt queue --all{option}")
     if active := overview["active_jobs"]:
         terminal.echo()
         show_table(terminal, "Active Training Jobs", _JOB_COLUMNS, active)

@@ -45,7 +45,9 @@ def print_created(terminal: Terminal, jobs: JobService, document: dict[str, Any]
     if jobs.ledger:
         warn_of_open_folders(terminal, document.get("store"))
     if document.get("current_status") == JobState.PENDING.value:
-        terminal.echo(f"Training job {job_id} {_format_wait(document)}", style="yellow")
+        terminal.echo(
+            f"Training job {job_id} {_format_wait(document, jobs.option)}", style="yellow"
+        )
     else:
         terminal.echo("Training job successfully created!", style="green")
     name, project = document.get("name"), document["training_project"]["name"]
@@ -54,8 +56,8 @@ def print_created(terminal: Terminal, jobs: JobService, document: dict[str, Any]
     terminal.echo(f"  Job:     {job_id} ({name}) of project {project}{of_team}")
     if document.get("machine"):
         terminal.echo(f"  Machine: {document['machine']}")
-    terminal.echo(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
-    terminal.echo(f"  Details: prefect-bt view --job-id {job_id}")
+    terminal.echo(f"  Logs:    prefect-bt logs --job-id {job_id} --tail{jobs.option}")
+    terminal.echo(f"  Details: prefect-bt view --job-id {job_id}{jobs.option}")
     if workspace := document.get("workspace"):
         show_workspace(terminal, workspace)
     if jobs.ledger and _has_cache(jobs.ledger, job_id):
@@ -66,14 +68,14 @@ def print_created(terminal: Terminal, jobs: JobService, document: dict[str, Any]
     terminal.echo(f"  UI:      {page or 'none; `prefect-bt up` starts one, and speeds up pushes'}")
 
 
-def _format_wait(document: dict[str, Any]) -> str:
+def _format_wait(document: dict[str, Any], option: str) -> str:
     """Return what a pending job waits for: a machine of the queue, or a worker."""
     if "place" not in document:
         return "is waiting for capacity: a worker must take it."
     number, machine = f"is number {document['place']} of the queue", document["machine"]
     if machine:
         return f"{number}. It runs on {machine}, which is about to start it."
-    return f"{number}. It waits for {document['waiting_for']}.\n  Queue:   prefect-bt queue"
+    return f"{number}. It waits for {document['waiting_for']}.\n  Queue:   prefect-bt queue{option}"
 
 
 def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:

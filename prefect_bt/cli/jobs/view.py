@@ -77,7 +77,7 @@ def _read(
     if project or limit != 0:
         newest = jobs.list_jobs(project, limit if limit is None else limit or _LIMIT)
         if not newest["training_jobs"] and not terminal.machine_readable:
-            raise no_jobs_error(jobs.url, project)
+            raise no_jobs_error(jobs.url, project, jobs.option)
         return newest, lambda: render.show_details(terminal, newest)
     overview = jobs.read_overview()
-    return overview, lambda: render.show_overview(terminal, overview)
+    return overview, lambda: render.show_overview(terminal, overview, jobs.option)

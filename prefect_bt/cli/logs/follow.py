@@ -34,7 +34,7 @@ def follow_job(terminal: Terminal, jobs: JobService, job_id: str, *, with_log: b
     from prefect_bt.job_service.protocol import LogQuery
 
     if not with_log:
-        with detach_on_interrupt(terminal, job_id):
+        with detach_on_interrupt(terminal, jobs, job_id):
             with _open_panel(terminal, jobs, job_id):
                 jobs.wait_for_end(job_id)
             return print_job_end(terminal, jobs, job_id)
@@ -66,7 +66,7 @@ def tail_logs(
     from prefect_bt.cli.logs.lines import write_lines
 
     lines = jobs.read_lines(job_id, query)
-    with detach_on_interrupt(terminal, job_id):
+    with detach_on_interrupt(terminal, jobs, job_id):
         shown = _open_panel(terminal, jobs, job_id) if panel else nullcontext(None)
         with shown as above:
             write_lines(lines, format_line, above or stream)
@@ -98,7 +98,7 @@ def print_job_end(terminal: Terminal, jobs: JobService, job_id: str) -> JobState
     terminal.info(words.format(id=job_id), style=style)
     if state.failed:
         option = " --first-failure" if end["first_failure"] else ""
-        hint = f"  Log: prefect-bt logs --job-id {job_id}{option}"
+        hint = f"  Log: prefect-bt logs --job-id {job_id}{option}{jobs.option}"
         terminal.info(f"{end['message']}\n{hint}" if end["message"] else hint)
     for sentence in warnings:
         terminal.warn(f"Warning: {sentence}")
@@ -115,12 +115,12 @@ def exit_code(state: JobState) -> int:
 
 
 @contextmanager
-def detach_on_interrupt(terminal: Terminal, job_id: str) -> Generator[None]:
+def detach_on_interrupt(terminal: Terminal, jobs: JobService, job_id: str) -> Generator[None]:
     """Print how to follow and to stop the job if Ctrl-C interrupts the block."""
     try:
         yield
     except KeyboardInterrupt:
         terminal.warn(f"\nDetached. Training job {job_id} continues.")
-        terminal.info(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
-        terminal.info(f"  Stop it:          prefect-bt stop --job-id {job_id}")
+        terminal.info(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail{jobs.option}")
+        terminal.info(f"  Stop it:          prefect-bt stop --job-id {job_id}{jobs.option}")
         raise

@@ -75,7 +75,7 @@ def metrics(
 
     if not watch:
         return terminal.print_result(*read())
-    with detach_on_interrupt(terminal, job_id):
+    with detach_on_interrupt(terminal, jobs, job_id):
         terminal.watch(read, interval=WATCH_INTERVAL, has_ended=lambda: ended)
         print_job_end(terminal, jobs, job_id)
     return OK

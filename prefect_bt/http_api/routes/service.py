@@ -21,7 +21,6 @@ from prefect_bt import codec
 from prefect_bt.errors import NotFoundError, StoreError, UsageError
 from prefect_bt.file_server.signed_urls import is_servable
 from prefect_bt.http_api.access import (
-    AnyJobDep,
     ApiSite,
     CallerDep,
     SiteDep,
@@ -40,6 +39,8 @@ from prefect_bt.job_service.run_options import RunOptions
 from prefect_bt.job_service.store_service import StoreJobs
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import plan_submission
+from prefect_bt.ledger.ledger import unknown_job_error
+from prefect_bt.ledger.records import JobRecord
 from prefect_bt.logs.follow import MIN_PAUSE
 from prefect_bt.logs.levels import LogLevel
 from prefect_bt.logs.line_filter import JobLine
@@ -73,8 +74,14 @@ class Calls:
         return Response(text, media_type="application/json")
 
     def find_project(self, project: str | None) -> str | None:
-        """Return the ID of the project. NotFoundError."""
-        return find_project(project, self.site, self.caller).id if project else None
+        """Return the ID of the project. NotFoundError, which lists those that the caller sees."""
+        if not project:
+            return None
+        try:
+            return find_project(project, self.site, self.caller).id
+        except NotFoundError:
+            projects = self.site.ledger.projects
+            raise projects.unknown_error(project, sees=self.caller.sees) from None
 
     def take_warnings(self) -> list[str]:
         taken, self.warnings[:] = self.warnings[:], []
@@ -90,7 +97,16 @@ class Calls:
         self.pause = seconds  # the caller pauses, without a thread
 
 
+def find_known_job(job_id: str, site: SiteDep, caller: CallerDep) -> JobRecord:
+    """Return the job with this id. NotFoundError, as the commands print it at a store."""
+    try:
+        return find_any_job(job_id, site, caller)
+    except NotFoundError:
+        raise unknown_job_error(job_id) from None
+
+
 CallsDep = Annotated[Calls, Depends()]
+KnownJobDep = Annotated[JobRecord, Depends(find_known_job)]
 Names = Annotated[list[str], Query()]
 Count = Annotated[int | None, Query(ge=0)]
 
@@ -145,12 +161,12 @@ def list_unfinished(calls: CallsDep, project: str | None = None) -> Response:
 def find_job(calls: CallsDep, job_id: str | None = None, project: str | None = None) -> Response:
     """Return ID and project of a job, by default of the newest."""
     if job_id is not None:
-        find_any_job(job_id, calls.site, calls.caller)
+        find_known_job(job_id, calls.site, calls.caller)
     return calls.answer(calls.jobs.find_job(job_id, calls.find_project(project)))
 
 
 @router.get("/jobs/{job_id}")
-def get_job(record: AnyJobDep, calls: CallsDep, project: str | None = None) -> Response:
+def get_job(record: KnownJobDep, calls: CallsDep, project: str | None = None) -> Response:
     """Return a job with what it does now."""
     job = calls.jobs.describe_job(record.id, calls.find_project(project))
     if context := job.get("queue_context"):
@@ -159,20 +175,20 @@ def get_job(record: AnyJobDep, calls: CallsDep, project: str | None = None) -> R
 
 
 @router.get("/jobs/{job_id}/end")
-def get_end(record: AnyJobDep, calls: CallsDep) -> Response:
+def get_end(record: KnownJobDep, calls: CallsDep) -> Response:
     """Return the state of a job, and what its end leaves."""
     calls.jobs.get_reconciled_state(record.id)
     return calls.answer(calls.jobs.read_end(record.id))
 
 
 @router.post("/jobs/{job_id}/stop")
-def stop_job(record: AnyJobDep, body: Stop, calls: CallsDep) -> Response:
+def stop_job(record: KnownJobDep, body: Stop, calls: CallsDep) -> Response:
     """Stop a job; return a sentence about what happens next."""
     return calls.answer(calls.jobs.stop(record.id, abandoned=body.abandoned))
 
 
 @router.post("/jobs/{job_id}/cancel_runs")
-def cancel_runs(record: AnyJobDep, calls: CallsDep) -> Response:
+def cancel_runs(record: KnownJobDep, calls: CallsDep) -> Response:
     """Cancel the flow runs of a job that was stopped while it waited."""
     if calls.jobs.get_reconciled_state(record.id).terminal:
         calls.jobs.cancel_runs(record.id)
@@ -180,13 +196,13 @@ def cancel_runs(record: AnyJobDep, calls: CallsDep) -> Response:
 
 
 @router.post("/jobs/{job_id}/retry")
-def retry_job(record: AnyJobDep, body: Retry, calls: CallsDep) -> Response:
+def retry_job(record: KnownJobDep, body: Retry, calls: CallsDep) -> Response:
     """Start another attempt of a job that failed or was stopped."""
     return calls.answer(calls.jobs.retry(record.id, body.max_run_time, body.env))
 
 
 @router.post("/jobs/{job_id}/recreate")
-def recreate(record: AnyJobDep, body: Recreate, calls: CallsDep) -> Response:
+def recreate(record: KnownJobDep, body: Recreate, calls: CallsDep) -> Response:
     """Submit a copy of a job."""
     options = _read_options(calls.site, body.options)
     return calls.answer(recreate_job(calls.site, calls.caller, record, options, body.env))
@@ -202,7 +218,7 @@ def get_queue(calls: CallsDep, named: Count = None) -> Response:
 
 @router.get("/jobs/{job_id}/metrics")
 def get_metrics(
-    record: AnyJobDep,
+    record: KnownJobDep,
     calls: CallsDep,
     form: Literal["cli-table", "csv", "json"],
     since: float | None = None,
@@ -215,7 +231,7 @@ def get_metrics(
 
 @router.get("/jobs/{job_id}/checkpoints")
 def list_checkpoints(
-    record: AnyJobDep,
+    record: KnownJobDep,
     calls: CallsDep,
     sort: Literal["checkpoint-id", "size", "created", "type"],
     order: Literal["asc", "desc"],
@@ -226,14 +242,14 @@ def list_checkpoints(
 
 
 @router.get("/jobs/{job_id}/files")
-def list_files(record: AnyJobDep, calls: CallsDep, name: Names = []) -> Response:  # noqa: B006
+def list_files(record: KnownJobDep, calls: CallsDep, name: Names = []) -> Response:  # noqa: B006
     """Return the files of checkpoints, with their digests."""
     return calls.answer(calls.jobs.list_files(record.id, name))
 
 
 @router.get("/jobs/{job_id}/object")
 def get_object(
-    record: AnyJobDep,
+    record: KnownJobDep,
     site: SiteDep,
     key: str,
     start: Annotated[int, Query(ge=0)],
@@ -248,7 +264,7 @@ def get_object(
 
 
 @router.get("/jobs/{job_id}/first_failure")
-def get_first_failure(record: AnyJobDep, calls: CallsDep, attempt: int | None = None) -> Response:
+def get_first_failure(record: KnownJobDep, calls: CallsDep, attempt: int | None = None) -> Response:
     """Return why an attempt of a job failed."""
     return calls.answer(calls.jobs.read_first_failure(record.id, attempt))
 
@@ -268,7 +284,7 @@ class Lines(BaseModel):
 
 
 @router.get("/jobs/{job_id}/lines")
-def get_lines(record: AnyJobDep, calls: CallsDep, lines: Annotated[Lines, Query()]) -> Response:
+def get_lines(record: KnownJobDep, calls: CallsDep, lines: Annotated[Lines, Query()]) -> Response:
     """Return the lines of a job as arrays, one a line; an empty line precedes a pause."""
     given = lines.model_dump()
     level = given.pop("min_level")
