@@ -66,8 +66,10 @@ class LenientRequests:
         if method == "HEAD" and not path.startswith(_OWN_HEAD):
             scope = {**scope, "method": "GET"}  # the server sends no body all the same
         if path.startswith(_PUBLISHED):
-            given = scope["query_string"].split(b"&")
-            query = b"&".join(one for one in given if one.partition(b"=")[1:] != (b"=", b""))
+            parameters = scope["query_string"].split(b"&")
+            query = b"&".join(
+                text for text in parameters if text.partition(b"=")[1:] != (b"=", b"")
+            )
             headers = [
                 (name, _JSON if value.startswith(_FORM) else value)
                 for name, value in scope["headers"]

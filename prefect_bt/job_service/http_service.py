@@ -94,8 +94,8 @@ class HttpJobs:
             time.sleep(_POLL_INTERVAL)
 
     def stop(self, job_id: str, *, abandoned: bool = False) -> str:
-        told: str = self._post(f"{_job_path(job_id)}/stop", {"abandoned": abandoned})
-        return self._server.add_option(told)
+        sentence: str = self._post(f"{_job_path(job_id)}/stop", {"abandoned": abandoned})
+        return self._server.add_option(sentence)
 
     def cancel_runs(self, job_id: str) -> None:
         self._post(f"{_job_path(job_id)}/cancel_runs", {})

@@ -146,9 +146,10 @@ class Uploads:
 
     def give_up(self, key: str, key_id: str) -> None:
         """Let an upload of the key give way to a new one: the job that named it was refused."""
-        found, past = _OBJECT_KEY.fullmatch(key), self._clock() - _IDLE_SECONDS - 1
-        if found and found[2] == key_id:
-            for path in (*find_paths(self._folder / found[1], "*"), self._folder / found[1]):
+        match, past = _OBJECT_KEY.fullmatch(key), self._clock() - _IDLE_SECONDS - 1
+        if match and match[2] == key_id:
+            folder = self._folder / match[1]
+            for path in (*find_paths(folder, "*"), folder):
                 with suppress(FileNotFoundError):
                     os.utime(path, (past, past))
 
