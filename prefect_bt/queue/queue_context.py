@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger.ledger import Ledger
@@ -33,7 +34,7 @@ def queue_context(ledger: Ledger, job_id: str) -> Document | None:
     row = rows[place - 1]
     return document | {
         "active_at_submit": _active_documents(ledger),
-        "pending_ahead_at_submit": [_ahead_document(one) for one in rows[: place - 1]],
+        "pending_ahead_at_submit": [_ahead_document(ledger, row) for row in rows[: place - 1]],
         "events": [_event_document(record, event) for event in events],
         **{key: row[key] for key in ("place", "waiting_for", "held_by", "machine", "starts_at")},
     }
@@ -91,7 +92,7 @@ def _active_documents(ledger: Ledger) -> list[Document]:
     return [
         {
             "training_job_id": lease.job.id,
-            "training_job_name": None,
+            "training_job_name": _find_name(ledger, lease.job.id),
             "instance_type_name": _instance_name(demand.gpus, demand.gpu_type, demand.cpus),
             "total_gpus": demand.gpus,
             "workload_plane_name": names.get(lease.place, lease.place),
@@ -103,15 +104,21 @@ def _active_documents(ledger: Ledger) -> list[Document]:
     ]
 
 
-def _ahead_document(row: Document) -> Document:
+def _ahead_document(ledger: Ledger, row: Document) -> Document:
     return {
         "training_job_id": row["id"],
-        "training_job_name": None,
+        "training_job_name": _find_name(ledger, row["id"]),
         "instance_type_name": _instance_name(row["gpus"], row["gpu_type"], row["cpus"]),
         "requested_gpus": row["gpus"],
         "priority": row["priority"],
         "submitted_at": row["submitted_at"],
     }
+
+
+def _find_name(ledger: Ledger, job_id: str) -> str | None:
+    with suppress(NotFoundError):  # deleted meanwhile
+        return ledger.get_job(job_id).name
+    return None
 
 
 def _instance_name(gpus: int, gpu_type: str | None, cpus: float) -> str:

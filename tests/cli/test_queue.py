@@ -379,9 +379,9 @@ def test_the_context_of_a_job_that_waits(within: Within, waiting: Queue):
     assert (found["org_capacity"]["max_gpus"], found["team_capacity"]) == (8, None)
     [active], [before] = found["active_at_submit"], found["pending_ahead_at_submit"]
     assert (active["training_job_id"], active["total_gpus"]) == (running.job.id, 8)
-    assert active["workload_plane_name"] == "big"
-    assert active["status_at_submit"].startswith("TRAINING_JOB_")
+    assert (active["workload_plane_name"], active["status_at_submit"]) == ("big", JobState.CREATED)
     assert (before["training_job_id"], before["requested_gpus"]) == (ahead.id, 8)
+    assert before["training_job_name"] == waiting.ledger.get_job(ahead.id).name
     assert [event["status"] for event in found["events"]] == [JobState.PENDING.value]
 
 
