@@ -6,6 +6,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
+from prefect_bt.errors import StoreError
 from prefect_bt.http_api.access import ApiSite
 from prefect_bt.http_api.errors import install_error_handlers
 from prefect_bt.http_api.keys import ApiKeys
@@ -54,7 +55,14 @@ _ROUTERS: Final = (
 def open_site() -> ApiSite:
     """Return the site of the settings' store. StoreError."""
     ledger, settings = open_ledger(), Settings()
-    StoreClock(ledger.store).now()  # a store that cannot be written is an error at the start
+    try:
+        StoreClock(ledger.store).now()
+    except StoreError as error:
+        raise StoreError(
+            f"The API cannot write to its store {ledger.store.url}: {error}",
+            url=ledger.store.url,
+            next_step="Check PREFECT_BT_STORE and the rights on it.",
+        ) from error
     bucket = open_bucket_uploads(ledger.store, settings.upload_role)
     uploads = Uploads(settings.state_dir, bucket=bucket)
     uploads.remove_stale()

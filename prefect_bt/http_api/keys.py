@@ -60,16 +60,14 @@ class ApiKeys:
 
         `lifetime` in seconds. Raise UsageError if another key has the name.
         """
-        problem = ""
+        step = "Choose another name, such as that of its user or machine."
         if not name.strip() or not name.isprintable():
-            problem = f"{name!r} is not the name of a key."
-        elif any(one.name == name for one in self.list()):
-            problem = f"A key named {name!r} exists already."
-        elif lifetime is not None and lifetime > _MAX_LIFETIME:
-            problem = "A key is valid for at most 100 years."
-        if problem:
-            step = "Choose a name, such as that of its user or machine, and an expiry such as 30d."
-            raise UsageError(problem, next_step=step)
+            raise UsageError(f"{name!r} is not the name of a key.", next_step=step)
+        if any(record.name == name for record in self.list()):
+            raise UsageError(f"A key named {name!r} exists already.", next_step=step)
+        if lifetime is not None and lifetime > _MAX_LIFETIME:
+            step = "Write for example --expires 30d, or leave it out."
+            raise UsageError("A key expires within 100 years or never.", next_step=step)
         team, now = None if team is None else normalize_team(team), self._clock()
         while True:
             key_id = make_id()

@@ -54,7 +54,7 @@ class HttpJobs:
         warn: Callable[[str], object] = lambda _: None,
         upload: Callable[[int], AbstractContextManager[ByteCallback]] = _count_nothing,
     ) -> None:
-        self._server, self._tell, self._upload = server, warn, upload
+        self._server, self._print_warning, self._upload = server, warn, upload
         self._connection = Connection(server)
 
     @property
@@ -222,7 +222,7 @@ class HttpJobs:
         raise StoreError(f"The log of {self.url} ended in the middle.", url=self.url)
 
     def _warn(self, sentence: str) -> None:
-        self._tell(self._server.add_option(sentence))
+        self._print_warning(self._server.add_option(sentence))
 
     def _submission(self, project: TrainingProject, options: RunOptions) -> Document:
         from prefect_bt.definitions import project_document

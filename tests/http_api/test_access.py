@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.errors import UsageError
-from prefect_bt.http_api.app import create_app
+from prefect_bt.errors import StoreError, UsageError
+from prefect_bt.http_api.app import create_app, open_site
 from prefect_bt.http_api.keys import ApiKeys
 from prefect_bt.http_api.middleware import MAX_BODY_BYTES
 from prefect_bt.ledger.records import JobRecord
@@ -209,9 +209,18 @@ def test_a_key_has_a_usable_name(tmp_path: Path, name: str):
 
 def test_a_lifetime_without_an_end_is_refused(tmp_path: Path):
     keys = ApiKeys(DiskStore(tmp_path))
-    with pytest.raises(UsageError, match="at most 100 years"):
+    with pytest.raises(UsageError, match="within 100 years"):
         keys.create("ci", lifetime=1e15)
     assert keys.list() == []
+
+
+def test_a_store_that_cannot_be_written_is_an_error_at_the_start(
+    api_environment: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (api_environment / "file").touch()
+    monkeypatch.setenv("PREFECT_BT_STORE", str(api_environment / "file" / "store"))
+    with pytest.raises(StoreError, match=r"cannot write to its store .*file/store"):
+        open_site()
 
 
 def test_a_store_that_is_not_mounted_is_no_refusal_of_a_key(api: Api, api_environment: Path):

@@ -197,9 +197,9 @@ def test_commands_in_messages_have_the_remote(
     jobs: dict[str, JobRecord], api: Api, named: Run
 ) -> None:
     ids = {name: record.id for name, record in jobs.items()}
-    told = [named(*line.format(**ids).split()) for line in HINTS]
-    told.append(named("view", key=api.team_key("research")))
-    for done in told:
+    shown = [named(*line.format(**ids).split()) for line in HINTS]
+    shown.append(named("view", key=api.team_key("research")))
+    for done in shown:
         [hint] = list_hints(done.out + done.err)
         assert " --remote 'our s'" in hint
 
@@ -223,8 +223,8 @@ def test_a_followed_job_is_named_with_its_remote(
     assert print_and_follow(terminal, service, document, tail=False, wait=True) == 1
     with pytest.raises(KeyboardInterrupt), detach_on_interrupt(terminal, service, "a"):
         raise KeyboardInterrupt
-    told = capsys.readouterr()
-    hints = list_hints(told.out + told.err)
+    shown = capsys.readouterr()
+    hints = list_hints(shown.out + shown.err)
     assert len(hints) == 6
     assert all(one.endswith(" --remote ours") == bool(name) for one in hints)
 
