@@ -15,9 +15,8 @@ from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE
 from prefect_bt.ledger.node_objects import GangObjects, GangRecord
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.ledger.requests import StopRequest
-from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
-from prefect_bt.substrates.kubernetes.job_objects import KILL_GRACE, JobObjects
+from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.names import AGENT, COMMANDS
 from prefect_bt.substrates.kubernetes.node_status import (
     explain_end,
@@ -33,10 +32,6 @@ from prefect_bt.substrates.kubernetes.pods.pod_states import (
 )
 from prefect_bt.substrates.kubernetes.pods.waiting_message import WAITING_INTERVAL, WaitingMessage
 
-REMOVAL_TIMEOUT: Final = 60.0
-"""Longest wait for the pods of a removed gang to disappear, in seconds."""
-FORCED_REMOVAL: Final = 20.0
-"""Seconds after which a pod is deleted with grace 0, without confirmation from its kubelet."""
 CAUSE_TIMEOUT: Final = 10.0
 """Longest wait for Kubernetes to report why a container ended, in seconds."""
 _NO_POD: Final = Problem(Cause.LAUNCH_FAILED, "Kubernetes has not created its pod")
@@ -184,12 +179,28 @@ class KubernetesGang:
             return status
         if latest.is_over:
             return self._observe_over(latest)
-        stop_reason = self._find_request(status.rank).reason
-        if stop_reason and latest.started_at is None:
+        if stop_reason := self._find_stop_before_start(latest, pod):
             return self._give_verdict(stop_before_start(latest, stop_reason, self.clock()))
         if pod.failure is not None and pod.failure.cause is Cause.CONFIGURATION:
             return self._give_verdict(fail_to_start(latest, pod.failure, self.clock()))
         return self._give_verdict(lose(latest, pod.failure, self.clock()))
+
+    def _find_stop_before_start(self, status: NodeStatus, pod: PodView) -> str:
+        """Return the reason of the stop that ended a pod before its start; "" for none.
+
+        A stop deletes a pod that has not started. Kubernetes then fails the Job and deletes its
+        other pods, perhaps before their ranks have requests.
+        """
+        if status.started_at is not None:
+            return ""
+        reason = self._find_request(status.rank).reason
+        if reason or (pod.failure is not None and pod.failure.cause is not Cause.POD_DELETED):
+            return reason
+        for rank in range(self.record.size):
+            other = self._final.get(rank) or self.objects.read_status(rank)
+            if other and other.is_over and other.stop_reason and other.started_at is None:
+                return other.reason
+        return ""
 
     def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
         """Return the agent's newest status, else `status`; None if the store does not answer."""
@@ -312,7 +323,9 @@ class KubernetesGang:
         try:
             self.objects.requests.write(rank, request)
         except StoreError as error:
-            raise self._error(f"could not receive the request for rank {rank}: {error}") from error
+            raise self.job.error(
+                f"could not receive the request for rank {rank}: {error}"
+            ) from error
         self._requests[rank] = request
         return True
 
@@ -328,33 +341,6 @@ class KubernetesGang:
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
         self._give_verdict(lose(status, problem, self.clock()))
 
-    def end(self) -> None:
-        """Delete the Job and its pods, and wait until they are gone. SubstrateError.
-
-        Retries within REMOVAL_TIMEOUT while the API server does not answer.
-        """
-        began, pause = time.monotonic(), 0.2
-        trouble = f"has pods that were not deleted within {REMOVAL_TIMEOUT:.0f} s"
-        sent, unmarked = -1, False
-        while (passed := time.monotonic() - began) <= REMOVAL_TIMEOUT:
-            try:
-                # Grace 0 removes the object of a pod whose kubelet may still run it.
-                grace = KILL_GRACE if passed < FORCED_REMOVAL else 0
-                if unmarked or grace != sent:
-                    self.job.delete(grace=grace)
-                    sent = grace
-                pods = self.job.list_pods()["items"]
-                if not pods and self.job.find_job() is None:
-                    return
-                unmarked = not all("deletionTimestamp" in pod["metadata"] for pod in pods)
-            except ClusterError as error:
-                if error.cause in {Cause.FORBIDDEN, Cause.CONFIGURATION}:
-                    raise
-                trouble = f"cannot be removed: {error.message}"
-            time.sleep(pause)
-            pause = min(2.0, pause * 2)
-        raise self._error(trouble)
-
     def remove(self) -> None:
         """Delete the Job with the objects that it owns, and the objects in the store. Idempotent.
 
@@ -363,12 +349,12 @@ class KubernetesGang:
         with self._removing:
             if self._is_removed:
                 return
-            self.end()
+            self.job.end()
             self.watch.close()
             try:
                 self.objects.delete()
             except StoreError as error:
-                raise self._error(f"cannot be removed: {error}") from error
+                raise self.job.error(f"cannot be removed: {error}") from error
             self._is_removed = True
 
     def _request(self, rank: int, request: StopRequest) -> None:
@@ -389,10 +375,3 @@ class KubernetesGang:
             with suppress(StoreError):
                 self._requests[rank] = self.objects.requests.read(rank)
         return self._requests.get(rank, StopRequest())
-
-    def _error(self, what: str) -> SubstrateError:
-        return SubstrateError(
-            f"The gang {self.record.name} {what}",
-            substrate=SUBSTRATE_NAME,
-            next_step=f"Look at: kubectl -n {self.record.namespace} get jobs,pods.",
-        )

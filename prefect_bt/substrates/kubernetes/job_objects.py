@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Any, Final, cast
 
-from prefect_bt.substrates.kubernetes.client import ClusterClient
+from prefect_bt.errors import SubstrateError
+from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME, ClusterClient, ClusterError
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import JOB_NAME_LABEL
 
@@ -14,12 +17,17 @@ KILL_GRACE: Final = 1
 """Seconds from SIGTERM to SIGKILL for a pod without a final flush. With 0, Kubernetes removes the
 pod object at once, while its containers can keep running for the grace in the pod's spec."""
 
+REMOVAL_TIMEOUT: Final = 60.0
+"""Longest wait for the pods of a removed gang to disappear, in seconds."""
+FORCED_REMOVAL: Final = 20.0
+"""Seconds after which a pod is deleted with grace 0, without confirmation from its kubelet."""
+
 
 class JobObjects:
-    """A Job of this name. Every method raises ClusterError."""
+    """A Job of this name. Every method raises ClusterError, a SubstrateError."""
 
     def __init__(self, client: ClusterClient, namespace: str, name: str) -> None:
-        self.name, self.client = name, client
+        self.name, self.client, self._namespace = name, client, namespace
         self._core = f"/api/v1/namespaces/{namespace}"
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._path = f"{self._jobs}/{name}"
@@ -91,3 +99,38 @@ class JobObjects:
             self.client.delete(f"{self._core}/pods", query=query, action=action)
         finally:
             self.client.delete(self._path, query=background, action=f"delete Job {self.name}")
+
+    def end(self) -> None:
+        """Delete the Job and its pods, and wait until they are gone. SubstrateError.
+
+        Retries within REMOVAL_TIMEOUT while the API server does not answer.
+        """
+        began, pause = time.monotonic(), 0.2
+        trouble = f"has pods that were not deleted within {REMOVAL_TIMEOUT:.0f} s"
+        sent, unmarked = -1, False
+        while (passed := time.monotonic() - began) <= REMOVAL_TIMEOUT:
+            try:
+                # Grace 0 removes the object of a pod whose kubelet may still run it.
+                grace = KILL_GRACE if passed < FORCED_REMOVAL else 0
+                if unmarked or grace != sent:
+                    self.delete(grace=grace)
+                    sent = grace
+                pods = self.list_pods()["items"]
+                if not pods and self.find_job() is None:
+                    return
+                unmarked = not all("deletionTimestamp" in pod["metadata"] for pod in pods)
+            except ClusterError as error:
+                if error.cause in {Cause.FORBIDDEN, Cause.CONFIGURATION}:
+                    raise
+                trouble = f"cannot be removed: {error.message}"
+            time.sleep(pause)
+            pause = min(2.0, pause * 2)
+        raise self.error(trouble)
+
+    def error(self, what: str) -> SubstrateError:
+        """Return an error about the gang of this Job."""
+        return SubstrateError(
+            f"The gang {self.name} {what}",
+            substrate=SUBSTRATE_NAME,
+            next_step=f"Look at: kubectl -n {self._namespace} get jobs,pods.",
+        )

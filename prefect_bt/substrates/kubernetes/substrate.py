@@ -140,7 +140,7 @@ class KubernetesSubstrate:
         earlier = {handle.attempt: handle.gang for handle in self.list_nodes(gang.job_id)}
         for attempt in sorted(earlier):
             if attempt < gang.attempt:
-                earlier[attempt].end()
+                earlier[attempt].job.end()
 
     def _record(self, gang: GangPlan) -> KubernetesGang:
         """Record the place of the gang in the store before objects are created. SubstrateError."""

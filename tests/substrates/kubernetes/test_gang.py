@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from prefect_bt.ledger.requests import StopRequest
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.gang_status import CAUSE_TIMEOUT, WAITING_INTERVAL
 from tests.cluster.recordings import recorded
+from tests.node_agent.rig import wait_until
 
 from .api_stub import ApiStub, answer
 from .gang_site import AGENT_RUNS, GangSite, OpenSite
+from .recordings import pod_object
 
 
 def hold(site: GangSite, api: ApiStub, client: ClusterClient) -> None:
@@ -123,6 +126,40 @@ def test_a_stop_of_a_pod_that_never_began_deletes_it(api: ApiStub, open_site: Op
     status = site.gang.observe(0)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", None)
     assert any("/pods/" in one.path for one in api.of("DELETE"))
+
+
+EVICTION = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "X"}]}
+
+
+@pytest.mark.parametrize(
+    ("started_at", "pod_status", "phase", "cause"),
+    [
+        (None, {}, NodePhase.DONE, None),
+        (7.0, {}, NodePhase.LOST, Cause.POD_DELETED),
+        (None, EVICTION, NodePhase.LOST, Cause.EVICTED),
+    ],
+    ids=["not started", "running", "evicted"],
+)
+def test_the_stop_of_a_pod_before_its_start_ends_the_others(
+    open_site: OpenSite,
+    started_at: float | None,
+    pod_status: dict[str, Any],
+    phase: NodePhase,
+    cause: Cause | None,
+) -> None:
+    """Kubernetes fails a Job of which a pod is deleted, and deletes the rest of its pods."""
+    site = open_site({"phase": "Pending"})
+    gang = site.gang
+    gang.record = replace(gang.record, size=2)
+    site.objects.rank(1).write_status(NodeStatus(1, NodePhase.STAGING, started_at=started_at), 0)
+    gang.stop(0, StopRequest(StopReason.STOPPED))
+    assert gang.observe(0).is_over
+    deleted = {"deletionTimestamp": "2026-11-25T22:31:45Z"}
+    site.change("DELETED", pod_object(pod_status, rank=1, **deleted))
+    wait_until(lambda: gang.watch.find(1))
+    status = gang.observe(1)
+    assert (status.phase, status.cause) == (phase, cause)
+    assert (status.reason == StopReason.STOPPED) == (phase is NodePhase.DONE)
 
 
 def test_a_gang_that_gives_up_is_not_read_as_stopped_on_request(
