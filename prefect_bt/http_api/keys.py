@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.credentials.key_hashes import KeyHash, hash_key, verify_key
-from prefect_bt.errors import NotFoundError, StoreError, UsageError
-from prefect_bt.file_server.server_folder import find_local_root
+from prefect_bt.errors import NotFoundError, UsageError
 from prefect_bt.ledger.creation import create_object
 from prefect_bt.ledger.job_objects import find_object
 from prefect_bt.ledger.projects import DEFAULT_TEAM, normalize_team
@@ -111,9 +110,6 @@ class ApiKeys:
         if record is not None and self._clock() - read_at < _REUSE_SECONDS:
             return record
         record = find_object(self._store, api_key_key(key_id), KeyRecord)
-        root = find_local_root(self._store.url)
-        if record is None and root and not root.is_dir():  # a disk that is not mounted
-            raise StoreError(f"There is no folder {root}.", url=self._store.url)
         if len(self._recent) >= _MAX_REUSED:
             self._recent.clear()
         self._recent[key_id] = (self._clock(), record)

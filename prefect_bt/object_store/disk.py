@@ -4,6 +4,10 @@
     <root>/<key>                an object
     <root>/.prefect-bt-tmp/     temporary files: never listed; gc removes what killed writers left
 
+The last folder is also the mark of a store. A process that has seen it and does not find it any
+more raises StoreError: the disk is not mounted, or the folder was moved. It never takes that for an
+empty store, and creates no store in its place.
+
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
 
@@ -37,6 +41,8 @@ _TEMP_FOLDER: Final = ".prefect-bt-tmp"
 _MAX_ATTEMPTS: Final = 20
 _STEP: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
+_SEEN: Final = set[Path]()
+"""Roots in which this process has seen a store."""
 _NEXT_STEPS: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
@@ -54,6 +60,8 @@ class DiskStore:
         self._root = root.expanduser().absolute()
         self.url = self._root.as_uri()
         self._temporary = self._root / _TEMP_FOLDER
+        with contextlib.suppress(StoreError):
+            self._require_presence()
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
@@ -111,7 +119,10 @@ class DiskStore:
     def find_local_path(self, key: str) -> Path | None:
         path = self._path(key)
         with self._translate_errors(key):
-            return path if path.is_file() else None
+            if path.is_file():
+                return path
+            self._require_presence()
+            return None
 
     def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Return the temporary files of running and killed writers; they belong to no prefix."""
@@ -136,13 +147,18 @@ class DiskStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
         with self._translate_errors(prefix):
-            return iter(sorted(self._walk(base)))
+            infos = sorted(self._walk(base))
+            if not infos:
+                self._require_presence()
+            return iter(infos)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
         with self._translate_errors(key):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            try:
                 path.unlink()
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._require_presence()
             with contextlib.suppress(OSError):  # the first folder that is not empty
                 for folder in path.parents[: len(Path(key).parts) - 1]:
                     folder.rmdir()
@@ -176,25 +192,46 @@ class DiskStore:
         for _ in range(_MAX_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
                 return operation()
+            self._require_presence()
             ensure_store_folder(self._root)
             # A concurrent delete can remove the folder while it is empty, at any moment.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 target.parent.mkdir(parents=True, exist_ok=True)
         return operation()
 
+    def _require_presence(self) -> None:
+        """Raise StoreError if this process has seen the store, which is not there now."""
+        with contextlib.suppress(PermissionError):
+            if self._temporary.is_dir():
+                _SEEN.add(self._root)
+                return
+        if self._root in _SEEN:
+            what = f"The folder {self._root} of the store is not there any more."
+            hint = (
+                "Mount its disk, or move it back; work that waits for it then goes on. If it was "
+                "deleted on purpose, restart prefect-bt."
+            )
+            raise StoreError(what, url=self.url, next_step=hint)
+
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
-        missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+        """Yield the objects below a folder, without those that are deleted meanwhile."""
         pending, start = [str(folder)], len(str(self._root / "x")) - 1
         while pending:
-            with missing, os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if not entry.is_dir():
-                        with missing:
+            try:
+                with os.scandir(pending.pop()) as entries:
+                    for entry in entries:
+                        if entry.is_dir():
+                            if entry.name != _TEMP_FOLDER:
+                                pending.append(entry.path)
+                            continue
+                        try:
                             facts = entry.stat()
-                            key = entry.path[start:]
-                            yield ObjectInfo(key, facts.st_size, facts.st_mtime)
-                    elif entry.name != _TEMP_FOLDER:
-                        pending.append(entry.path)
+                        except FileNotFoundError:
+                            self._require_presence()
+                            continue
+                        yield ObjectInfo(entry.path[start:], facts.st_size, facts.st_mtime)
+            except (FileNotFoundError, NotADirectoryError):
+                self._require_presence()
 
     @contextlib.contextmanager
     def _translate_errors(self, key: str) -> Generator[None]:
@@ -204,6 +241,7 @@ class DiskStore:
             url, irregular = self.url, isinstance(error, NotRegularFile)
             is_folder = irregular and (self._root / key).is_dir()
             if is_folder or isinstance(error, FileNotFoundError | IsADirectoryError):
+                self._require_presence()
                 raise ObjectNotFound(f"No {key} in {url}.", url=url, key=key) from error
             if isinstance(error, FileExistsError) and self._root.is_dir():
                 raise ObjectExists(f"{key} is already in {url}.", url=url, key=key) from error

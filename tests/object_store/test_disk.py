@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from prefect_bt.errors import ObjectExists, StoreError
+from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import SupportsLinks
 from tests.filesystem.small_disk import small_disk
@@ -283,3 +284,39 @@ def test_adoption_beside_deletion(tmp_path):
     ]
     assert [process.communicate(timeout=200)[1] for process in two] == [b"", b""]
     assert (tmp_path / "source").stat().st_nlink == 1
+
+
+OPERATIONS: dict[str, Callable[[DiskStore, Path], object]] = {
+    "get": lambda store, _: store.get("jobs/a/job.json"),
+    "get_range": lambda store, _: store.get_range("jobs/a/job.json", start=0, length=1),
+    "list": lambda store, _: list(store.list("jobs")),
+    "list all": lambda store, _: list(store.list("")),
+    "put": lambda store, _: store.put("jobs/a/new", b"x"),
+    "create": lambda store, _: store.create("jobs/a/job.json", b"x"),
+    "upload": lambda store, path: store.upload_verified("jobs/a/new", path / "source"),
+    "download": lambda store, path: store.download("jobs/a/job.json", path / "target"),
+    "delete": lambda store, _: store.delete("jobs/a/job.json"),
+    "find": lambda store, _: store.find_local_path("jobs/a/job.json"),
+    "unfinished": lambda store, _: list(store.list_unfinished_uploads()),
+}
+
+
+@pytest.mark.parametrize("is_mount_point", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_missing_store_is_not_an_empty_one(tmp_path, operation, is_mount_point):
+    """A disk that is not mounted leaves no folder, or an empty one."""
+    root, aside = tmp_path / "store", tmp_path / "aside"
+    (tmp_path / "source").write_bytes(b"x")
+    DiskStore(root).put("jobs/a/job.json", b"kept")
+    root.rename(aside)
+    if is_mount_point:
+        root.mkdir()
+    for store in DiskStore(root), DiskStore(root):
+        with pytest.raises(StoreError, match="not there any more") as raised:
+            OPERATIONS[operation](store, tmp_path)
+        assert not isinstance(raised.value, ObjectNotFound)
+    assert not list(root.glob("**/*"))
+    if is_mount_point:
+        root.rmdir()
+    aside.rename(root)
+    assert DiskStore(root).get("jobs/a/job.json") == b"kept"
