@@ -14,6 +14,7 @@ from prefect_bt.http_api.middleware import (
     BodyLimit,
     ForwardProxy,
     LenientRequests,
+    PatientReads,
     UnreadBodies,
 )
 from prefect_bt.http_api.routes import (
@@ -83,6 +84,7 @@ def create_app(site: ApiSite) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     app.add_api_route("/health", lambda: "ok", include_in_schema=False)
+    app.add_middleware(PatientReads)
     app.add_middleware(BodyLimit)
     app.add_middleware(LenientRequests)
     app.add_middleware(ForwardProxy)

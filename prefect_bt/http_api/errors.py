@@ -45,7 +45,9 @@ _STATUSES: Final = (
 def error_response(error: PrefectBtError) -> JSONResponse:
     """Return the answer to a request that raised `error`."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if isinstance(error, StoreError) and status == 503:
+        headers["Retry-After"] = "1"
     return JSONResponse({"message": escape_controls(str(error))}, status, headers=headers)
 
 

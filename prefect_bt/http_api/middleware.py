@@ -8,6 +8,8 @@ With HTTP_PROXY=http://<this server> it sends both here, as requests with absolu
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +17,8 @@ from fastapi import HTTPException
 from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
@@ -23,6 +27,11 @@ _PUBLISHED: Final = ("/v1/", "/graphql")
 _OWN_HEAD: Final = ("/files/", "/uploads/", "/prefect-bt/")
 _FORM, _JSON = b"application/x-www-form-urlencoded", b"application/json"
 REST_NAME: Final = "api.localhost"
+_READ_METHODS: Final = ("GET", "HEAD")
+_READ_PATHS: Final = ("/logs", "/metrics", "/search")
+"""Ends of the paths whose POST is a read."""
+_PATIENCE: Final = 20.0
+_PAUSE: Final = 0.5
 _HOSTS: Final = frozenset({"localhost:8000", f"{REST_NAME}:8000"})
 
 
@@ -125,6 +134,50 @@ class UnreadBodies:
             await send(message)
 
         await self._app(scope, receive_noted, send_noted)
+
+
+class PatientReads:
+    """Middleware that repeats reads while the store does not answer, for _PATIENCE seconds.
+
+    Published clients poll a job for days, and end at the first 503. Only the errors of a store have
+    Retry-After.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope.get("method"), str(scope.get("path", ""))
+        if method not in _READ_METHODS and not (method == "POST" and path.endswith(_READ_PATHS)):
+            await self._app(scope, receive, send)
+            return
+        deadline = time.monotonic() + _PATIENCE
+        received: list[Message] = []
+        is_held = True
+
+        async def send_or_hold(message: Message) -> None:
+            nonlocal is_held
+            if message["type"] == "http.response.start":
+                waits = any(name == b"retry-after" for name, _ in message.get("headers", ()))
+                is_stopping = scope["app"].state.is_stopping()
+                is_held = waits and time.monotonic() < deadline and not is_stopping
+            if not is_held:
+                await send(message)
+
+        while is_held:
+            unread = iter([*received])
+
+            async def receive_again(unread: Iterator[Message] = unread) -> Message:
+                message = next(unread, None)
+                if message is None:
+                    message = await receive()
+                    received.append(message)
+                return message
+
+            is_held = False  # an app that sends nothing has ended
+            await self._app({**scope}, receive_again, send_or_hold)
+            if is_held:
+                await asyncio.sleep(_PAUSE)
 
 
 def _refuse(host: str) -> JSONResponse:

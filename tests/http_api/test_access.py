@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -227,8 +228,31 @@ def test_a_store_that_is_not_mounted_is_no_refusal_of_a_key(api: Api, api_enviro
     store = api_environment / "store"
     store.rename(api_environment / "elsewhere")
     api.site.keys._recent.clear()
-    answer = api("GET", "/v1/teams")
+    answer = api("DELETE", "/v1/training_projects/tiny")
     assert (answer.status_code, str(store) in answer.json()["message"]) == (503, True)
+    assert answer.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", ""), ("POST", "/logs"), ("POST", "/metrics")])
+def test_reads_wait_for_the_store(
+    api: Api, shop: Shop, api_environment: Path, method: str, path: str
+):
+    record = shop.job("tiny", *ENDED)
+    store, aside = api_environment / "store", api_environment / "aside"
+    store.rename(aside)
+    threading.Timer(0.2, aside.rename, [store]).start()
+    answer = api(
+        method, f"/v1/training_projects/{record.project_id}/jobs/{record.id}{path}", json={}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def test_reads_do_not_wait_forever(
+    api: Api, api_environment: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("prefect_bt.http_api.middleware._PATIENCE", 0.1)
+    (api_environment / "store").rename(api_environment / "aside")
+    assert api("GET", "/v1/training_projects").status_code == 503
 
 
 # --- clients ----------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ def test_pages_have_every_line_once(tmp_path_factory, steps, limit, kept, ended)
 
 
 def test_no_line_is_lost_when_the_store_did_not_answer(site, nodes: list[LiveNode], monkeypatch):
+    monkeypatch.setattr("prefect_bt.http_api.middleware._PATIENCE", 0.0)
     record = site.job()
     site.begin(record)
     site.logs(record)
