@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from pydantic import Field, model_serializer, model_validator
 
-from prefect_bt.definitions.base import OpenModel, StrictModel
+from prefect_bt.definitions.base import Integer, OpenModel, StrictModel
 from prefect_bt.errors import DefinitionError
 
 
@@ -67,7 +67,7 @@ class AcceleratorSpec(OpenModel):
 
     accelerator: Accelerator | None = None
     """Type of the GPUs; None: no GPU. GPUs of another type are used with a note."""
-    count: int = Field(default=1, ge=0)
+    count: Integer = Field(default=1, ge=0)
     """GPUs of each node; 0: no GPU."""
 
     @model_validator(mode="before")
@@ -95,9 +95,9 @@ class Compute(StrictModel):
     any text as `memory`, as in truss; planning parses it with `parse_memory`.
     """
 
-    node_count: int = 1
+    node_count: Integer = 1
     """Nodes of the job, at least 1. They start and end together."""
-    cpu_count: int = 1
+    cpu_count: Integer = 1
     """CPU cores of each node, as a minimum."""
     memory: str = "2Gi"
     """Memory of each node, as a minimum: `"64Gi"` or `"64GB"`."""

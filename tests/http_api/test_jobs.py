@@ -57,8 +57,10 @@ def test_a_waiting_job_changes_its_priority_and_availability(api: Api, shop: Sho
     assert api.get(path)["training_job"]["priority"] == 7
 
 
-@pytest.mark.parametrize("change", [{}, {"priority": None}])
-def test_a_change_of_nothing_is_refused(api: Api, shop: Shop, change: dict[str, Any]):
+@pytest.mark.parametrize(
+    "change", [{}, {"priority": None}, {"priority": True}, {"priority": 2**63}]
+)
+def test_a_change_without_a_usable_value_is_refused(api: Api, shop: Shop, change: dict[str, Any]):
     record = shop.job("tiny")
     path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
     assert api("PATCH", path, json=change).status_code == 400
@@ -94,6 +96,9 @@ def test_a_deleted_job_or_project_is_unknown(api: Api, shop: Shop):
         ({**IMAGE, "runtime": {"artifacts": [{"s3_bucket": "b", "s3_key": "k"}] * 2}}, "artifacts"),
         ({**IMAGE, "name": "a\0b"}, "name"),
         ({**IMAGE, "compute": {"node_count": 0}}, "node_count"),
+        ({**IMAGE, "compute": {"cpu_count": True}}, "cpu_count: True was given; write an integer"),
+        ({**IMAGE, "compute": {"cpu_count": 10**30}}, "cpu_count asks for"),
+        ({**IMAGE, "priority": -(10**30)}, "priority is not between"),
     ],
 )
 def test_a_job_that_is_not_valid_is_refused_and_leaves_nothing(
@@ -149,7 +154,7 @@ def test_a_project_and_a_team_have_usable_names(api: Api, name: str):
     assert [team["name"] for team in api.get("/v1/teams")["teams"]] == ["default"]
 
 
-@pytest.mark.parametrize("change", [{"gpu_type": "h100"}, {"max_gpus": 10**30}])
+@pytest.mark.parametrize("change", [{"gpu_type": "h100"}, {"max_gpus": 10**30}, {"max_gpus": True}])
 def test_a_limit_has_a_known_type_and_a_size(api: Api, change: dict[str, Any]):
     body = {"team_id": "default", "gpu_type": "H100", "max_gpus": 1, **change}
     assert api("PATCH", "/v1/training/capacity", json=body).status_code == 400
