@@ -40,6 +40,10 @@ class Accelerator(StrEnum):
     GB300 = "GB300"
 
 
+_COUNT: Final = re.compile(r"0*([1-9]\d{0,5})", re.ASCII)
+_MAX_SHOWN: Final = 20
+
+
 def parse_accelerator(text: str) -> tuple[Accelerator, int]:
     """Parse `"H100:2"` to `(Accelerator.H100, 2)`. Ignore surrounding blanks.
 
@@ -54,12 +58,13 @@ def parse_accelerator(text: str) -> tuple[Accelerator, int]:
         raise ValueError(f'no accelerator is called "{kind}"{hint}; known: {", ".join(names)}')
     if len(rest) != 1:
         return Accelerator(kind), 1
-    if not (rest[0].isascii() and rest[0].isdigit()) or int(rest[0]) == 0:
+    if not (count := _COUNT.fullmatch(rest[0])):
+        given = rest[0] if len(rest[0]) <= _MAX_SHOWN else f"{rest[0][:_MAX_SHOWN]}…"
         raise ValueError(
-            f'the count "{rest[0]}" after "{kind}:" must be a positive integer, '
+            f'the count "{given}" after "{kind}:" must be a positive integer of at most 6 digits, '
             f'for example "{kind}:8"'
         )
-    return Accelerator(kind), int(rest[0])
+    return Accelerator(kind), int(count[1])
 
 
 class AcceleratorSpec(OpenModel):
