@@ -99,6 +99,7 @@ def test_a_deleted_job_or_project_is_unknown(api: Api, shop: Shop):
         ({**IMAGE, "compute": {"cpu_count": True}}, "cpu_count: True was given; write an integer"),
         ({**IMAGE, "compute": {"cpu_count": 10**30}}, "cpu_count asks for"),
         ({**IMAGE, "priority": -(10**30)}, "priority is not between"),
+        ({**IMAGE, "runtime": {"start_commands": ["a\0b"]}}, "Remove zero bytes"),
         ({**IMAGE, "compute": {"accelerator": f"H100:{'1' * 5000}"}}, "of at most 6 digits"),
     ],
 )
