@@ -71,7 +71,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         },
         "checkpoint_sync_status": sync.status,
         "checkpoint_sync_error": sync.error or None,
-        "priority": ledger.controls.get_priority(record.id, default=job.priority or 0),
+        "priority": job.priority or 0,
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
         "truss_user_env": provenance_document(record.provenance),

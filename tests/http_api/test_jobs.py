@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from baseten.client.managementapi import SearchTrainingJobsRequest
 
 from prefect_bt.definitions import Compute
 from prefect_bt.http_api.uploads import staging
+from prefect_bt.jobs import submit
+from prefect_bt.jobs.starting.start_queued import build_queued_job
 from prefect_bt.ledger.states import JobState
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.records import Demand, QueuedJob
@@ -55,6 +58,26 @@ def test_a_waiting_job_changes_its_priority_and_availability(api: Api, shop: Sho
     context = api.get(f"/v1/training/jobs/{record.id}/queue_context")
     assert (context["requested_gpus"], context["place"]) == (2, 1)
     assert api.get(path)["training_job"]["priority"] == 7
+
+
+def test_a_copy_and_a_return_to_the_queue_keep_the_changes(
+    api: Api, shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(submit, "open_job_launcher", lambda _: nullcontext())
+    monkeypatch.setattr(submit, "start_job", lambda *_: None)
+    record = shop.job("tiny", priority=1)
+    api.ledger.append_event(record.id, JobState.PENDING)
+    number, _ = api.ledger.find_last_event(record.id)
+    waiting = QueuedJob(record.id, Demand(2, "H100"), record.created_at, event=number)
+    add_waiting_job(api.ledger, waiting)
+    path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
+    change = {"priority": 7, "availability_model": "spot"}
+    assert api("PATCH", path, json=change).status_code == 200
+    queued = build_queued_job(api.ledger, record)
+    assert (queued.priority, queued.spot) == (7, True)
+    copy = api.post(f"{path}/recreate", {})["training_job"]
+    assert copy.items() >= change.items()
+    assert api.ledger.get_job(copy["id"]).definition["job"]["priority"] == 7
 
 
 @pytest.mark.parametrize(
