@@ -60,6 +60,13 @@ def test_a_waiting_job_changes_its_priority_and_availability(api: Api, shop: Sho
     assert api.get(path)["training_job"]["priority"] == 7
 
 
+@pytest.mark.parametrize(("memory", "gib"), [("64Mi", 1), ("700Mi", 1), ("3Gi", 3)])
+def test_an_instance_has_memory(api: Api, shop: Shop, memory: str, gib: int):
+    record = shop.job("tiny", *ENDED, compute=Compute(memory=memory))
+    job = api.get(f"/v1/training_projects/tiny/jobs/{record.id}")["training_job"]
+    assert job["instance_type"]["id"] == f"CPU:1x0x1x{gib}"
+
+
 def test_a_copy_and_a_return_to_the_queue_keep_the_changes(
     api: Api, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ):
