@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from prefect_bt.queue.records import Demand, QueuedJob
 from prefect_bt.queue.waiting_jobs import add_waiting_job
 from tests.cli.conftest import ENDED, RUNNING, Shop
 from tests.http_api.served import Api
+from tests.serving import committed
 
 IMAGE = {"image": {"base_image": "python:3.11"}}
 
@@ -65,6 +67,22 @@ def test_an_instance_has_memory(api: Api, shop: Shop, memory: str, gib: int):
     record = shop.job("tiny", *ENDED, compute=Compute(memory=memory))
     job = api.get(f"/v1/training_projects/tiny/jobs/{record.id}")["training_job"]
     assert job["instance_type"]["id"] == f"CPU:1x0x1x{gib}"
+
+
+@pytest.mark.parametrize("name", ["", "ZZ:1x1x1x1", "H100:1x0x1x1", f"H100:1x{'1' * 5000}x1x1"])
+def test_an_instance_that_is_not_listed_is_refused(api: Api, tmp_path: Path, name: str):
+    shop = committed.Shop(tmp_path, api.ledger)
+    record = shop.job()
+    shop.commit(record, {"checkpoint-1": committed.full()})
+    checkpoint = {"training_job_id": record.id, "checkpoint_name": "checkpoint-1"}
+    request = {
+        "metadata": {"oracle_name": "m"},
+        "weights_sources": [{"b10_training_checkpoint_weights_source": {"checkpoint": checkpoint}}],
+        "instance_type_id": name,
+    }
+    query = "mutation { create_model_version_from_inference_template { truss_config } }"
+    answer = api.post("/graphql/", {"query": query, "variables": {"request": request}})
+    assert answer["errors"][0]["message"].startswith(f"No instance type is called '{name[:20]}")
 
 
 def test_a_copy_and_a_return_to_the_queue_keep_the_changes(
