@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic_core import PydanticKnownError
 
 NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _refuse_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_refuse_bool)]
+"""An integer; unlike pydantic's, JSON's `true` is none."""
 
 
 class _ValidatedAssignment(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from prefect_bt.definitions.base import StrictModel
+from prefect_bt.definitions.base import Integer, StrictModel
 from prefect_bt.errors import DefinitionError
 from prefect_bt.node_paths import LOADED_CHECKPOINTS_DIR
 
@@ -18,7 +18,7 @@ class CheckpointingConfig(StrictModel):
     """Whether the nodes have a checkpoint directory that is uploaded."""
     checkpoint_path: str | None = None
     """Absolute path of the directory; None: `/mnt/ckpts`. `BT_CHECKPOINT_DIR` holds it."""
-    volume_size_gib: int | None = None
+    volume_size_gib: Integer | None = None
     """GiB that must be free on the disk; not a limit. None: not checked."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from pydantic import Field, model_serializer, model_validator
 
-from prefect_bt.definitions.base import OpenModel, StrictModel
+from prefect_bt.definitions.base import Integer, OpenModel, StrictModel
 from prefect_bt.errors import DefinitionError
 
 
@@ -40,6 +40,10 @@ class Accelerator(StrEnum):
     GB300 = "GB300"
 
 
+_COUNT: Final = re.compile(r"0*([1-9]\d{0,5})", re.ASCII)
+_MAX_SHOWN: Final = 20
+
+
 def parse_accelerator(text: str) -> tuple[Accelerator, int]:
     """Parse `"H100:2"` to `(Accelerator.H100, 2)`. Ignore surrounding blanks.
 
@@ -54,12 +58,13 @@ def parse_accelerator(text: str) -> tuple[Accelerator, int]:
         raise ValueError(f'no accelerator is called "{kind}"{hint}; known: {", ".join(names)}')
     if len(rest) != 1:
         return Accelerator(kind), 1
-    if not (rest[0].isascii() and rest[0].isdigit()) or int(rest[0]) == 0:
+    if not (count := _COUNT.fullmatch(rest[0])):
+        given = rest[0] if len(rest[0]) <= _MAX_SHOWN else f"{rest[0][:_MAX_SHOWN]}…"
         raise ValueError(
-            f'the count "{rest[0]}" after "{kind}:" must be a positive integer, '
+            f'the count "{given}" after "{kind}:" must be a positive integer of at most 6 digits, '
             f'for example "{kind}:8"'
         )
-    return Accelerator(kind), int(rest[0])
+    return Accelerator(kind), int(count[1])
 
 
 class AcceleratorSpec(OpenModel):
@@ -67,7 +72,7 @@ class AcceleratorSpec(OpenModel):
 
     accelerator: Accelerator | None = None
     """Type of the GPUs; None: no GPU. GPUs of another type are used with a note."""
-    count: int = Field(default=1, ge=0)
+    count: Integer = Field(default=1, ge=0)
     """GPUs of each node; 0: no GPU."""
 
     @model_validator(mode="before")
@@ -95,9 +100,9 @@ class Compute(StrictModel):
     any text as `memory`, as in truss; planning parses it with `parse_memory`.
     """
 
-    node_count: int = 1
+    node_count: Integer = 1
     """Nodes of the job, at least 1. They start and end together."""
-    cpu_count: int = 1
+    cpu_count: Integer = 1
     """CPU cores of each node, as a minimum."""
     memory: str = "2Gi"
     """Memory of each node, as a minimum: `"64Gi"` or `"64GB"`."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 
-from prefect_bt.definitions.base import OpenModel, StrictModel
+from prefect_bt.definitions.base import Integer, OpenModel, StrictModel
 from prefect_bt.definitions.compute import Compute
 from prefect_bt.definitions.environment_variables import EnvironmentVariables
 
@@ -35,7 +35,7 @@ class TrainingArtifactReference(OpenModel):
 class LoRADetails(OpenModel):
     """Properties of a LoRA adapter."""
 
-    rank: int = DEFAULT_LORA_RANK
+    rank: Integer = DEFAULT_LORA_RANK
     """Rank if the adapter has no `r`; serving rounds it up to a rank that vLLM accepts."""
 
 

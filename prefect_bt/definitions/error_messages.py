@@ -167,6 +167,7 @@ _EXPECTED: Final[dict[str, str]] = {
     "string_unicode": "it must be UTF-8",
     "int_type": "write an integer, without quotes or a decimal point",
     "int_parsing": "write an integer",
+    "int_parsing_size": "write a smaller integer",
     "int_from_float": "write a whole number",
     "bool_type": "write True or False",
     "bool_parsing": "write true or false",

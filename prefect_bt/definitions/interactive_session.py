@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from prefect_bt.definitions.base import StrictModel
+from prefect_bt.definitions.base import Integer, StrictModel
 
 DEFAULT_TIMEOUT_MINUTES: Final = 8 * 60
 
@@ -38,7 +38,7 @@ class InteractiveSession(StrictModel):
 
     trigger: InteractiveSessionTrigger = InteractiveSessionTrigger.ON_DEMAND
     """When the session opens. `on_startup` and `on_failure` are refused here."""
-    timeout_minutes: int = DEFAULT_TIMEOUT_MINUTES
+    timeout_minutes: Integer = DEFAULT_TIMEOUT_MINUTES
     """Minutes until the session expires; -1: ten years. No effect yet."""
     session_provider: InteractiveSessionProvider = InteractiveSessionProvider.VS_CODE
     """Program that connects to the session. No effect yet."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
-from prefect_bt.definitions.base import StrictModel
+from prefect_bt.definitions.base import Integer, StrictModel
 from prefect_bt.definitions.compute import Compute
 from prefect_bt.definitions.image import Image
 from prefect_bt.definitions.interactive_session import InteractiveSession
 from prefect_bt.definitions.runtime import Runtime
 from prefect_bt.definitions.weights import WeightsSource
+
+MAX_PRIORITY: Final = 2**63 - 1
+"""Largest amount of a priority, which is part of a file name in the queue."""
 
 
 class Workspace(StrictModel):
@@ -38,7 +41,7 @@ class TrainingJob(StrictModel):
     """Remote session on a node. No session opens yet."""
     name: str | None = None
     """Name of the job; None: `job-<n>`, counted within the project."""
-    priority: int | None = None
+    priority: Integer | None = None
     """Priority in the queue: a higher one starts first; None: 0."""
     workspace: Workspace | None = None
     """Folders to pack; None: the folder of the config file."""

@@ -71,7 +71,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         },
         "checkpoint_sync_status": sync.status,
         "checkpoint_sync_error": sync.error or None,
-        "priority": ledger.controls.get_priority(record.id, default=job.priority or 0),
+        "priority": job.priority or 0,
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
         "truss_user_env": provenance_document(record.provenance),
@@ -210,15 +210,15 @@ def _resources_document(resources: Resources | None) -> dict[str, Any] | None:
 def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, Any]:
     """Return the instance type. Its id looks like `H200:2x8x128x1600`.
 
-    The parts are GPU type, nodes, GPUs per node, vCPUs and GiB of memory: the resources of a node
-    if they are known, else the requested ones.
+    The parts are GPU type, nodes, GPUs per node, vCPUs and GiB of memory, at least 1: the resources
+    of a node if they are known, else the requested ones.
     """
     spec = compute.accelerator
     gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None
     gpus = spec.count if spec and gpu else 0
     cpus = resources.cpus if resources else compute.cpu_count
     memory = resources.memory if resources else _requested_memory(compute)
-    gib = round(memory / 1024**3)
+    gib = max(1, round(memory / 1024**3))
     identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{cpus}x{gib}"
     words = f"{gpus} x {gpu}, " if gpu else ""
     plural = "s" if compute.node_count != 1 else ""

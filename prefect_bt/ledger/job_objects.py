@@ -55,6 +55,11 @@ def availability_key(job_prefix: str) -> str:
     return f"{job_prefix}/availability_model.json"
 
 
+def priority_key(job_prefix: str) -> str:
+    """Return the key of the priority that replaces that of the definition."""
+    return f"{job_prefix}/priority.json"
+
+
 @dataclass(frozen=True)
 class PinnedWeights:
     """Revision of a weights source that a job mounts in all attempts. `bytes` is its size."""
@@ -116,19 +121,11 @@ class JobControls(_JobObjects):
 
     def set_priority(self, job_id: str, priority: int) -> None:
         """Replace the job's priority in the queue."""
-        self._store.put(self._priority_key(job_id), codec.dumps(priority).encode())
-
-    def get_priority(self, job_id: str, *, default: int) -> int:
-        """Return the priority that was set after the push; `default`: that of the definition."""
-        found = find_object(self._store, self._priority_key(job_id), int)
-        return default if found is None else int(found)
+        self._store.put(priority_key(self._job_prefix(job_id)), codec.dumps(priority).encode())
 
     def set_availability(self, job_id: str, model: str) -> None:
         """Replace the job's availability model, `dedicated` or `spot`."""
         self._store.put(availability_key(self._job_prefix(job_id)), codec.dumps(model).encode())
-
-    def _priority_key(self, job_id: str) -> str:
-        return f"{self._job_prefix(job_id)}/priority.json"
 
     def _stop_key(self, job_id: str) -> str:
         return f"{self.open_requests(job_id).prefix}/{STOP}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prefect_bt import codec
-from prefect_bt.ledger.job_objects import availability_key, find_object
+from prefect_bt.ledger.job_objects import availability_key, find_object, priority_key
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import job_prefix
@@ -35,17 +35,19 @@ def load_definition(record: JobRecord) -> TrainingProject:
 def load_current_definition(ledger: Ledger, record: JobRecord) -> TrainingProject:
     """Return the definition that the next attempt uses: as pushed, with what was changed since.
 
-    Variables of retries replace those of the push, and so does the availability model of an update.
+    Variables of retries replace those of the push, and so do the priority and the availability
+    model of an update.
     Raises StoreError, and ValueError or TypeError for a damaged record.
     """
     from prefect_bt.definitions import AvailabilityModel
     from prefect_bt.definitions.variable_overrides import override_variables
 
     project = override_variables(load_definition(record), _read_variables(ledger, record))
-    key = availability_key(job_prefix(record.project_id, record.id))
-    if model := find_object(ledger.store, key, str):
-        project = project.model_copy(deep=True)
+    prefix = job_prefix(record.project_id, record.id)
+    if model := find_object(ledger.store, availability_key(prefix), str):
         project.job.compute.availability_model = AvailabilityModel(model)
+    if (priority := find_object(ledger.store, priority_key(prefix), int)) is not None:
+        project.job.priority = priority
     return project
 
 

@@ -23,7 +23,8 @@ def ensure_usable_texts(project: TrainingProject) -> None:
     problems = [text for path, value in fields.items() for text in _iter_problems(path, value)]
     if problems:
         raise PlanError(
-            problems, next_step="Write them in UTF-8; bytes that are no text can be sent as base64."
+            problems,
+            next_step="Remove zero bytes; write text in UTF-8, and other bytes as base64.",
         )
 
 

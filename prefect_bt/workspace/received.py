@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import zlib
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from prefect_bt.workspace.tar_reader import CHUNK_BYTES, corrupt_archive_error
 from prefect_bt.workspace.unpack import check_archive
 
 _GZIP: Final = b"\x1f\x8b"
+_OTHER: Final = re.compile(rb"(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\0)|(?P<zip>PK\x03\x04)")
 _MAX_BYTES: Final = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES
 
 
@@ -25,8 +27,14 @@ def inspect_archive(path: Path, *, max_bytes: int = _MAX_BYTES) -> PackedWorkspa
     A tar with gzip compression is replaced by the plain one: nodes read no other.
     """
     with path.open("rb") as stream:
-        if stream.read(len(_GZIP)) == _GZIP:
-            _decompress(path, max_bytes)
+        head = stream.read(16)
+    if other := _OTHER.match(head):
+        raise WorkspaceError(
+            f"The workspace archive is a file of {other.lastgroup}.",
+            next_step="Pack it as a tar or tar.gz.",
+        )
+    if head.startswith(_GZIP):
+        _decompress(path, max_bytes)
     with path.open("rb") as stream:
         count = check_archive(stream, path.parent)
         stream.seek(0)

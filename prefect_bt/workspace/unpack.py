@@ -67,7 +67,8 @@ def unpack_workspace(
 def check_archive(archive: BinaryIO, scratch: Path) -> int:
     """Raise WorkspaceError for an archive that `unpack_workspace` refuses; return its members.
 
-    It is unpacked to the folder `scratch` without the contents of files, and removed there.
+    It is unpacked to the folder `scratch` without the contents of files, and removed there. Names
+    with backslashes are refused as well: they are paths of Windows.
     """
     bounds = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES
     try:
@@ -140,6 +141,8 @@ def _extract_all(
 def _extract_member(
     tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.TarInfo, *, with_contents: bool
 ) -> None:
+    if "\\" in member.name and not with_contents:
+        raise refused_member(member.name, "has a backslash in its name; write folders with '/'")
     if member.isdir():
         tree.add_folder(member)
     elif member.issym():

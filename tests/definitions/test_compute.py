@@ -21,6 +21,7 @@ from prefect_bt.errors import DefinitionError
     [
         ("H100:2", Accelerator.H100, 2),
         ("H100", Accelerator.H100, 1),
+        ("H100:008", Accelerator.H100, 8),
         (" H100:2 ", Accelerator.H100, 2),
         ("H100:2:3", Accelerator.H100, 1),
         ("A100_40GB:8", Accelerator.A100_40GB, 8),
@@ -47,6 +48,7 @@ def test_accelerator_accepted(value, accelerator, count):
         ("H100:-1", "positive integer"),
         ("H100:", "positive integer"),
         ("H100:²", "positive integer"),
+        (f"H100:{'1' * 5000}", r'"1{20}…" .* at most 6 digits'),
         ("", "empty"),
         (":2", "empty"),
         ({"accelerator": "H100", "count": -1}, "greater than or equal to 0"),

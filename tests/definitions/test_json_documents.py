@@ -149,6 +149,27 @@ def test_unknown_enum_values():
     assert "job.compute.availability_model: 'spt' was given; write \"spot\"" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("job.priority", True),
+        ("job.compute.node_count", True),
+        ("job.compute.cpu_count", False),
+        ("job.compute.accelerator.count", True),
+        ("job.runtime.checkpointing_config.volume_size_gib", True),
+        ("job.interactive_session.timeout_minutes", True),
+        ("job.priority", "1" * 5000),
+    ],
+)
+def test_values_that_are_no_integers(path, value):
+    document = value
+    for name in reversed(path.split(".")[1:]):
+        document = {name: document}
+    error = refused(minimal(**document))
+    assert error.field == path
+    assert "integer" in str(error) and "unable" not in str(error)
+
+
 def test_missing_and_several():
     error = refused({"job": {}})
     assert "name: is required" in str(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,15 @@ from baseten.client.managementapi import SearchTrainingJobsRequest
 
 from prefect_bt.definitions import Compute
 from prefect_bt.http_api.uploads import staging
+from prefect_bt.jobs import submit
+from prefect_bt.jobs.starting.start_queued import build_queued_job
 from prefect_bt.ledger.states import JobState
 from prefect_bt.queue.leases import Leases
 from prefect_bt.queue.records import Demand, QueuedJob
 from prefect_bt.queue.waiting_jobs import add_waiting_job
 from tests.cli.conftest import ENDED, RUNNING, Shop
 from tests.http_api.served import Api
+from tests.serving import committed
 
 IMAGE = {"image": {"base_image": "python:3.11"}}
 
@@ -57,8 +62,53 @@ def test_a_waiting_job_changes_its_priority_and_availability(api: Api, shop: Sho
     assert api.get(path)["training_job"]["priority"] == 7
 
 
-@pytest.mark.parametrize("change", [{}, {"priority": None}])
-def test_a_change_of_nothing_is_refused(api: Api, shop: Shop, change: dict[str, Any]):
+@pytest.mark.parametrize(("memory", "gib"), [("64Mi", 1), ("700Mi", 1), ("3Gi", 3)])
+def test_an_instance_has_memory(api: Api, shop: Shop, memory: str, gib: int):
+    record = shop.job("tiny", *ENDED, compute=Compute(memory=memory))
+    job = api.get(f"/v1/training_projects/tiny/jobs/{record.id}")["training_job"]
+    assert job["instance_type"]["id"] == f"CPU:1x0x1x{gib}"
+
+
+@pytest.mark.parametrize("name", ["", "ZZ:1x1x1x1", "H100:1x0x1x1", f"H100:1x{'1' * 5000}x1x1"])
+def test_an_instance_that_is_not_listed_is_refused(api: Api, tmp_path: Path, name: str):
+    shop = committed.Shop(tmp_path, api.ledger)
+    record = shop.job()
+    shop.commit(record, {"checkpoint-1": committed.full()})
+    checkpoint = {"training_job_id": record.id, "checkpoint_name": "checkpoint-1"}
+    request = {
+        "metadata": {"oracle_name": "m"},
+        "weights_sources": [{"b10_training_checkpoint_weights_source": {"checkpoint": checkpoint}}],
+        "instance_type_id": name,
+    }
+    query = "mutation { create_model_version_from_inference_template { truss_config } }"
+    answer = api.post("/graphql/", {"query": query, "variables": {"request": request}})
+    assert answer["errors"][0]["message"].startswith(f"No instance type is called '{name[:20]}")
+
+
+def test_a_copy_and_a_return_to_the_queue_keep_the_changes(
+    api: Api, shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(submit, "open_job_launcher", lambda _: nullcontext())
+    monkeypatch.setattr(submit, "start_job", lambda *_: None)
+    record = shop.job("tiny", priority=1)
+    api.ledger.append_event(record.id, JobState.PENDING)
+    number, _ = api.ledger.find_last_event(record.id)
+    waiting = QueuedJob(record.id, Demand(2, "H100"), record.created_at, event=number)
+    add_waiting_job(api.ledger, waiting)
+    path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
+    change = {"priority": 7, "availability_model": "spot"}
+    assert api("PATCH", path, json=change).status_code == 200
+    queued = build_queued_job(api.ledger, record)
+    assert (queued.priority, queued.spot) == (7, True)
+    copy = api.post(f"{path}/recreate", {})["training_job"]
+    assert copy.items() >= change.items()
+    assert api.ledger.get_job(copy["id"]).definition["job"]["priority"] == 7
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"priority": None}, {"priority": True}, {"priority": 2**63}]
+)
+def test_a_change_without_a_usable_value_is_refused(api: Api, shop: Shop, change: dict[str, Any]):
     record = shop.job("tiny")
     path = f"/v1/training_projects/{record.project_id}/jobs/{record.id}"
     assert api("PATCH", path, json=change).status_code == 400
@@ -94,6 +144,11 @@ def test_a_deleted_job_or_project_is_unknown(api: Api, shop: Shop):
         ({**IMAGE, "runtime": {"artifacts": [{"s3_bucket": "b", "s3_key": "k"}] * 2}}, "artifacts"),
         ({**IMAGE, "name": "a\0b"}, "name"),
         ({**IMAGE, "compute": {"node_count": 0}}, "node_count"),
+        ({**IMAGE, "compute": {"cpu_count": True}}, "cpu_count: True was given; write an integer"),
+        ({**IMAGE, "compute": {"cpu_count": 10**30}}, "cpu_count asks for"),
+        ({**IMAGE, "priority": -(10**30)}, "priority is not between"),
+        ({**IMAGE, "runtime": {"start_commands": ["a\0b"]}}, "Remove zero bytes"),
+        ({**IMAGE, "compute": {"accelerator": f"H100:{'1' * 5000}"}}, "of at most 6 digits"),
     ],
 )
 def test_a_job_that_is_not_valid_is_refused_and_leaves_nothing(
@@ -149,7 +204,7 @@ def test_a_project_and_a_team_have_usable_names(api: Api, name: str):
     assert [team["name"] for team in api.get("/v1/teams")["teams"]] == ["default"]
 
 
-@pytest.mark.parametrize("change", [{"gpu_type": "h100"}, {"max_gpus": 10**30}])
+@pytest.mark.parametrize("change", [{"gpu_type": "h100"}, {"max_gpus": 10**30}, {"max_gpus": True}])
 def test_a_limit_has_a_known_type_and_a_size(api: Api, change: dict[str, Any]):
     body = {"team_id": "default", "gpu_type": "H100", "max_gpus": 1, **change}
     assert api("PATCH", "/v1/training/capacity", json=body).status_code == 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from itertools import chain
@@ -13,6 +14,7 @@ from prefect_bt.cli import command_table
 from prefect_bt.cli.jobs.submission_result import print_and_follow
 from prefect_bt.cli.logs.follow import detach_on_interrupt
 from prefect_bt.cli.ui.terminal import open_terminal
+from prefect_bt.job_metrics.node_metrics import MetricsWriter, NodeFacts, TrainingPoint
 from prefect_bt.job_service import server_connection
 from prefect_bt.job_service.http_service import HttpJobs
 from prefect_bt.job_service.remotes import Server
@@ -163,6 +165,21 @@ def test_what_is_unknown_is_named_as_at_the_store(
         done = local(*words)
         assert (done.code, done.out) == (1, "")
         assert remote(*words) == done
+
+
+@pytest.mark.parametrize("form", ["cli-table", "csv", "json"])
+def test_metrics_that_are_no_numbers_are_not_in_the_answer(
+    api: Api, shop: Shop, api_environment: Path, form: str
+) -> None:
+    record = shop.job("tiny", *RUNNING)
+    shop.ledger.begin_attempt(record.id)
+    writer = MetricsWriter(api_environment / "node", NodeFacts(8.0, 1 << 36, 5.0))
+    writer.write_sample(shop.at, {"memory": 1.0})
+    writer.write_point(TrainingPoint(shop.at, 1, {"loss": math.nan, "norm": math.inf, "lr": 1.0}))
+    writer.close()
+    archive(shop.ledger, record, api_environment / "node")
+    text = api("GET", f"/prefect-bt/v1/jobs/{record.id}/metrics", params={"form": form}).text
+    assert '"lr"' in text and "NaN" not in text and "Infinity" not in text
 
 
 @pytest.fixture

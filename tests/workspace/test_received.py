@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import hashlib
+import io
+import lzma
 import os
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ from prefect_bt.workspace.received import inspect_archive
 from prefect_bt.workspace.unpack import unpack_workspace
 
 from .conftest import MakeTar
-from .test_unpack_hostile import HOSTILE
+from .test_unpack_hostile import HOSTILE, member
 
 NOISE = os.urandom(100_000)
 
@@ -70,6 +75,37 @@ def test_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> N
     path.write_bytes(content)
     with pytest.raises(WorkspaceError, match="corrupt or not a tar"):
         inspect_archive(path)
+
+
+def _zipped() -> bytes:
+    with zipfile.ZipFile(stream := io.BytesIO(), "w") as archive:
+        archive.writestr("train.py", NOISE)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (bz2.compress(NOISE), "bzip2"),
+        (lzma.compress(NOISE), "xz"),
+        (_zipped(), "zip"),
+    ],
+)
+def test_other_formats_are_named(tmp_path: Path, content: bytes, kind: str) -> None:
+    path = tmp_path / "workspace.tgz"
+    path.write_bytes(content)
+    with pytest.raises(WorkspaceError, match=rf"a file of {kind}\..* tar or tar\.gz") as caught:
+        inspect_archive(path)
+    assert "corrupt" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
+def test_name_with_a_backslash_is_refused(make_tar: MakeTar, tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "workspace.tgz"
+    path.write_bytes(make_tar(member("src\\train.py", kind=kind, link="x")).getvalue())
+    with pytest.raises(WorkspaceError, match=r"'src\\+train.py' has a backslash") as caught:
+        inspect_archive(path)
+    assert caught.value.path == "src\\train.py"
 
 
 def test_archive_that_decompresses_to_too_much_is_refused(

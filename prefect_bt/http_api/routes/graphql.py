@@ -194,10 +194,11 @@ def _check_owner(site: ApiSite, caller: Caller, name: str) -> None:
 def _parse_instance(instance_id: str) -> Compute:
     """Return the GPUs of an instance such as `H100:1x2x16x128`; the machine decides the rest."""
     match = re.fullmatch(r"(\w+):1x(\d+)x[\d.]+x\d+", instance_id)
-    if match is None:
-        raise UsageError(f"No instance type is called {instance_id!r}.")
-    kind, count = match[1], int(match[2])
-    spec = None if kind == _CPU else AcceleratorSpec.model_validate(f"{kind}:{count}")
+    kind, count = match.groups() if match else ("", "")
+    try:
+        spec = None if kind == _CPU else AcceleratorSpec.model_validate(f"{kind}:{count}")
+    except ValidationError:
+        raise UsageError(f"No instance type is called {instance_id!r}.") from None
     return Compute(cpu_count=0, memory="0Mi", accelerator=spec)
 
 

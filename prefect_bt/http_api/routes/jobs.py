@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from prefect_bt.definitions import AvailabilityModel
+from prefect_bt.definitions.base import Integer
 from prefect_bt.errors import NotFoundError
 from prefect_bt.http_api.access import (
     AnyJobDep,
@@ -66,7 +67,7 @@ class SearchJobs(BaseModel):
 class UpdateJob(BaseModel):
     """Changes of a job that waits."""
 
-    priority: int | None = None
+    priority: Integer | None = None
     availability_model: AvailabilityModel | None = None
 
 

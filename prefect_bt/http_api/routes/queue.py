@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from prefect_bt.definitions.base import Integer
 from prefect_bt.errors import NotFoundError
 from prefect_bt.http_api.access import ApiSite, Caller, CallerDep, SiteDep, find_any_job
 from prefect_bt.http_api.submission import check_names
@@ -29,7 +30,7 @@ class UpdateCapacity(BaseModel):
 
     team_id: str
     gpu_type: str = Field(min_length=1, max_length=100)
-    max_gpus: int = Field(ge=0, le=10**6)
+    max_gpus: Integer = Field(ge=0, le=10**6)
 
 
 @router.get("/v1/training/capacity")

@@ -24,7 +24,7 @@ from prefect_bt.jobs.starting.cluster_reader import (
 )
 from prefect_bt.jobs.starting.launcher import hand_over_job
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.open_ledger import load_definition
+from prefect_bt.ledger.open_ledger import load_current_definition, load_definition
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import QUEUE_WAITING
@@ -92,7 +92,7 @@ def build_queued_job(
     ledger: Ledger, record: JobRecord, settings: Settings | None = None
 ) -> QueuedJob:
     """Return what the queue knows of a job that asks whether it may start."""
-    project, settings = load_definition(record), settings or Settings()
+    project, settings = load_current_definition(ledger, record), settings or Settings()
     compute = project.job.compute
     nodes, each = compute.node_count, record.resources or Resources()
     demand = Demand(each.gpus * nodes, each.gpu_type, each.cpus * nodes, each.memory * nodes)
@@ -109,7 +109,7 @@ def build_queued_job(
         demand=demand,
         submitted_at=record.created_at,
         since=last.at if last else record.created_at,
-        priority=ledger.controls.get_priority(record.id, default=project.job.priority or 0),
+        priority=project.job.priority or 0,
         team=project.team_name or "",
         spot=project.job.compute.availability_model is AvailabilityModel.SPOT,
         run_time=record.max_run_time,
