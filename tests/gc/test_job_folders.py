@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.errors import StoreError
 from prefect_bt.gc.findings import Findings, OrphanKind, remove_all
 from prefect_bt.host.job_lock import has_lock_file, lock_job
 from prefect_bt.host.nodes.files import write_text_atomic
@@ -13,6 +14,7 @@ from prefect_bt.host.processes import list_processes
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store import disk
 from tests.gc.conftest import Site, environ_of
 from tests.node_agent.rig import agent_pids, mark_of, wait_over, wait_running
 
@@ -91,11 +93,16 @@ def test_a_job_of_another_store_is_judged_by_that_store(site: Site) -> None:
     assert not has_lock_file(site.state, job_id)
 
 
-def test_a_store_that_is_not_there_decides_nothing(site: Site) -> None:
+def test_a_store_that_is_not_there_decides_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = site.job(JobState.COMPLETED)
     wait_over(site.node(job_id))
     (site.root / "store").rename(site.root / "unmounted")
     (site.root / "store").mkdir()
+    with pytest.raises(StoreError):
+        site.ledger.get_job(job_id)
+    monkeypatch.setattr(disk, "_SEEN", set())  # as in a new process
     found = site.look()
     assert found.orphans == ()
     assert job_id in found.notes[0]

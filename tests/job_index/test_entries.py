@@ -20,6 +20,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, RetentionPolicy
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import INDEX_ENDED
+from prefect_bt.object_store import disk
 from prefect_bt.object_store.bucket import BucketStore
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import ObjectInfo, Store
@@ -338,13 +339,16 @@ def copied(shop: Shop, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("store", ["disk"], indirect=True)
-def test_another_store_at_the_same_address(shop: Shop, look: Look, tmp_path: Path) -> None:
+def test_another_store_at_the_same_address(
+    shop: Shop, look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same ids name other jobs there."""
     project = shop.ledger.projects.ensure("tiny")
     shop.ledger.reserve_job_id(project.id, preferred="abc1234")
     old = ended(shop)
     look()
     shutil.rmtree(tmp_path / "store")
+    monkeypatch.setattr(disk, "_SEEN", set())  # as in a new process
     other = Shop(str(tmp_path / "store"))
     made = other.ledger.projects.ensure("tiny")
     other.ledger.reserve_job_id(made.id, preferred=old.id)

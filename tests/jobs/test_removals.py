@@ -31,7 +31,7 @@ from prefect_bt.ledger.open_ledger import open_ledger
 from prefect_bt.ledger.states import JobState
 from prefect_bt.object_keys import INDEX_REMOVALS, job_nodes_prefix
 from prefect_bt.settings import Settings
-from prefect_bt.substrates.kubernetes import gang_status
+from prefect_bt.substrates.kubernetes import job_objects
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from tests.cluster.api_server import ADMIN, ApiServer
 from tests.cluster.controllers import collect_garbage
@@ -108,7 +108,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("PREFECT_BT_STORE", str(tmp_path / "store"))
     monkeypatch.setitem(ClusterClient.__init__.__kwdefaults__, "retry_delays", ())
     monkeypatch.setattr(report, "emit_event", lambda **_: None)  # it starts a Prefect server
-    monkeypatch.setattr(gang_status, "REMOVAL_TIMEOUT", 0.1)
+    monkeypatch.setattr(job_objects, "REMOVAL_TIMEOUT", 0.1)
     monkeypatch.setattr(stale_nodes, "REMOVAL_GRACE", -1.0)
     yield made
     made.api.stop()
