@@ -10,7 +10,7 @@ from typing import Any, Final
 from prefect_bt.errors import StoreError
 from prefect_bt.gc.weights_in_use import find_needed_copies
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.object_store import open_store
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.url_redaction import redact_url
 from prefect_bt.weights.cache.eviction import (
@@ -75,7 +75,7 @@ def open_cache_target(settings: Settings) -> PruneTarget:
     """Return the target for the weights cache of this machine."""
     cache = NodeCache(settings.weights_dir, settings.weights_bytes)
     try:
-        mirror = StoreMirror(open_store(settings.store))
+        mirror = StoreMirror(open_settings_store(settings))
     except StoreError:  # the cache can be pruned without the store
         mirror = None
 
@@ -100,7 +100,7 @@ def open_cache_target(settings: Settings) -> PruneTarget:
 def open_store_target(settings: Settings) -> PruneTarget:
     """Return the copies in the store. Raise StoreError."""
     cache = NodeCache(settings.weights_dir, settings.weights_bytes)
-    store = open_store(settings.store)
+    store = open_settings_store(settings)
     mirror, ledger = StoreMirror(store), Ledger(store)
     names, uses = mirror.list_names(), mirror.list_last_uses()
     manifests = [found for name in names if (found := mirror.find_manifest(name))]

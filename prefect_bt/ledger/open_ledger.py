@@ -14,6 +14,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import job_prefix
 from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import Store
 from prefect_bt.settings import Settings
 
 if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no definitions
@@ -22,7 +23,13 @@ if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no d
 
 def open_ledger(store: str | None = None) -> Ledger:
     """Return the ledger of `store`, by default of the store in the settings."""
-    return Ledger(open_store(store or Settings().store))
+    return Ledger(open_settings_store(store=store))
+
+
+def open_settings_store(settings: Settings | None = None, store: str | None = None) -> Store:
+    """Open the store of the settings, or another one, which this machine remembers."""
+    settings = settings or Settings()
+    return open_store(store or settings.store, memory=settings.state_dir / "stores")
 
 
 def load_definition(record: JobRecord) -> TrainingProject:

@@ -3,10 +3,11 @@
     <root>/                     created for its owner only, unless PREFECT_BT_SHARED_STORE is set
     <root>/<key>                an object
     <root>/.prefect-bt-tmp/     temporary files: never listed; gc removes what killed writers left
+    <root>/.prefect-bt-store    the ID of the store
 
-The last folder is also the mark of a store. A process that has seen it and does not find it any
-more raises StoreError: the disk is not mounted, or the folder was moved. It never takes that for an
-empty store, and creates no store in its place.
+A disk that is not mounted leaves no folder, or an empty one, and that is not an empty store: a
+process that has seen the ID, and each that has it from the memory of its machine, raises StoreError
+until that store is back. It creates none in its place.
 
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
@@ -29,7 +30,7 @@ from urllib.parse import unquote
 
 from prefect_bt.errors import InvalidKey, ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.filesystem.confined import NotRegularFile, open_regular
-from prefect_bt.filesystem.permissions import ensure_store_folder
+from prefect_bt.filesystem.permissions import ensure_private_folder, ensure_store_folder
 from prefect_bt.filesystem.rehash import ByteCallback, ignore_progress
 from prefect_bt.filesystem.replacement import open_replacement
 from prefect_bt.host.writeback import start_writeback
@@ -41,8 +42,10 @@ _TEMP_FOLDER: Final = ".prefect-bt-tmp"
 _MAX_ATTEMPTS: Final = 20
 _STEP: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
-_SEEN: Final = set[Path]()
-"""Roots in which this process has seen a store."""
+_ID_FILE: Final = ".prefect-bt-store"
+_RESERVED: Final = (_TEMP_FOLDER, _ID_FILE)
+_KNOWN: Final = dict[Path, str]()
+"""Root -> ID of the store with which this process works."""
 _NEXT_STEPS: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
@@ -54,24 +57,29 @@ _NEXT_STEPS: Final = {
 
 
 class DiskStore:
-    """Implements Store and SupportsLinks on a local or shared folder."""
+    """Implements Store and SupportsLinks on a local or shared folder.
 
-    def __init__(self, root: Path) -> None:
+    `memory`: folder in which this machine keeps the IDs of its stores; None: for this process only.
+    """
+
+    def __init__(self, root: Path, memory: Path | None = None) -> None:
         self._root = root.expanduser().absolute()
         self.url = self._root.as_uri()
-        self._temporary = self._root / _TEMP_FOLDER
+        self._temporary, self._id_file = self._root / _TEMP_FOLDER, self._root / _ID_FILE
+        name = hashlib.sha256(bytes(self._root)).hexdigest()[:16]
+        self._memory = memory and memory / name
         with contextlib.suppress(StoreError):
             self._require_presence()
 
     @classmethod
-    def open(cls, url: str) -> DiskStore:
+    def open(cls, url: str, memory: Path | None = None) -> DiskStore:
         """Open a path, or `file://` and an absolute path."""
         if not url.startswith("file://"):
-            return cls(Path(url))
+            return cls(Path(url), memory)
         if not url.startswith("file:///"):
             hint = "Write it as file:///path."
             raise StoreError(f"{url!r} names no local folder.", url=url, next_step=hint)
-        return cls(Path(unquote(url.removeprefix("file://"))))
+        return cls(Path(unquote(url.removeprefix("file://"))), memory)
 
     def get(self, key: str) -> bytes:
         with self._translate_errors(key), self._opened(key) as stream:
@@ -127,6 +135,7 @@ class DiskStore:
     def list_unfinished_uploads(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Return the temporary files of running and killed writers; they belong to no prefix."""
         with self._translate_errors(_TEMP_FOLDER):
+            self._require_presence()
             return iter([] if prefix else list(self._walk(self._temporary)))
 
     def abort_upload(self, upload: ObjectInfo) -> None:
@@ -147,10 +156,8 @@ class DiskStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
         with self._translate_errors(prefix):
-            infos = sorted(self._walk(base))
-            if not infos:
-                self._require_presence()
-            return iter(infos)
+            self._require_presence()
+            return iter(sorted(self._walk(base)))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -164,7 +171,7 @@ class DiskStore:
                     folder.rmdir()
 
     def _path(self, key: str) -> Path:
-        return Path(f"{self._root}/{validate_key(key, url=self.url, reserved=_TEMP_FOLDER)}")
+        return Path(f"{self._root}/{validate_key(key, url=self.url, reserved=_RESERVED)}")
 
     def _opened(self, key: str) -> BinaryIO:
         """Open a regular file only: a pipe in its place would block the reader."""
@@ -174,18 +181,34 @@ class DiskStore:
         self, key: str, fill: Callable[[BinaryIO], T], publish: Callable[[Path, Path], None]
     ) -> T:
         """Fill and sync a temporary file, and publish it at the object's path."""
-        path, temporary = self._path(key), self._temporary / uuid.uuid4().hex
+        path = self._path(key)
         with self._translate_errors(key):
-            file = self._retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
-            try:
-                with file:
-                    filled = fill(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                self._retry_with_parent_folder(path, lambda: publish(temporary, path))
-            finally:
-                temporary.unlink(missing_ok=True)
+            self._require_presence()
+            if self._root not in _KNOWN:
+                self._create_id()
+            return self._write_file(path, fill, publish)
+
+    def _write_file(
+        self, path: Path, fill: Callable[[BinaryIO], T], publish: Callable[[Path, Path], None]
+    ) -> T:
+        temporary = self._temporary / uuid.uuid4().hex
+        file = self._retry_with_parent_folder(temporary, lambda: temporary.open("x+b"))
+        try:
+            with file:
+                filled = fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            self._retry_with_parent_folder(path, lambda: publish(temporary, path))
+        finally:
+            temporary.unlink(missing_ok=True)
         return filled
+
+    def _create_id(self) -> None:
+        """Give a new store its ID. One of several racing processes wins."""
+        new = uuid.uuid4().hex.encode()
+        with contextlib.suppress(FileExistsError):
+            self._write_file(self._id_file, lambda file: file.write(new), os.link)
+        self._require_presence()
 
     def _retry_with_parent_folder(self, target: Path, operation: Callable[[], T]) -> T:
         """Run `operation`, and again after creating the parent folder of `target` if missing."""
@@ -200,22 +223,35 @@ class DiskStore:
         return operation()
 
     def _require_presence(self) -> None:
-        """Raise StoreError if this process has seen the store, which is not there now."""
-        with contextlib.suppress(PermissionError):
-            if self._temporary.is_dir():
-                _SEEN.add(self._root)
-                return
-        if self._root in _SEEN:
-            what = f"The folder {self._root} of the store is not there any more."
-            hint = (
-                "Mount its disk, or move it back; work that waits for it then goes on. If it was "
-                "deleted on purpose, restart prefect-bt."
-            )
-            raise StoreError(what, url=self.url, next_step=hint)
+        """Raise StoreError if the store that was used here is not there now."""
+        found, known = _read_text(self._id_file), _KNOWN.get(self._root, "")
+        if not known and self._memory:
+            known = _read_text(self._memory)
+        if found == known or not known:
+            if found and self._root not in _KNOWN:
+                self._remember(found)
+            return
+        is_other = "is not the one that was used here" if found else "is not there any more"
+        forget = f"rm {self._memory}" if self._memory else "restart what uses it"
+        raise StoreError(
+            f"The store in the folder {self._root} {is_other}.",
+            url=self.url,
+            next_step="Mount its disk, or move it back; what waits for it then goes on. If it was "
+            f"deleted on purpose, begin a new one: prefect-bt down; {forget}",
+        )
+
+    def _remember(self, found: str) -> None:
+        _KNOWN[self._root] = found
+        if self._memory and not self._memory.exists():
+            with contextlib.suppress(OSError):  # a state folder that this user may not write
+                ensure_private_folder(self._memory.parent)
+                with open_replacement(self._memory) as file:
+                    file.write(found.encode())
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         """Yield the objects below a folder, without those that are deleted meanwhile."""
         pending, start = [str(folder)], len(str(self._root / "x")) - 1
+        id_file = str(self._id_file)
         while pending:
             try:
                 with os.scandir(pending.pop()) as entries:
@@ -223,6 +259,8 @@ class DiskStore:
                         if entry.is_dir():
                             if entry.name != _TEMP_FOLDER:
                                 pending.append(entry.path)
+                            continue
+                        if entry.path == id_file:
                             continue
                         try:
                             facts = entry.stat()
@@ -251,6 +289,14 @@ class DiskStore:
             hint = "Remove it." if irregular else _NEXT_STEPS.get(number, "")
             form = InvalidKey if number == errno.ENAMETOOLONG else StoreError
             raise form(what, url=url, key=key, next_step=hint) from error
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:

@@ -108,11 +108,11 @@ class SupportsLinks(Protocol):
         ...
 
 
-def validate_key(key: str, *, url: str, reserved: str = "") -> str:
-    """Return `key`. InvalidKey for empty, `.` or `..` components, NUL, or `reserved/...`."""
+def validate_key(key: str, *, url: str, reserved: tuple[str, ...] = ()) -> str:
+    """Return `key`. InvalidKey for empty, `.`, `..` or reserved components, and NUL."""
     parts = key.split("/")
     bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key
-    if bad or (reserved and parts[0] == reserved):
+    if bad or parts[0] in reserved:
         what = f"{key!r} is not a key of {url}."
         hint = "Keys are relative, separated by '/', without empty, '.' or '..' parts."
         raise InvalidKey(what, url=url, key=key, next_step=hint)

@@ -102,7 +102,11 @@ def test_a_store_that_is_not_there_decides_nothing(
     (site.root / "store").mkdir()
     with pytest.raises(StoreError):
         site.ledger.get_job(job_id)
-    monkeypatch.setattr(disk, "_SEEN", set())  # as in a new process
+    monkeypatch.setattr(disk, "_KNOWN", {})  # as in a new process
+    found = site.look()
+    assert found.orphans == ()
+    assert "Mount its disk" in found.notes[0]
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(site.root / "of another machine"))
     found = site.look()
     assert found.orphans == ()
     assert job_id in found.notes[0]

@@ -348,7 +348,7 @@ def test_another_store_at_the_same_address(
     old = ended(shop)
     look()
     shutil.rmtree(tmp_path / "store")
-    monkeypatch.setattr(disk, "_SEEN", set())  # as in a new process
+    monkeypatch.setattr(disk, "_KNOWN", {})  # as in a new process
     other = Shop(str(tmp_path / "store"))
     made = other.ledger.projects.ensure("tiny")
     other.ledger.reserve_job_id(made.id, preferred=old.id)

@@ -1,6 +1,7 @@
 """What only the disk store can be asked: races between processes, kills, full disks."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.errors import InvalidKey, ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.object_store import disk
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import SupportsLinks
 from tests.filesystem.small_disk import small_disk
@@ -101,7 +103,8 @@ def test_a_killed_upload_is_listed_and_can_be_removed(tmp_path):
     [unfinished] = store.list_unfinished_uploads()
     assert unfinished.size > 0
     store.abort_upload(unfinished)
-    assert [path for path in root.rglob("*") if path.is_file()] == []
+    files = [path.name for path in root.rglob("*") if path.is_file()]
+    assert files == [".prefect-bt-store"]
 
 
 def _link(path):
@@ -301,22 +304,61 @@ OPERATIONS: dict[str, Callable[[DiskStore, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("is_mount_point", [False, True])
+@pytest.mark.parametrize("is_new_process", [False, True])
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "another store"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_missing_store_is_not_an_empty_one(tmp_path, operation, is_mount_point):
-    """A disk that is not mounted leaves no folder, or an empty one."""
-    root, aside = tmp_path / "store", tmp_path / "aside"
+def test_a_missing_store_is_not_an_empty_one(
+    tmp_path, monkeypatch, operation, left, is_new_process
+):
+    """A disk that is not mounted leaves no folder, or an empty one. A new process remembers."""
+    root, aside, memory = tmp_path / "store", tmp_path / "aside", tmp_path / "memory"
     (tmp_path / "source").write_bytes(b"x")
-    DiskStore(root).put("jobs/a/job.json", b"kept")
+    store = DiskStore(root, memory)
+    store.put("jobs/a/job.json", b"kept")
     root.rename(aside)
-    if is_mount_point:
+    if left == "an empty folder":
         root.mkdir()
-    for store in DiskStore(root), DiskStore(root):
-        with pytest.raises(StoreError, match="not there any more") as raised:
-            OPERATIONS[operation](store, tmp_path)
-        assert not isinstance(raised.value, ObjectNotFound)
-    assert not list(root.glob("**/*"))
-    if is_mount_point:
-        root.rmdir()
+    if left == "another store":
+        monkeypatch.setattr(disk, "_KNOWN", {})
+        DiskStore(root).put("b", b"x")
+        monkeypatch.setattr(disk, "_KNOWN", {} if is_new_process else {root: read_id(aside)})
+    elif is_new_process:
+        monkeypatch.setattr(disk, "_KNOWN", {})
+    before = sorted(root.glob("**/*"))
+    with pytest.raises(StoreError, match="in the folder") as raised:
+        OPERATIONS[operation](DiskStore(root, memory), tmp_path)
+    assert not isinstance(raised.value, ObjectNotFound)
+    assert sorted(root.glob("**/*")) == before
+    shutil.rmtree(root, ignore_errors=True)
     aside.rename(root)
-    assert DiskStore(root).get("jobs/a/job.json") == b"kept"
+    assert store.get("jobs/a/job.json") == b"kept"
+
+
+def read_id(root: Path) -> str:
+    return (root / ".prefect-bt-store").read_text()
+
+
+def test_a_machine_can_forget_a_store_that_was_deleted(tmp_path, monkeypatch):
+    root, memory = tmp_path / "store", tmp_path / "memory"
+    DiskStore(root, memory).put("a", b"1")
+    shutil.rmtree(root)
+    monkeypatch.setattr(disk, "_KNOWN", {})
+    with pytest.raises(StoreError) as raised:
+        DiskStore(root, memory).put("a", b"2")
+    subprocess.run(raised.value.next_step.partition("; ")[2], shell=True, check=True)
+    DiskStore(root, memory).put("a", b"2")
+    assert DiskStore(root, memory).get("a") == b"2"
+
+
+def test_a_store_without_an_id_gets_one(tmp_path):
+    """As those of earlier versions."""
+    store = DiskStore(tmp_path)
+    store.put("a", b"1")
+    (tmp_path / ".prefect-bt-store").unlink()
+    disk._KNOWN.pop(tmp_path)
+    assert DiskStore(tmp_path).get("a") == b"1"
+    DiskStore(tmp_path).put("a", b"2")
+    assert read_id(tmp_path)
+    assert [info.key for info in store.list("")] == ["a"]
+    with pytest.raises(InvalidKey):
+        store.get(".prefect-bt-store")

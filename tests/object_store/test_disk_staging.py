@@ -18,7 +18,7 @@ def root(store, tmp_path):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".prefect-bt-store")
 
 
 def test_it_gets_its_name_at_once_or_not_at_all(store, root, tmp_path):

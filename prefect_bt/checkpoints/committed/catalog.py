@@ -77,6 +77,12 @@ class CommittedCheckpoint:
         return f"{format_ranks(self.missing_ranks)} did not commit a part of it."
 
     @property
+    def written_at(self) -> float:
+        """Return when a file of it was last written, in epoch seconds of its node."""
+        times = [entry.mtime_ns for manifest in self.manifests for entry in manifest.entries]
+        return max(times, default=0) / 1e9 or self.created_at
+
+    @property
     def newest_manifest(self) -> str:
         """Return the key of the part that was committed last."""
         return max(self.manifests, key=lambda part: (part.attempt, part.committed_at)).key
@@ -99,6 +105,8 @@ class CommittedCheckpoint:
 def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[CommittedCheckpoint]:
     """Return the newest version of every committed checkpoint of the job, oldest first.
 
+    The order is that of the last writes on the nodes: after an error of the store, an older one can
+    be committed later.
     Includes folders that hold no model (`type` empty). Raises StoreError, and CheckpointError for a
     manifest that cannot be read.
     """
@@ -114,7 +122,7 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
         del parts[name]
     missing = _find_missing_ranks(parts)
     merged = [_merge_ranks(found, tuple(sorted(missing[name]))) for name, found in parts.items()]
-    return sorted(merged, key=lambda one: (one.attempt, one.created_at, one.step or -1))
+    return sorted(merged, key=lambda one: (one.attempt, one.written_at, one.step or -1))
 
 
 def _find_missing_ranks(parts: Mapping[str, Sequence[Manifest]]) -> dict[str, set[int]]:

@@ -21,8 +21,7 @@ from prefect_bt.file_server import process
 from prefect_bt.file_server.signed_urls import file_documents, signed_urls, unsigned_urls
 from prefect_bt.host.service import LOOPBACK, is_wildcard
 from prefect_bt.job_service.checkpoint_lists import require_committed
-from prefect_bt.ledger.open_ledger import open_ledger
-from prefect_bt.object_store import open_store
+from prefect_bt.ledger.open_ledger import open_ledger, open_settings_store
 from prefect_bt.settings import Settings
 
 
@@ -94,7 +93,7 @@ def serve_checkpoints(
     from prefect_bt.file_server.app import FileServer, serve
 
     settings = Settings()
-    place = process.find_server_folder(open_store(settings.store).url, settings.state_dir)
+    place = process.find_server_folder(open_settings_store(settings).url, settings.state_dir)
     if place is None:
         raise PrefectBtError(
             f"{settings.store} needs no file server: a bucket signs its own URLs.",

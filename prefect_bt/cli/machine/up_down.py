@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, MetricsListen, Output
 from prefect_bt.file_server import process
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.local_server import server
-from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 
 
@@ -41,7 +41,7 @@ def up(
     started = server.up(
         port=port, worker=worker, metrics_listen=listen, api=api, echo=terminal.echo
     )
-    store_url = open_store(settings.store).url
+    store_url = open_settings_store(settings).url
     if known := process.restart_server(store_url, settings.state_dir, os.environ):
         terminal.echo(f"Checkpoint files: {known.base}")
     return terminal.print_result(started, lambda: None)

@@ -8,7 +8,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.tables import Column, Document, format_time, show_table
 from prefect_bt.cli.ui.terminal import Terminal
 from prefect_bt.errors import StoreError
-from prefect_bt.object_store import open_store
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_iso, format_size
 from prefect_bt.text.url_redaction import redact_url
@@ -40,7 +40,7 @@ def list_weights(*, output: Output = "cli-table", terminal: InjectedTerminal) ->
     settings = Settings()
     cache = NodeCache(settings.weights_dir, settings.weights_bytes)
     try:
-        entries = list_entries(cache, StoreMirror(open_store(settings.store)))
+        entries = list_entries(cache, StoreMirror(open_settings_store(settings)))
     except StoreError as error:
         terminal.warn(f"Only sources on this machine are shown: {error}")
         entries = list_entries(cache, None)

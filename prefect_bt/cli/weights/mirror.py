@@ -21,7 +21,7 @@ from prefect_bt.cli.weights.sources import (
     resolve_secret,
 )
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.object_store import open_store
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings
 from prefect_bt.text.progress import ProgressCallback
@@ -116,7 +116,7 @@ def _mirror(
         plan,
         cache=NodeCache(settings.weights_dir, settings.weights_bytes),
         secret=resolve_secret(plan),
-        store=open_store(settings.store),
+        store=open_settings_store(settings),
         upload_to_store=settings.mirror_to_store,
         stall_timeout=settings.stall_seconds,
         on_progress=on_progress,
@@ -139,7 +139,7 @@ def _mirror(
 
 def _plan(plan: WeightsPlan, warn: Callable[[str], None]) -> _Outcome:
     settings = Settings()
-    store, secret = open_store(settings.store), resolve_secret(plan)
+    store, secret = open_settings_store(settings), resolve_secret(plan)
     request = SourceRequest(plan, secret, store, settings.stall_seconds)
     found = plan_mirror(
         request,

@@ -6,7 +6,7 @@ from prefect_bt.cli.ui.options import InjectedTerminal, Output
 from prefect_bt.cli.ui.progress_bars import byte_progress
 from prefect_bt.cli.ui.tables import Document
 from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal, format_count
-from prefect_bt.object_store import open_store
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.settings import Settings
 from prefect_bt.text.quantities import format_size
 from prefect_bt.weights.cache.node_cache import NodeCache
@@ -67,7 +67,7 @@ def verify_weights(
         "store": None,
     }
     if store:
-        kept = open_store(settings.store)
+        kept = open_settings_store(settings)
         copies = _verify(terminal, "Verifying the store", ExpectedBlobs(kept, names))
         if not dry_run:
             delete_copies(kept, cache, copies)

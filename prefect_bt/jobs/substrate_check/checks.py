@@ -9,8 +9,8 @@ from prefect_bt.definitions import AcceleratorSpec
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs.substrate_check.trial_gang import TrialGang
 from prefect_bt.ledger.creation import check_creates_once, new_nonce
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.object_keys import PROBES
-from prefect_bt.object_store import open_store
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 from prefect_bt.substrates.protocol import CheckResult, CheckStatus
@@ -72,7 +72,7 @@ def _failure(name: str, error: PrefectBtError) -> CheckResult:
 
 def _check_store(settings: Settings) -> Iterator[CheckResult]:
     """Write, read, list and delete an object."""
-    store = open_store(settings.store)
+    store = open_settings_store(settings)
     key = f"{PROBES}/{new_nonce()}"
     store.put(key, b"check")
     try:

@@ -26,11 +26,11 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.host.state_folder import environments_folder
+from prefect_bt.ledger.open_ledger import open_settings_store
 from prefect_bt.ledger.records import NodeStatus
 from prefect_bt.logs.line_format import PLATFORM_PREFIX
 from prefect_bt.logs.rank_reader import read_last_lines
 from prefect_bt.object_keys import make_id, project_prefix
-from prefect_bt.object_store import open_store
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan
 from prefect_bt.planning.planner import plan_gang
@@ -99,7 +99,7 @@ class TrialGang:
     ) -> None:
         """`report` gets what is waited for, when it changes."""
         self._substrate, self._settings, self._report = substrate, settings, report
-        self._store = open_store(settings.store)
+        self._store = open_settings_store(settings)
         self._accelerator = accelerator
         self._job_id, self._project_id = make_id(), make_id()
         self._project = _define_project(image, accelerator)

@@ -18,9 +18,16 @@ from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT
 
 
-def commit(store, name, *, rank=0, attempt=1, version=1, at=1.0, **more):
+def commit(store, name, *, rank=0, attempt=1, version=1, at=1.0, written=0, **more):
     key = f"{job_objects_prefix(PROJECT, JOB)}/none"
-    entry = ManifestEntry(path="x", logical=f"rank-{rank}/x", key=key, size=3, sha256="0" * 64)
+    entry = ManifestEntry(
+        path="x",
+        logical=f"rank-{rank}/x",
+        key=key,
+        size=3,
+        sha256="0" * 64,
+        mtime_ns=written * 10**9,
+    )
     values = {"type": "full", "step": None, "group_size": 2} | more
     manifest = Manifest(
         format=FORMAT,
@@ -73,6 +80,16 @@ def test_order_and_identity(store):
     assert names(store) == ["a", "b", "c"]
     after = {one.checkpoint_id: one.id for one in list_checkpoints(store, PROJECT, JOB)}
     assert after.items() >= before.items() and len(set(after.values())) == 3
+
+
+def test_a_checkpoint_that_is_committed_late_is_not_the_newest(store):
+    """The store failed when it was uploaded, and newer ones were committed before it."""
+    commit(store, "checkpoint-10", at=900, written=520, step=10)
+    commit(store, "checkpoint-5", at=901, written=510, step=5)
+    assert names(store) == ["checkpoint-5", "checkpoint-10"]
+    assert newest_name(store) == "checkpoint-10"
+    commit(store, "checkpoint-5", at=910, written=505, step=5, attempt=2)
+    assert newest_name(store) == "checkpoint-5"
 
 
 def test_newest_is_a_model_that_all_ranks_have(store):
