@@ -224,9 +224,10 @@ class DiskStore:
 
     def _require_presence(self) -> None:
         """Raise StoreError if the store that was used here is not there now."""
-        found, known = _read_text(self._id_file), _KNOWN.get(self._root, "")
+        known = _KNOWN.get(self._root, "")
         if not known and self._memory:
             known = _read_text(self._memory)
+        found = _read_text(self._id_file)  # after what is known: another thread may create it
         if found == known or not known:
             if found and self._root not in _KNOWN:
                 self._remember(found)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def test_a_killed_upload_is_listed_and_can_be_removed(tmp_path):
     source, root = tmp_path / "source", tmp_path / "store"
     source.touch()
     os.truncate(source, 8 << 30)
+    DiskStore(root).put("first", b"")  # the store has its ID before the writer begins
     command = [sys.executable, "-c", WRITER, str(root), str(source)]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
@@ -99,12 +101,12 @@ def test_a_killed_upload_is_listed_and_can_be_removed(tmp_path):
         writer.kill()
         writer.communicate()
     store = DiskStore(root)
-    assert list(store.list("")) == []
+    assert [info.key for info in store.list("")] == ["first"]
     [unfinished] = store.list_unfinished_uploads()
     assert unfinished.size > 0
     store.abort_upload(unfinished)
-    files = [path.name for path in root.rglob("*") if path.is_file()]
-    assert files == [".prefect-bt-store"]
+    files = {path.name for path in root.rglob("*") if path.is_file()}
+    assert files == {"first", ".prefect-bt-store"}
 
 
 def _link(path):
@@ -362,3 +364,11 @@ def test_a_store_without_an_id_gets_one(tmp_path):
     assert [info.key for info in store.list("")] == ["a"]
     with pytest.raises(InvalidKey):
         store.get(".prefect-bt-store")
+
+
+def test_threads_that_begin_a_store(tmp_path):
+    for number in range(20):
+        root = tmp_path / str(number)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda key, root=root: DiskStore(root).put(key, b"x"), "abcdefgh"))
+        assert len(list(DiskStore(root).list(""))) == 8

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.substrates.checks import cluster
 from tests.cli.conftest import Cli
 
@@ -28,7 +29,7 @@ def test_a_machine_that_can_run_jobs(cli: Cli) -> None:
         "Network of two nodes",
     ]
     assert done.out.endswith("Jobs can run on the substrate local.\n")
-    left = [path for path in (cli.folder / "store").rglob("*") if path.is_file()]
+    left = list(DiskStore(cli.folder / "store").list(""))
     assert left == [], "the trial leaves nothing in the store"
     assert cli("view", "-o", "json").json["training_projects"] == []
 

@@ -9,6 +9,7 @@ import pytest
 from prefect_bt.definitions import AcceleratorSpec
 from prefect_bt.jobs.substrate_check import trial_gang
 from prefect_bt.jobs.substrate_check.trial_gang import TrialGang
+from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from prefect_bt.substrates.protocol import CheckResult, CheckStatus
@@ -30,7 +31,7 @@ def run_trial(
     )
     with trial:
         results = {one.name: one for one in trial.run(timeout=60)}
-    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+    assert list(DiskStore(tmp_path / "store").list("")) == []
     assert list((tmp_path / "state").glob("jobs/*")) == []
     assert list((tmp_path / "state").glob("cache/environments/*")) == []
     return results
