@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import (
     BaseModel,
@@ -16,14 +16,19 @@ from pydantic_core import PydanticKnownError
 NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
 
-def _refuse_bool(value: object) -> object:
+MAX_INTEGER: Final = 2**63 - 1
+
+
+def _check_integer(value: object) -> object:
     if isinstance(value, bool):
         raise PydanticKnownError("int_type")
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise PydanticKnownError("int_parsing_size")
     return value
 
 
-Integer = Annotated[int, BeforeValidator(_refuse_bool)]
-"""An integer; unlike pydantic's, JSON's `true` is none."""
+Integer = Annotated[int, BeforeValidator(_check_integer)]
+"""A signed integer of 64 bits; unlike pydantic's, JSON's `true` is none."""
 
 
 class _ValidatedAssignment(BaseModel):

@@ -126,7 +126,10 @@ def _shown_value(details: ErrorDetails) -> str | None:
     items = cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(item, (str, int, float, NoneType)) for item in items):
         return None
-    text = repr(details["input"])
+    try:
+        text = repr(details["input"])
+    except ValueError:  # Python formats no integer of over 4,300 digits
+        return None
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from pydantic import Field
 
@@ -12,9 +12,6 @@ from prefect_bt.definitions.image import Image
 from prefect_bt.definitions.interactive_session import InteractiveSession
 from prefect_bt.definitions.runtime import Runtime
 from prefect_bt.definitions.weights import WeightsSource
-
-MAX_PRIORITY: Final = 2**63 - 1
-"""Largest amount of a priority, which is part of a file name in the queue."""
 
 
 class Workspace(StrictModel):

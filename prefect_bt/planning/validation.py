@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from prefect_bt.definitions import InteractiveSessionTrigger, TrainingJob
-from prefect_bt.definitions.job import MAX_PRIORITY
 from prefect_bt.planning.machine_offers import (
     THIS_MACHINE,
     MachineOffer,
@@ -50,7 +49,6 @@ def validate_job(
         *_validate_environment(job),
         *_validate_checkpointing(job, capacity),
         *_validate_session(job, substrate),
-        *_validate_priority(job),
         *iter_source_problems(job),
         *validate_mounts(job, capacity),
     ]
@@ -139,8 +137,3 @@ def _validate_session(job: TrainingJob, substrate: str) -> Iterator[str]:
             "has no interactive sessions. Leave interactive_session out: "
             "prefect-bt shell opens a shell in a running node."
         )
-
-
-def _validate_priority(job: TrainingJob) -> Iterator[str]:
-    if abs(job.priority or 0) > MAX_PRIORITY:
-        yield f"priority is not between -{MAX_PRIORITY} and {MAX_PRIORITY}."

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from prefect_bt.definitions import AvailabilityModel
-from prefect_bt.definitions.job import MAX_PRIORITY
+from prefect_bt.definitions.base import MAX_INTEGER
 from prefect_bt.errors import StateError, StoreError, UsageError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.projects import DEFAULT_TEAM
@@ -142,8 +142,8 @@ def update_waiting_job(
         raise UsageError(
             "There is nothing to change.", next_step="Give a priority or an availability model."
         )
-    if abs(priority or 0) > MAX_PRIORITY:
-        raise UsageError(f"The priority is not between -{MAX_PRIORITY} and {MAX_PRIORITY}.")
+    if abs(priority or 0) > MAX_INTEGER:
+        raise UsageError(f"The priority is not between -{MAX_INTEGER} and {MAX_INTEGER}.")
     if (state := ledger.get_state(job_id)) is not JobState.PENDING:
         raise StateError(
             f"Job {job_id} does not wait ({state.value}), so the change would have no effect.",

@@ -159,6 +159,8 @@ def test_unknown_enum_values():
         ("job.runtime.checkpointing_config.volume_size_gib", True),
         ("job.interactive_session.timeout_minutes", True),
         ("job.priority", "1" * 5000),
+        ("job.priority", 2**63),
+        pytest.param("job.compute.node_count", 10**5000, id="5000 digits"),
     ],
 )
 def test_values_that_are_no_integers(path, value):
