@@ -295,7 +295,7 @@ class DiskStore:
 def _read_text(path: Path) -> str:
     """Return the text of a file; "" if it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 
