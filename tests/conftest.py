@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +28,9 @@ settings.register_profile(
 )
 settings.load_profile("gate")
 signal.signal(signal.SIGINT, signal.default_int_handler)
+_STATE: Final = tempfile.TemporaryDirectory(prefix="prefect-bt-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
+"""A test without a state folder of its own writes nothing into that of a person."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@
     <root>/.prefect-bt-store    the ID of the store
 
 A disk that is not mounted leaves no folder, or an empty one, and that is not an empty store: a
-process that has seen the ID, and each that has it from the memory of its machine, raises StoreError
-until that store is back. It creates none in its place.
+process that has seen the ID raises StoreError until that store is back, and creates none in its
+place. So does a new process whose machine remembers a store of this folder on another disk.
 
 An object appears in one atomic step: by a rename, or by a hard link if it must not replace another
 one. Its bytes are synced before, so that a name that survives a power cut has its bytes.
@@ -224,9 +224,7 @@ class DiskStore:
 
     def _require_presence(self) -> None:
         """Raise StoreError if the store that was used here is not there now."""
-        known = _KNOWN.get(self._root, "")
-        if not known and self._memory:
-            known = _read_text(self._memory)
+        known = _KNOWN.get(self._root) or self._recall()
         found = _read_text(self._id_file)  # after what is known: another thread may create it
         if found == known or not known:
             if found and self._root not in _KNOWN:
@@ -241,13 +239,21 @@ class DiskStore:
             f"deleted on purpose, begin a new one: prefect-bt down; {forget}",
         )
 
+    def _recall(self) -> str:
+        """Return the ID that the machine remembers; "" if the disk of that store is here."""
+        if self._memory is None:
+            return ""
+        known, _, device = _read_text(self._memory).partition(" ")
+        return "" if device == _find_device(self._root) else known
+
     def _remember(self, found: str) -> None:
         _KNOWN[self._root] = found
-        if self._memory and not self._memory.exists():
+        text = f"{found} {_find_device(self._root)}"
+        if self._memory and _read_text(self._memory) != text:
             with contextlib.suppress(OSError):  # a state folder that this user may not write
                 ensure_private_folder(self._memory.parent)
                 with open_replacement(self._memory) as file:
-                    file.write(found.encode())
+                    file.write(text.encode())
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         """Yield the objects below a folder, without those that are deleted meanwhile."""
@@ -298,6 +304,14 @@ def _read_text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _find_device(folder: Path) -> str:
+    """Return the device of the folder, or of the nearest one above it that exists."""
+    for existing in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return str(existing.stat().st_dev)
+    return ""
 
 
 def _copy_and_hash(source: int, target: int, on_bytes: ByteCallback) -> str:

@@ -312,11 +312,13 @@ OPERATIONS: dict[str, Callable[[DiskStore, Path], object]] = {
 def test_a_missing_store_is_not_an_empty_one(
     tmp_path, monkeypatch, operation, left, is_new_process
 ):
-    """A disk that is not mounted leaves no folder, or an empty one. A new process remembers."""
+    """A disk that is not mounted leaves no folder, or an empty one."""
     root, aside, memory = tmp_path / "store", tmp_path / "aside", tmp_path / "memory"
     (tmp_path / "source").write_bytes(b"x")
     store = DiskStore(root, memory)
     store.put("jobs/a/job.json", b"kept")
+    [remembered] = memory.iterdir()
+    remembered.write_text(f"{read_id(root)} another device")
     root.rename(aside)
     if left == "an empty folder":
         root.mkdir()
@@ -340,16 +342,33 @@ def read_id(root: Path) -> str:
     return (root / ".prefect-bt-store").read_text()
 
 
-def test_a_machine_can_forget_a_store_that_was_deleted(tmp_path, monkeypatch):
-    root, memory = tmp_path / "store", tmp_path / "memory"
+def test_a_new_process_knows_a_store_whose_disk_is_not_mounted(tiny_disk, tmp_path, monkeypatch):
+    root, memory = tiny_disk / "store", tmp_path / "memory"
     DiskStore(root, memory).put("a", b"1")
+    monkeypatch.setattr(disk, "_KNOWN", {})
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(tiny_disk)], check=True)
+    try:
+        with pytest.raises(StoreError, match="not there any more") as raised:
+            DiskStore(root, memory).get("a")
+    finally:
+        subprocess.run(["umount", str(tiny_disk)], check=True)
+    assert DiskStore(root, memory).get("a") == b"1"
     shutil.rmtree(root)
     monkeypatch.setattr(disk, "_KNOWN", {})
-    with pytest.raises(StoreError) as raised:
+    monkeypatch.setattr(disk, "_find_device", lambda _: "another")
+    with pytest.raises(StoreError):
         DiskStore(root, memory).put("a", b"2")
     subprocess.run(raised.value.next_step.partition("; ")[2], shell=True, check=True)
     DiskStore(root, memory).put("a", b"2")
-    assert DiskStore(root, memory).get("a") == b"2"
+
+
+def test_a_new_process_begins_a_store_where_one_was_deleted(tmp_path, monkeypatch):
+    root, memory = tmp_path / "store", tmp_path / "memory"
+    for number in range(2):
+        DiskStore(root, memory).put("a", b"%d" % number)
+        shutil.rmtree(root)
+        monkeypatch.setattr(disk, "_KNOWN", {})
+    assert not list(DiskStore(root, memory).list(""))
 
 
 def test_a_store_without_an_id_gets_one(tmp_path):
