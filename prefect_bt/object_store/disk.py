@@ -225,17 +225,17 @@ class DiskStore:
     def _require_presence(self) -> None:
         """Raise StoreError if the store that was used here is not there now."""
         known = _KNOWN.get(self._root) or self._recall()
-        found = _read_text(self._id_file)  # after what is known: another thread may create it
-        if found == known or not known:
-            if found and self._root not in _KNOWN:
-                self._remember(found)
+        store_id = _read_text(self._id_file)  # after `known`: another thread may create it
+        if store_id == known or not known:
+            if store_id and self._root not in _KNOWN:
+                self._remember(store_id)
             return
-        is_other = "is not the one that was used here" if found else "is not there any more"
-        forget = f"rm {self._memory}" if self._memory else "restart what uses it"
+        problem = "is not the one that was used here" if store_id else "is not there any more"
+        forget = f"rm {self._memory}" if self._memory else "restart the processes that use it"
         raise StoreError(
-            f"The store in the folder {self._root} {is_other}.",
+            f"The store in the folder {self._root} {problem}.",
             url=self.url,
-            next_step="Mount its disk, or move it back; what waits for it then goes on. If it was "
+            next_step="Mount its disk, or move it back: waiting jobs then continue. If it was "
             f"deleted on purpose, begin a new one: prefect-bt down; {forget}",
         )
 
@@ -246,9 +246,9 @@ class DiskStore:
         known, _, device = _read_text(self._memory).partition(" ")
         return "" if device == _find_device(self._root) else known
 
-    def _remember(self, found: str) -> None:
-        _KNOWN[self._root] = found
-        text = f"{found} {_find_device(self._root)}"
+    def _remember(self, store_id: str) -> None:
+        _KNOWN[self._root] = store_id
+        text = f"{store_id} {_find_device(self._root)}"
         if self._memory and _read_text(self._memory) != text:
             with contextlib.suppress(OSError):  # a state folder that this user may not write
                 ensure_private_folder(self._memory.parent)

@@ -358,7 +358,7 @@ def test_a_new_process_knows_a_store_whose_disk_is_not_mounted(tiny_disk, tmp_pa
     monkeypatch.setattr(disk, "_find_device", lambda _: "another")
     with pytest.raises(StoreError):
         DiskStore(root, memory).put("a", b"2")
-    subprocess.run(raised.value.next_step.partition("; ")[2], shell=True, check=True)
+    subprocess.run(raised.value.next_step.partition("; ")[2].split(), check=True)
     DiskStore(root, memory).put("a", b"2")
 
 
