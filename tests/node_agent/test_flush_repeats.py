@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +119,8 @@ def test_a_node_whose_agent_dies_after_its_commands_succeeded_is_not_lost(
         os.kill(pid, signal.SIGKILL)
     if uploader_dies:
         for pid in find_uploader_processes(mark_of(handle)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # a command of the script that has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
     else:
         (handle.job.rank_folder(0) / "go").touch()
     status = wait_over(handle)
