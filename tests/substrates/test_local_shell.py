@@ -12,11 +12,27 @@ from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.substrates.local.shell import ENDED
 from tests.host.mounts.test_namespace import exact
 from tests.node_agent.rig import Rig, wait_line, wait_over, wait_until
-from tests.node_shells import Terminal, list_processes_of, run_shell, shell_argv
+from tests.node_shells import LOCAL, Terminal, list_processes_of, run_shell, shell_argv
 
 SECRET = "very-secret-word-9"
 HOLD = "echo ready; while [ ! -e end ]; do sleep 0.05; done"
 """A command that runs until the file `end` is in the workspace."""
+SIGNALLED = f"""
+import os, signal, time
+from prefect_bt.substrates.local import shell
+start, end_all = shell._start, shell._end_all
+def start_and_hang_up(handle, entry):
+    child = start(handle, entry)
+    while not (handle.folder.path / "workspace/started").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGHUP)
+    return child
+def end_all_and_terminate(known):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end_all(known)
+shell._start, shell._end_all = start_and_hang_up, end_all_and_terminate
+{LOCAL}"""
+"""A shell that gets SIGHUP before it waits for its command, and SIGTERM while it ends it."""
 
 
 def launch(rig: Rig):
@@ -141,3 +157,12 @@ def test_nothing_outlives_a_shell(mapped_rig: Rig, killed: signal.Signals | None
     assert shell.wait(60) == (128 + killed if killed else 0)
     wait_until(lambda: not list_processes_of(word))  # a killed process is listed until it is gone
     assert handle.observe().exit_code is None  # the node runs
+
+
+def test_nothing_outlives_a_shell_that_is_signalled_at_once_and_again(mapped_rig: Rig) -> None:
+    handle, word = launch(mapped_rig), f"signalled-{os.getpid()}"
+    script = f"setsid sh -c 'touch started; while :; do sleep 1; done' {word} & cat"
+    argv = shell_argv(handle, "sh", "-c", script, program=SIGNALLED)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as shell:
+        assert shell.wait(60) == 128 + signal.SIGHUP
+        assert list_processes_of(word) == []

@@ -57,12 +57,8 @@ def run_shell(handle: HostHandle, request: ShellRequest) -> int:
     workspace = plan.workspace.directory if view else str(handle.folder.path / "workspace")
     environment = _build_environment(plan, found.command, request)
     entry = EntryRequest(view, workspace, environment, request.command)
-    with restored_terminal(), _adopted_processes() as known, _quiet_interrupts():
-        child = _start(handle, entry)
-        try:
-            return _wait(handle, child)
-        finally:
-            _end_all(known)
+    with restored_terminal(), _quiet_interrupts(), _adopted_processes():
+        return _wait(handle, _start(handle, entry))
 
 
 def _find_processes(handle: HostHandle, record: NodeRecord) -> _NodeProcesses:
@@ -149,13 +145,14 @@ def _wait(handle: HostHandle, child: subprocess.Popen[bytes]) -> int:
 
 
 @contextmanager
-def _adopted_processes() -> Generator[set[int]]:
-    """Become the parent of what the command leaves behind; yield the children before it."""
+def _adopted_processes() -> Generator[None]:
+    """Become the parent of what the command leaves behind; at the end, kill all of it."""
     known = {process.pid for process in processes.list_descendants(os.getpid())}
     syscalls.set_subreaper()
     try:
-        yield known
+        yield
     finally:
+        _end_all(known)
         syscalls.set_subreaper(enabled=False)
 
 
@@ -178,13 +175,18 @@ def _reap(children: list[int]) -> None:
 
 @contextmanager
 def _quiet_interrupts() -> Generator[None]:
-    """Leave Ctrl-C to the command; end it if this process is asked to end."""
+    """Leave Ctrl-C to the command; end it if this process is asked to end.
+
+    Only the first SIGTERM or SIGHUP counts: another one would interrupt the end of the command.
+    """
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
     def react(number: int, _: object) -> None:
         if number in {signal.SIGTERM, signal.SIGHUP}:
+            for ignored in numbers:
+                signal.signal(ignored, signal.SIG_IGN)
             raise SystemExit(128 + number)
 
-    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, react) for number in numbers}
     try:
         yield
