@@ -73,14 +73,23 @@ class Findings:
 
 
 def run_scans(scans: Sequence[Scan]) -> Findings:
-    """Run all scans, in order. A scan that fails adds a note and does not end the others."""
-    orphans, notes = list[Orphan](), list[str]()
+    """Run all scans, in order. A scan that fails does not end the others; each error is a note."""
+    orphans, failed = list[Orphan](), dict[str, list[str]]()
     for name, search in scans:
         try:
             orphans.extend(search())
         except (StoreError, SubstrateError, OSError, *DECODE_ERRORS) as error:
-            notes.append(f"{name} could not be searched: {error}")
-    return Findings(tuple(orphans), tuple(dict.fromkeys(notes)))
+            failed.setdefault(str(error), []).append(name)
+    return Findings(
+        tuple(orphans),
+        tuple(f"{_join(names)} could not be searched: {why}" for why, names in failed.items()),
+    )
+
+
+def _join(names: Sequence[str]) -> str:
+    """Return `The jobs of the store, the queue of the store and holds in the store`."""
+    words = [names[0], *(name[0].lower() + name[1:] for name in names[1:])]
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def remove_all(findings: Findings) -> Iterator[Orphan]:

@@ -17,7 +17,10 @@ from prefect_bt.workspace.tar_reader import CHUNK_BYTES, corrupt_archive_error
 from prefect_bt.workspace.unpack import check_archive
 
 _GZIP: Final = b"\x1f\x8b"
-_OTHER: Final = re.compile(rb"(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\0)|(?P<zip>PK\x03\x04)")
+_OTHER: Final = re.compile(
+    rb"(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\0)|(?P<zip>PK(\x03\x04|\x05\x06))"
+    rb"|(?P<zstd>\x28\xb5\x2f\xfd)"
+)
 _MAX_BYTES: Final = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES
 
 

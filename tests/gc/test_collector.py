@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,8 @@ def test_a_place_that_fails_hides_no_other() -> None:
     found = run_scans([("The store", broken), ("B", lambda: [left("b")])])
     assert [one.location for one in found.orphans] == ["a", "b"]
     assert found.notes == ("The store could not be searched: no answer",)
+    found = run_scans([("The jobs", broken), ("The queue", broken), ("Holds", broken)])
+    assert found.notes == ("The jobs, the queue and holds could not be searched: no answer",)
 
 
 def test_a_failed_removal_has_its_reason_and_the_rest_goes() -> None:
@@ -53,6 +56,13 @@ def test_the_document_of_the_command(
     (node, folder) = json.loads(capsys.readouterr().out)
     assert (node["kind"], node["job"], node["why"]) == ("node", job_id, "the job is completed")
     assert (folder["kind"], folder["kept"]) == ("job folder", None)
+    store = Path(site.settings.store)
+    store.rename(away := store.with_name("away"))
+    assert main(["gc"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("could not be searched") == 1
+    assert "No orphans found in the part that could be checked." in shown.out
+    away.rename(store)
     assert main(["gc", "--dry-run"]) == 0
     assert "Would delete 2 orphans" in capsys.readouterr().out
     assert main(["gc", "--yes", "-o", "json"]) == 0

@@ -87,6 +87,8 @@ def _zipped() -> bytes:
     ("content", "kind"),
     [
         (bz2.compress(NOISE), "bzip2"),
+        (b"\x28\xb5\x2f\xfd" + NOISE, "zstd"),
+        (b"PK\x05\x06" + bytes(18), "zip"),
         (lzma.compress(NOISE), "xz"),
         (_zipped(), "zip"),
     ],

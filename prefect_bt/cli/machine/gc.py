@@ -95,7 +95,8 @@ def _delete(terminal: Terminal, found: Findings) -> int:
 
 def _summarize(found: Findings) -> str:
     if not found.orphans:
-        return "No orphans found."
+        checked = " in the part that could be checked" if found.notes else ""
+        return f"No orphans found{checked}."
     if not found.removable:
         return "There is nothing to delete."
     return f"Would {_describe(found.removable)}. Nothing was changed."
