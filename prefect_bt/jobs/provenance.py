@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import tempfile
 import time
@@ -165,17 +166,25 @@ class _Git:
         # A file, not a pipe: a child that outlives `git` would keep a pipe open.
         with tempfile.TemporaryFile() as output:
             try:
-                subprocess.run(
+                process = subprocess.Popen(
                     [*self._command, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.DEVNULL,
                     env=self._environment,
-                    timeout=self._deadline - time.monotonic(),
                     start_new_session=True,
-                    check=True,
                 )
-            except (OSError, ValueError, subprocess.SubprocessError):
+            except (OSError, ValueError):
+                return None
+            try:
+                code = process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if code:
                 return None
             output.seek(0)
             return output.read().decode(errors="replace").strip()

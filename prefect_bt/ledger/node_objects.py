@@ -183,8 +183,16 @@ class GangObjects:
         self._pending = frozenset[int]()
 
     @classmethod
-    def of_attempt(cls, store: Store, project_id: str, job_id: str, attempt: int) -> GangObjects:
-        return cls(store, nodes_prefix(project_id, job_id, attempt))
+    def of_attempt(
+        cls,
+        store: Store,
+        project_id: str,
+        job_id: str,
+        attempt: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> GangObjects:
+        return cls(store, nodes_prefix(project_id, job_id, attempt), clock=clock)
 
     def rank(self, rank: int) -> RankObjects:
         return RankObjects(self.store, f"{self.prefix}/rank-{rank}")

@@ -343,19 +343,29 @@ def _check_no_active_runs(document: dict[str, Any]) -> None:
     try:
         going = list_active_runs(document["api_url"])
     except httpx.HTTPStatusError as error:
-        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
-            return
-        raise ServerError(
-            "Active flow runs cannot be listed: the server has another password.",
-            next_step="`prefect-bt up` may find it again; or prefect-bt down --force.",
-        ) from error
+        status = error.response.status_code
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise ServerError(
+                "Active flow runs cannot be listed: the server has another password.",
+                next_step="`prefect-bt up` may find it again; or prefect-bt down --force.",
+            ) from error
+        raise _busy_error(f"the server answers {status}") from error
+    except httpx.TimeoutException as error:
+        raise _busy_error("the server does not answer in time") from error
     except (httpx.HTTPError, RuntimeError):
-        return  # a server that does not answer is of no use to any run
+        return  # a server without connections is of no use to any run
     if going:
         raise ServerError(
             f"{len(going)} flow run(s) are active on this server: {', '.join(going[:5])}.",
             next_step="Let them end or stop them (prefect-bt stop); or prefect-bt down --force.",
         )
+
+
+def _busy_error(why: str) -> ServerError:
+    return ServerError(
+        f"Active flow runs cannot be listed: {why}.",
+        next_step="Try again in a minute; or prefect-bt down --force.",
+    )
 
 
 def _read_user_auth() -> str:

@@ -92,7 +92,9 @@ class LiveLogs:
     def _list_published(self, attempt: int) -> list[RankLog]:
         if attempt not in self._gangs:
             project_id, job_id = self._record.project_id, self._record.id
-            gang = GangObjects.of_attempt(self._store, project_id, job_id, attempt)
+            gang = GangObjects.of_attempt(
+                self._store, project_id, job_id, attempt, clock=self._clock
+            )
             self._gangs[attempt] = gang
         gang = self._gangs[attempt]
         if self._clock() >= self._mark_due:

@@ -135,9 +135,12 @@ class LogCursor:
     ) -> Iterator[JobLine]:
         """Yield selected lines after the offset; a partial line if no more of it is expected.
 
-        A live log is read until `until`, in seconds of `time.monotonic`.
+        A live log is read until `until`, in seconds of `time.monotonic`, but always by one chunk:
+        where the list of logs takes long, nothing else would be read.
         """
-        while chunk := self._read_chunk(chunk_size, until):
+        limit = math.inf
+        while chunk := self._read_chunk(chunk_size, limit):
+            limit = until
             self._offset += len(chunk)
             self._digest.update(chunk)
             whole, newline, self._partial_line = (self._partial_line + chunk).rpartition(b"\n")

@@ -37,14 +37,20 @@ class TerminationSignal:
 
     def __init__(self) -> None:
         self.is_requested = False
-        self.process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         signal.signal(signal.SIGTERM, self._handle_sigterm)
+
+    def forward_to(self, process: subprocess.Popen[bytes]) -> None:
+        """Forward the signal to this process from now on, also one that came before it started."""
+        self._process = process
+        if self.is_requested:
+            process.terminate()
 
     def _handle_sigterm(self, number: int, frame: FrameType | None) -> None:
         _ = number, frame
         self.is_requested = True
-        if self.process is not None:
-            self.process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
 
 class FlowProcess:
@@ -62,7 +68,7 @@ class FlowProcess:
 
     def run(self, job: JobHandoff, termination: TerminationSignal) -> int:
         """Send the job, and return the exit code, negative for a signal."""
-        termination.process = self._process
+        termination.forward_to(self._process)
         with suppress(OSError):  # it is dead, as its exit code tells
             socket.send_fds(self._socket, [job.message], [job.lock])
         return self._process.wait()

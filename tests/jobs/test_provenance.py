@@ -16,6 +16,8 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.provenance_record import GitState
 from prefect_bt.object_store import open_store
 from tests.jobs.records import small_project
+from tests.node_agent.rig import wait_until
+from tests.node_shells import list_processes_of
 
 PROJECT = small_project()
 PASSWORD = "hunter2-hunter2"
@@ -98,7 +100,7 @@ def test_a_job_knows_its_code_and_its_client(git, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["exit 128", "exec sleep 1000", "sleep 1000 & sleep 1000", "", None]
+    "script", ["exit 128", "exec sleep 1000", "sleep 86417 & sleep 86417", "", None]
 )
 def test_git_never_fails_a_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, script
@@ -117,6 +119,7 @@ def test_git_never_fails_a_push(
     assert found.git is None
     assert found.python_version
     assert capfd.readouterr() == ("", "")
+    wait_until(lambda: not list_processes_of("86417"))
 
 
 def test_how_it_is_spelled() -> None:

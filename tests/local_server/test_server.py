@@ -7,16 +7,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_CLIENT_MAX_RETRIES,
+    temporary_settings,
+)
 
 from prefect_bt.errors import ServerError
 from prefect_bt.host.processes import ProcessIdentity, read_start_time
@@ -32,6 +39,7 @@ from prefect_bt.local_server.discovery import (
 )
 from prefect_bt.local_server.password import auth_file, read_auth
 from tests.forked import Forked
+from tests.node_agent.rig import wait_until
 from tests.ports import free_port
 
 NOBODY = 65534
@@ -194,8 +202,43 @@ def refuses_while_a_run_is_going(api_url: str) -> None:
 
     with use_api(api_url), get_client(sync_client=True) as client:
         client.create_flow_run(long, name="still-going", state=Running())
-    with pytest.raises(ServerError, match="still-going"):
-        server.down(echo=lambda _: None)
+
+    def read_refusal() -> str:
+        with pytest.raises(ServerError) as caught:
+            server.down(echo=lambda _: None)
+        return str(caught.value)
+
+    wait_until(lambda: "still-going" in read_refusal())  # its SQLite may be busy
+
+
+class _Busy(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(503)
+
+    do_GET = do_POST
+
+
+@pytest.mark.parametrize(("answers", "why"), [(True, "answers 503"), (False, "does not answer")])
+def test_a_server_that_is_too_busy_to_list_its_runs_is_not_stopped(
+    state_dir: Path, answers: bool, why: str
+) -> None:
+    with (
+        HTTPServer(("127.0.0.1", 0), _Busy) as api,
+        subprocess.Popen(["sleep", "3000"]) as process,
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 1.0}),
+    ):
+        url = f"http://127.0.0.1:{api.server_port}"
+        facts = {"server_pid": process.pid, "server_started": read_start_time(process.pid)}
+        write_server(state_dir, {"api_url": f"{url}/api", "ui_url": url, **facts})
+        thread = threading.Thread(target=api.serve_forever, kwargs={"poll_interval": 0.01})
+        if answers:
+            thread.start()
+        with pytest.raises(ServerError, match=f"cannot be listed: the server {why}.*--force"):
+            server.down(echo=lambda _: None)
+        assert process.poll() is None
+        if answers:
+            api.shutdown()
+        server.down(force=True, echo=lambda _: None)
 
 
 def test_a_port_in_use(state_dir: Path):

@@ -114,3 +114,13 @@ def test_an_archiver_notices_an_outage(tmp_path: Path) -> None:
     reader.store.broken = True
     with pytest.raises(StoreError):
         log.read_log(offset=0, limit=99)
+
+
+def test_a_log_is_read_although_the_time_is_over_before_it(tmp_path: Path) -> None:
+    """As where a bucket takes longer to list than a reader may take for one pass."""
+    reader = Reader(tmp_path)
+    reader.begin(BOX)
+    for rank in (0, 1):
+        reader.gang.rank(rank).write_log(line(rank), offset=0)
+    logs = JobLogs(reader.ledger, reader.record, list_live=reader.open_live().list_nodes)
+    assert {one.line.rank for one in logs.read_new(max_seconds=-1.0)} >= {0, 1}

@@ -17,22 +17,29 @@ from tests.node_shells import LOCAL, Terminal, list_processes_of, run_shell, she
 SECRET = "very-secret-word-9"
 HOLD = "echo ready; while [ ! -e end ]; do sleep 0.05; done"
 """A command that runs until the file `end` is in the workspace."""
-SIGNALLED = f"""
+TERMINATED = f"""
 import os, signal, time
 from prefect_bt.substrates.local import shell
 start, end_all = shell._start, shell._end_all
+def end_all_and_terminate(known):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end_all(known)
+shell._end_all = end_all_and_terminate
+{LOCAL}"""
+"""A shell that gets SIGTERM while it ends what its command has left."""
+SIGNALLED = TERMINATED.replace(
+    LOCAL,
+    f"""
 def start_and_hang_up(handle, entry):
     child = start(handle, entry)
     while not (handle.folder.path / "workspace/started").exists():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGHUP)
     return child
-def end_all_and_terminate(known):
-    os.kill(os.getpid(), signal.SIGTERM)
-    end_all(known)
-shell._start, shell._end_all = start_and_hang_up, end_all_and_terminate
-{LOCAL}"""
-"""A shell that gets SIGHUP before it waits for its command, and SIGTERM while it ends it."""
+shell._start = start_and_hang_up
+{LOCAL}""",
+)
+"""One that also gets SIGHUP before it waits for its command."""
 
 
 def launch(rig: Rig):
@@ -159,10 +166,19 @@ def test_nothing_outlives_a_shell(mapped_rig: Rig, killed: signal.Signals | None
     assert handle.observe().exit_code is None  # the node runs
 
 
-def test_nothing_outlives_a_shell_that_is_signalled_at_once_and_again(mapped_rig: Rig) -> None:
-    handle, word = launch(mapped_rig), f"signalled-{os.getpid()}"
-    script = f"setsid sh -c 'touch started; while :; do sleep 1; done' {word} & cat"
-    argv = shell_argv(handle, "sh", "-c", script, program=SIGNALLED)
+@pytest.mark.parametrize(
+    ("program", "last", "code"),
+    [
+        (SIGNALLED, "cat", 128 + signal.SIGHUP),
+        (TERMINATED, "until [ -e started ]; do sleep 0.01; done", 0),
+    ],
+)
+def test_nothing_outlives_a_shell_whatever_moment_a_signal_comes_at(
+    mapped_rig: Rig, program: str, last: str, code: int
+) -> None:
+    handle, word = launch(mapped_rig), f"signalled-{os.getpid()}-{code}"
+    script = f"setsid sh -c 'touch started; while :; do sleep 1; done' {word} & {last}"
+    argv = shell_argv(handle, "sh", "-c", script, program=program)
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as shell:
-        assert shell.wait(60) == 128 + signal.SIGHUP
+        assert shell.wait(60) == code
         assert list_processes_of(word) == []

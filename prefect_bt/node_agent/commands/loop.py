@@ -163,10 +163,11 @@ class CommandLoop:
         Many programs leave one that ends by itself in a moment, as Python's resource tracker does.
         """
         moment = time.monotonic() + BACKGROUND_MOMENT
-        while (left := self._runner.list_processes()) and time.monotonic() < moment:
+        while self._runner.list_processes() and time.monotonic() < moment:
             self.run_once()
             if self._around.stop_monitor.reason:
                 break
+        left = self._runner.list_processes()  # one may have ended since the look before the moment
         names = tuple(_format_command_line(process.pid) for process in left)
         if left:
             self._runner.terminate()

@@ -35,6 +35,7 @@ HANGUP_SECONDS: Final = 2.0
 """Seconds from SIGHUP to SIGKILL when the commands have ended."""
 ENDED: Final = "The commands of the node have ended, and the shell with them."
 _CHECK_INTERVAL: Final = 0.5
+_SIGNALS: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _NodeProcesses(NamedTuple):
@@ -152,6 +153,7 @@ def _adopted_processes() -> Generator[None]:
     try:
         yield
     finally:
+        _ignore_signals()
         _end_all(known)
         syscalls.set_subreaper(enabled=False)
 
@@ -179,20 +181,23 @@ def _quiet_interrupts() -> Generator[None]:
 
     Only the first SIGTERM or SIGHUP counts: another one would interrupt the end of the command.
     """
-    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
     def react(number: int, _: object) -> None:
         if number in {signal.SIGTERM, signal.SIGHUP}:
-            for ignored in numbers:
-                signal.signal(ignored, signal.SIG_IGN)
+            _ignore_signals()
             raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, react) for number in numbers}
+    before = {number: signal.signal(number, react) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _error(handle: HostHandle, why: str, next_step: str) -> SubstrateError:
