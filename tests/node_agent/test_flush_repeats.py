@@ -62,7 +62,7 @@ def committed(rig: Rig) -> list[str]:
 
 def test_a_store_that_is_mended_gets_the_checkpoints(rig: Rig) -> None:
     obstacle = break_store(rig)
-    handle = launch(rig, 0.1, 0.1, 600.0)
+    handle = launch(rig, 0.1, 20.0, 20.0)
     wait_until(lambda: len(repeats(handle)) >= 1)
     assert handle.observe().phase is NodePhase.FLUSHING
     obstacle.unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from prefect_bt.host.job_lock import lock_job, lock_path
 from prefect_bt.host.state_folder import NodeRecord
 from prefect_bt.node_agent.owner_monitor import RecoveryMonitor
@@ -39,8 +41,12 @@ def test_a_job_without_an_owner_is_recovered(tmp_path: Path) -> None:
     wait_for_lines(tmp_path / "recoveries", 1)
 
 
-def test_a_recovery_that_ended_with_the_node_is_repeated(tmp_path: Path) -> None:
+def test_a_recovery_that_ended_with_the_node_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its threads can hold the lock for a moment after the guard has killed it."""
+    # This process would adopt what other tests leave, until its end.
+    monkeypatch.setattr("prefect_bt.host.syscalls.set_subreaper", lambda enabled=True: None)
     monitor = monitor_of(tmp_path, tmp_path / "recoveries")
     monitor._recover()
     with lock_job(tmp_path, JOB):

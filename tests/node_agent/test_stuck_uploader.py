@@ -69,7 +69,19 @@ def turn(made: UploaderProcess) -> bool:
     return made.is_finished
 
 
-def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(tmp_path: Path) -> None:
+def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+
+    def monotonic() -> float:
+        """Let time pass when the uploader has written its status, and while none runs."""
+        if made.pid is None or (tmp_path / "upload.json").exists():
+            now[0] += 0.1
+        return now[0]
+
+    watched = altered(time, monotonic=monotonic)
+    monkeypatch.setattr("prefect_bt.node_agent.upload_watchdog.time", watched)
     made = uploader(tmp_path, STOPS, patience=0.3)
     flush(made)
     assert made.pid is None

@@ -4,14 +4,13 @@ import fcntl
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
@@ -30,7 +29,7 @@ from prefect_bt.open_metrics.store_values import StoreReader
 from tests.cli.conftest import Cli
 from tests.job_metrics.node_files import write_node_file
 from tests.jobs.records import new_record, small_project
-from tests.node_agent.rig import make_plan
+from tests.node_agent.rig import make_plan, wait_until
 from tests.ports import free_port
 from tests.written_jobs import write_job
 
@@ -91,12 +90,22 @@ def read_endpoint(url: str) -> Samples:
     return found
 
 
+def wait_until_up(url: str, process: subprocess.Popen[str]) -> None:
+    def is_up() -> bool:
+        assert process.poll() is None
+        with suppress(OSError):
+            return read_endpoint(url).get("prefect_bt_up") == [({}, 1)]
+        return False
+
+    wait_until(is_up, "no answer")
+
+
 def read_nothing() -> Ledger:
     raise StoreError("it does not answer")
 
 
 def test_scrape_has_store_node_gpus_and_training(tmp_path: Path, ledger: Ledger):
-    store = StoreReader(tmp_path, open_store=lambda: ledger)
+    store = StoreReader(tmp_path, open_store=lambda: ledger, first_patience=60)
     with running_node(tmp_path), served(JobCollector(tmp_path, store)) as scrape:
         found = scrape()
 
@@ -164,6 +173,8 @@ def test_store_is_read_at_most_every_30_seconds(tmp_path: Path, ledger: Ledger):
     for at in (0, 10, 29, 31):
         now[0] = at
         store.refresh()
+        assert store._thread is not None
+        store._thread.join()
     assert len(asked) == 2
 
 
@@ -184,7 +195,7 @@ def test_file_is_decoded_as_it_grows_and_ended_nodes_are_left_out(tmp_path: Path
 
 def test_dashboard_has_every_exported_metric_and_no_other(tmp_path: Path, ledger: Ledger):
     job = ledger.list_jobs()[0].id
-    store = StoreReader(tmp_path, open_store=lambda: ledger)
+    store = StoreReader(tmp_path, open_store=lambda: ledger, first_patience=60)
     with running_node(tmp_path, job=job), served(JobCollector(tmp_path, store)) as scrape:
         found = scrape()
 
@@ -209,7 +220,7 @@ def test_worker_serves_its_metrics(tmp_path: Path):
     try:
         lines = iter(worker.stdout.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
-        assert read_endpoint(url)["prefect_bt_up"] == [({}, 1)]
+        wait_until_up(url, worker)
     finally:
         worker.kill()
         worker.communicate()
@@ -222,13 +233,7 @@ def test_watchdog_of_up_serves_its_metrics(tmp_path: Path):
     write_server(tmp_path / "state", {"metrics_listen": address})
     watchdog = cli.start(program=[sys.executable, "-m", "prefect_bt.local_server.watchdog"])
     try:
-        for _ in range(200):
-            with suppress(URLError):
-                assert read_endpoint(f"http://{address}/metrics")["prefect_bt_up"] == [({}, 1)]
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail("no answer")
+        wait_until_up(f"http://{address}/metrics", watchdog)
     finally:
         watchdog.kill()
         watchdog.communicate()

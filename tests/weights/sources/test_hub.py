@@ -96,8 +96,11 @@ def test_killed_in_the_middle(hub: Hub, place: Place) -> None:
     def arrived() -> int:
         return sum(map(count_received, weights.glob("parts/*")))
 
+    def count_finished() -> int:
+        return sum(len(one.read_bytes().splitlines()) for one in weights.glob("fills/*/journal"))
+
     deadline = time.monotonic() + 200
-    while arrived() < 3 << 20 or hub.bodies("big.bin") < 2:
+    while arrived() < 3 << 20 or hub.bodies("big.bin") < 2 or count_finished() < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)

@@ -41,12 +41,19 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def busy(here: Hub) -> Iterator[Hub]:
-    """A Hub that limits every request for 1.5 s."""
+    """A Hub that limits every request until 1.5 s after the first."""
     here.repos["o/r"].commit(FILES)
-    here.bad.status, timer = 429, threading.Timer(1.5, lambda: setattr(here.bad, "status", 0))
-    timer.start()
+    here.bad.status, is_over = 429, threading.Event()
+
+    def lift() -> None:
+        while not here.asked and not is_over.wait(0.01):
+            pass
+        is_over.wait(1.5)
+        here.bad.status = 0
+
+    threading.Thread(target=lift, daemon=True).start()
     yield here
-    timer.cancel()
+    is_over.set()
 
 
 @pytest.mark.parametrize(
