@@ -14,14 +14,21 @@ _SECRET_BYTES: Final = 32
 
 
 def ensure_secret(path: Path) -> bytes:
-    """Return the secret in the file; create it, in a private folder, if there is none."""
+    """Return the secret in the file; create it, in a private folder, if there is none.
+
+    An incomplete one, as of a power cut, is replaced: with an empty one, anybody could sign.
+    """
     with suppress(FileNotFoundError):
-        return path.read_bytes()
+        if len(known := path.read_bytes()) == _SECRET_BYTES:
+            return known
+        path.unlink(missing_ok=True)
     ensure_private_folder(path.parent)
     staged = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(secrets.token_bytes(_SECRET_BYTES))
+        stream.flush()
+        os.fsync(stream.fileno())
     # A link and not a rename: of two processes that are first at once, both use the same secret.
     with suppress(FileExistsError):
         os.link(staged, path)

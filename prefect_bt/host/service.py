@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -89,14 +90,21 @@ def wait_until_ready(  # noqa: PLR0913 (options of one wait)
 ) -> T:
     """Return the first true result of `check`, which is called every `interval` seconds.
 
-    Raise ServerError if the process ends before, or after `timeout` seconds.
+    Raise ServerError if the process ends before, or after `timeout` seconds. An interrupt ends it.
     """
     deadline = time.monotonic() + timeout
-    while process.poll() is None and time.monotonic() < deadline:
-        if result := check():
-            return result
-        time.sleep(interval)
-    ProcessIdentity(process.pid, read_start_time(process.pid)).stop(timeout=STOP_TIMEOUT)
+    started = ProcessIdentity(process.pid, read_start_time(process.pid))
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            if result := check():
+                return result
+            time.sleep(interval)
+    except BaseException:
+        started.send(
+            signal.SIGTERM
+        )  # a command that stops services finds only those that are ready
+        raise
+    started.stop(timeout=STOP_TIMEOUT)
     lines = log.read_text(errors="replace").strip().split("\n")
     if process.poll() == EXIT_EXPLAINED:
         raise ServerError(lines[-1])

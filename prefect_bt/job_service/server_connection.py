@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT: Final = 10.0
 _READ_TIMEOUT: Final = 60.0
+_WORK_TIMEOUT: Final = 1200.0
+"""Seconds for a request that is never repeated: the server may store a large workspace first."""
 _MAX_IDLE: Final = 3.0
 """Seconds after which a connection is not used again: the server closes it then."""
 _REPEAT_DELAYS: Final = (0.5, 2.0)
@@ -60,7 +62,7 @@ class Connection:
             except FAILED as error:
                 self._sockets.close()
                 if (delay := next(delays, None)) is None:
-                    raise self.unreachable(error) from error
+                    raise self.unreachable(error, repeatable=method == "GET") from error
                 time.sleep(delay)
 
     def open(
@@ -86,10 +88,11 @@ class Connection:
             self._raise_refusal(answer.status, answer.read())
         return answer
 
-    def unreachable(self, error: Exception) -> StoreError:
+    def unreachable(self, error: Exception, *, repeatable: bool = True) -> StoreError:
+        look = "" if repeatable else " Before you repeat it, see `view`: it may have been done."
         return StoreError(
             f"The server {self._server.url} of {self._server.origin} does not answer: {error!r}.",
-            next_step="Check its address and that `prefect-bt api` runs there.",
+            next_step=f"Check its address and that `prefect-bt api` runs there.{look}",
             url=self._server.url,
         )
 
@@ -134,7 +137,7 @@ class _Sockets(threading.local):
         if is_new or connection.sock is None or now - self._used > _MAX_IDLE:
             connection.close()
             connection.connect()
-            cast("socket", connection.sock).settimeout(_READ_TIMEOUT)
+        cast("socket", connection.sock).settimeout(_WORK_TIMEOUT if is_new else _READ_TIMEOUT)
         self._used = now
         return connection
 

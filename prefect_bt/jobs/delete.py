@@ -60,19 +60,22 @@ def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, 
 def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> dict[str, object]:
     """Delete every job of the project, then its records and its caches on this machine.
 
-    Raises StateError before anything is deleted if one of its jobs cannot be deleted.
+    Raises StateError before anything is deleted if one of its jobs cannot be deleted. A job that
+    is pushed meanwhile is deleted too, or keeps the project.
     """
     project = ledger.projects.get(name_or_id)
-    jobs = list_project_jobs(ledger, project.id)
-    for job_id in jobs:
-        check_deletable(ledger, project.id, job_id)
-    for job_id in jobs:
-        _delete(ledger, project.id, job_id, settings)
+    deleted = set[str]()
+    while jobs := set(list_project_jobs(ledger, project.id)) - deleted:
+        for job_id in jobs:
+            check_deletable(ledger, project.id, job_id)
+        for job_id in sorted(jobs):
+            _delete(ledger, project.id, job_id, settings)
+        deleted |= jobs
     for cache in _CACHES:
         remove_tree(settings.state_dir / "cache" / cache / quote_name(project.id))
-    last = project_record_key(project.id)
+    last, jobs_folder = project_record_key(project.id), f"{project_prefix(project.id)}/jobs/"
     for info in ledger.store.list(project_prefix(project.id)):
-        if info.key != last:
+        if info.key != last and not info.key.startswith(jobs_folder):
             ledger.store.delete(info.key)
     # A project in the index has a record, so its entry is removed first.
     ledger.projects.remove_from_index(project)

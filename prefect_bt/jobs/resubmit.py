@@ -11,7 +11,7 @@ from prefect_bt.definitions.variable_overrides import check_variables
 from prefect_bt.errors import StateError
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.jobs.reconcile import reconcile_job
-from prefect_bt.jobs.starting.acceptance import accepted_document, start_job
+from prefect_bt.jobs.starting.acceptance import read_accepted_document, start_job
 from prefect_bt.jobs.starting.launcher import default_deployment, open_launcher
 from prefect_bt.jobs.stop import describe_owning_machine
 from prefect_bt.ledger.creation import check_creates_once
@@ -50,7 +50,7 @@ def retry(
         with launcher.hold_lock(ledger, job_id) if launcher else nullcontext():
             epoch = _request_attempt(ledger, record, limit, variables, any_host=launcher is None)
         start_job(ledger, record, launcher, epoch=epoch)
-    flat = accepted_document(ledger, record)
+    flat = read_accepted_document(ledger, record)
     return {**flat, "training_job": flat}
 
 

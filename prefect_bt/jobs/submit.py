@@ -27,8 +27,8 @@ from prefect_bt.jobs.preflight import plan_submission
 from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.starting.acceptance import (
     accept_here,
-    accepted_document,
     note_failed_start,
+    read_accepted_document,
     start_job,
 )
 from prefect_bt.jobs.starting.cluster_reader import find_job_cluster
@@ -259,7 +259,7 @@ def recreate(
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """Return the result of push: the flat job document, and the same under `training_job`."""
-    flat, notes = accepted_document(ledger, record), list(plan.notes)
+    flat, notes = read_accepted_document(ledger, record), list(plan.notes)
     waits = flat["current_status"] == JobState.PENDING.value
     notes += list_secret_notes(record) if waits else list_cluster_notes(record)
     return {**flat, "notes": notes, "training_job": flat}

@@ -79,10 +79,18 @@ class Ledger:
         self.store.delete(job_index_key(job_id))
 
     def create_job(self, record: JobRecord) -> None:
-        """Create the job, which exists from now on. It waits, although it is in no queue yet."""
+        """Create the job, which exists from now on. It waits, although it is in no queue yet.
+
+        NotFoundError if its project was deleted meanwhile.
+        """
         key = f"{job_prefix(record.project_id, record.id)}/job.json"
         if not try_create(self.store, key, codec.dumps(record).encode()):
             raise ObjectExists(f"{key} is already in {self.store.url}.", key=key)
+        if self.is_deleted(record.id):
+            self.store.delete(key)
+            raise NotFoundError(
+                "project", record.project_name, next_step="It was deleted meanwhile: push again."
+            )
 
     def is_deleted(self, job_id: str) -> bool:
         """Return whether the ID is that of a job that was deleted."""

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.errors import NotFoundError
+from prefect_bt.errors import NotFoundError, StoreError
 from prefect_bt.file_server.signed_urls import compute_signature, is_signature_valid
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
@@ -141,12 +141,14 @@ class Uploads:
                 raise missing
             yield folder / OBJECT_NAME
             if remote:
-                remote.delete(name)
+                with suppress(StoreError):  # its job has started; gc removes what is left
+                    remote.delete(name)
             remove_tree(folder)
 
     def give_up(self, key: str, key_id: str) -> None:
         """Let an upload of the key give way to a new one: the job that named it was refused."""
-        match, past = _OBJECT_KEY.fullmatch(key), self._clock() - _IDLE_SECONDS - 1
+        name = key.removeprefix(self.bucket.prefix) if self.bucket else key
+        match, past = _OBJECT_KEY.fullmatch(name), self._clock() - _IDLE_SECONDS - 1
         if match and match[2] == key_id:
             folder = self._folder / match[1]
             for path in (*find_paths(folder, "*"), folder):
@@ -171,9 +173,15 @@ class Uploads:
         mine = find_paths(self._folder, f"{key_id}-*")
         if len(mine) < MAX_OPEN_UPLOADS:
             return
-        changed_at, oldest = min((measure_folder(path)[1], path) for path in mine)
+        ages = list[tuple[float, Path]]()
+        for path in mine:
+            with suppress(FileNotFoundError):  # a job has taken it
+                ages.append((measure_folder(path)[1], path))
+        if len(ages) < MAX_OPEN_UPLOADS:
+            return
+        changed_at, oldest = min(ages)
         if self._clock() - changed_at < _IDLE_SECONDS:
-            message = f"The key has {len(mine)} uploads that no job has taken. Try again later."
+            message = f"The key has {len(ages)} uploads that no job has taken. Try again later."
             raise UploadError(503, "SlowDown", message)
         remove_tree(oldest)
 
@@ -217,7 +225,8 @@ def join_parts(folder: Path, parts: Sequence[tuple[int, str]]) -> None:
             for file in files:
                 _append(file, joined.fileno())
             os.fsync(joined.fileno())
-        for part in find_paths(folder, _PARTS):
+        # Also a part that is received twice: once published, a repetition would miss the others.
+        for part in (*find_paths(folder, _PARTS), *find_paths(folder, ".*.tmp")):
             part.unlink()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from prefect_bt.errors import PrefectBtError, StateError
+from prefect_bt.errors import PrefectBtError, StateError, StoreError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import job_document, store_ended_job
 from prefect_bt.jobs.starting.cluster_reader import find_cluster
@@ -77,8 +77,22 @@ def _start_or_queue(ledger: Ledger, record: JobRecord, launcher: JobLauncher, *,
     return ""
 
 
-def accepted_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
-    """Return the job's document with its `machine`, or with what it waits for in the queue."""
+def read_accepted_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
+    """Return the job's document with its `machine`, or with what it waits for in the queue.
+
+    StoreError, which does not mean that the job was refused.
+    """
+    try:
+        return _read_document(ledger, record)
+    except StoreError as error:
+        raise StoreError(
+            f"Job {record.id} was accepted, but its state cannot be read: {error.message}",
+            url=ledger.store.url,
+            next_step=f"Do not push it again. See: prefect-bt view --job-id {record.id}",
+        ) from error
+
+
+def _read_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     document = job_document(ledger, record)
     if document["current_status"] == JobState.PENDING.value:
         wait = find_wait(ledger, record.id)

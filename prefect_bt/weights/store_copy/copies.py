@@ -130,13 +130,15 @@ class StoreMirror:
         sizes = {entry.sha256: entry.size for entry in manifest.entries}
         try:
             sent = self.store_blobs(sizes, blob_path, on_bytes=on_bytes, stop=stop)
+            self._create_manifest(manifest)
+            # Until now another host could delete a blob with the last other copy that named it.
+            sent += self.store_blobs(sizes, blob_path, stop=stop)
         except UploadStopped:
             raise WeightsError(
                 f"{redact_url(manifest.source)}: stopped before the store had a complete copy.",
                 source=manifest.source,
                 next_step="Push again: stored files are kept.",
             ) from None
-        self._create_manifest(manifest)
         return sent
 
     def store_blobs(

@@ -199,6 +199,21 @@ def test_deleting_keeps_what_others_name(store, blobs):
     assert list(store.list("")) == []
 
 
+def test_a_blob_that_is_deleted_while_another_copy_is_published_is_sent_again(store, blobs):
+    """The other blobs of that copy may take minutes to send."""
+    old = blobs.manifest({"a": b"shared", "b": b"only old"})
+    new = blobs.manifest({"a": b"shared", "b": b"only new"}, revision="r2")
+
+    class Publisher(StoreMirror):
+        def _create_manifest(self, manifest):
+            StoreMirror(store).delete(old.name)
+            super()._create_manifest(manifest)
+
+    StoreMirror(store).publish(old, blobs)
+    assert Publisher(store).publish(new, blobs) == len(b"only new") + len(b"shared")
+    assert read_all(StoreMirror(store), new) == {"a": b"shared", "b": b"only new"}
+
+
 def test_sweeping_takes_what_nobody_names(store, blobs):
     manifest, mirror = blobs.manifest({"a": b"named"}), StoreMirror(store)
     mirror.publish(manifest, blobs)
