@@ -83,6 +83,9 @@ class Terminal:
             self.shown += os.read(self._ours, 65536).decode(errors="replace")
         self.shown = self.shown.partition(text)[2]
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def wait_end(self) -> int:
         """Return the exit code."""
         return self._process.wait(PATIENCE)

@@ -95,7 +95,14 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
         with suppress(BlockingIOError):
             os.write(wake, b"\0")
 
-    previous = signal.signal(signal.SIGWINCH, note_resize) if interactive else None
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    # By default, SIGTERM and SIGHUP would leave the terminal raw.
+    handlers = {signal.SIGWINCH: note_resize, signal.SIGTERM: end, signal.SIGHUP: end}
+    if not interactive:
+        handlers.clear()
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         with restored_terminal():
             if interactive:
@@ -103,8 +110,8 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
                 program.resize(*read_size())
             _copy(program, waking)
     finally:
-        if interactive:
-            signal.signal(signal.SIGWINCH, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         os.close(waking)
         os.close(wake)
 

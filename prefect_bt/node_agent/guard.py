@@ -68,6 +68,8 @@ def main(arguments: list[str]) -> NoReturn:
     publisher.start()
     _wait_for_agent(agent)
     _clean_up(task)
+    for lock in task.gpu_locks:  # the next attempt needs the GPUs while this end is published
+        os.close(lock)
     rescue.recover_before_exit()
     publisher.close()
     _exit_process(0)
@@ -78,15 +80,16 @@ def _prepare(folder: NodeFolder) -> AgentConfig:
     record = codec.loads(NodeRecord, read_regular(folder.record))
     plan = codec.loads(NodePlan, read_regular(folder.plan))
     _become_subreaper()
-    gpus, refusal = (
-        _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ((), "")
+    claimed, refusal = (
+        _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ({}, "")
     )
     # Both hold the pipes: a container lives until guard and agent have ended.
     pipes = None
     if record.contained:
         pipes = open_pipes(folder, only_container_reports=record.in_pod)
     cause = Cause.GPUS_MISSING if refusal else None
-    return AgentConfig(folder, record, plan, {}, gpus, refusal, cause, pipes)
+    locks = tuple(claimed.values())
+    return AgentConfig(folder, record, plan, {}, tuple(claimed), refusal, cause, pipes, locks)
 
 
 def _report_unprepared(folder: NodeFolder, error: BaseException) -> None:
@@ -100,16 +103,17 @@ def _report_unprepared(folder: NodeFolder, error: BaseException) -> None:
     status.save_with_retry()
 
 
-def _reserve_gpus(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
+def _reserve_gpus(plan: NodePlan, state_dir: Path) -> tuple[dict[str, int], str]:
+    """Return the devices with the descriptors of their locks, and why there are none."""
     if not plan.resources.gpus:
-        return (), ""
+        return {}, ""
     from prefect_bt.host.gpu_reservation import NotEnoughGpus, reserve_gpus
 
     try:
         claimed = reserve_gpus(plan.resources.gpus, state_dir=state_dir)
     except (NotEnoughGpus, OSError) as error:
-        return (), str(error)
-    return tuple(gpu.device for gpu, _ in claimed), ""
+        return {}, str(error)
+    return {gpu.device: lock for gpu, lock in claimed}, ""
 
 
 def _run_agent(task: AgentConfig) -> NoReturn:

@@ -6,12 +6,17 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from prefect_bt.host import processes
+from prefect_bt.node_agent.commands.loop import CommandLoop
+from prefect_bt.node_agent.commands.runner import ShellRunner
 from prefect_bt.node_agent.upload_watchdog import UploaderConfig, UploaderProcess
 from tests.altered import altered
+from tests.forked import Forked
 from tests.node_agent.rig import wait_until
 
 STOPS = """
@@ -90,6 +95,45 @@ def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(
         and "was killed 2 times" in made.failure_reason()
     )
     assert "checkpoint-1/w.bin (rank 3)" in made.failure_reason()
+
+
+def end_beside_the_commands(folder: Path) -> str:
+    """Kill an uploader while commands are killed; return how its flush failed, "" for not at all.
+
+    Every process below this one counts as one of the commands, except the uploader.
+    """
+    made = uploader(folder, WORKS, patience=600.0)
+    made.ensure_running()
+    ended = made.pid
+    assert ended is not None
+
+    def list_processes() -> list[processes.ProcessStat]:
+        left = processes.list_descendants(os.getpid(), exclude=(ended,))
+        if made.pid == ended and left:
+            os.kill(ended, signal.SIGKILL)
+            os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+        return left
+
+    runner = ShellRunner(os.environ, list_processes=list_processes, uploader_pid=lambda: made.pid)
+    runner.start("sleep 3000 & sleep 3000")
+    around: Any = SimpleNamespace(uploader=made)
+    loop = CommandLoop.__new__(CommandLoop)
+    loop._around, loop._runner = around, runner
+    loop._kill_processes()
+    (folder / "go").touch()
+    flush(made)
+    return made.failure_reason()
+
+
+def test_one_that_ends_while_the_commands_are_killed_is_started_again(tmp_path: Path) -> None:
+    """As by the kernel on a full machine. Else its last flush would wait for it for ever."""
+    program = f"""
+import sys
+from pathlib import Path
+from {__name__} import end_beside_the_commands
+print(end_beside_the_commands(Path(sys.argv[1])))
+"""
+    assert Forked(program, [tmp_path]).communicate(200) == ("\n", "")
 
 
 def test_a_slow_uploader_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +21,13 @@ import psutil
 import pytest
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.job_lock import is_owned, lock_job
+from prefect_bt.host.job_lock import is_free, is_owned, lock_job
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.ledger.records import NodePhase
 from prefect_bt.object_store import open_store
-from prefect_bt.planning.plan import WorkspacePlan
+from prefect_bt.planning.plan import Resources, WorkspacePlan
 from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
+from tests.altered import altered
 from tests.node_agent.rig import (
     JOB,
     Rig,
@@ -108,6 +112,60 @@ def test_a_launch_cut_short_is_lost_and_can_be_removed(rig: Rig) -> None:
     handle.stop(reason="stopped", force=True)
     handle.remove()
     assert rig.substrate.list_nodes(JOB) == []
+
+
+def test_a_node_is_not_lost_while_its_launcher_creates_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may list it between the creation of its folder and the lock."""
+    folder = rig.state / "jobs" / JOB / "attempt-0" / "rank-0"
+    folder.mkdir(parents=True)
+    (handle,) = rig.substrate.list_nodes(JOB)
+    with handle.folder.lock.open("w") as lock:
+
+        def go_on(_seconds: float) -> None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+        monkeypatch.setattr("prefect_bt.host.nodes.handle.time", altered(time, sleep=go_on))
+        assert handle.observe().phase is NodePhase.LAUNCHED
+    assert not handle.folder.status.exists()
+    handle.remove()
+
+
+def test_the_gpus_of_an_ended_node_are_free_while_its_end_is_published(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """A retry begins a second later; a bucket without answers delays the old guard by more."""
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho '0, NVIDIA H100'\n")
+    program.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
+        rig.substrate = LocalProcessSubstrate(
+            rig.state,
+            map_paths=True,
+            orphan_deadline=600.0,
+            environment={
+                **os.environ,
+                "PATH": f"{program.parent}:{os.environ['PATH']}",
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "AWS_ACCESS_KEY_ID": "a",
+                "AWS_SECRET_ACCESS_KEY": "b",
+                "AWS_REGION": "us-east-1",
+            },
+        )
+        one_gpu = {"store": "s3://bucket/store", "resources": Resources(gpus=1)}
+        handle = rig.launch_plan(make_plan(rig.state, ("true",), **one_gpu))
+        wait_over(handle)
+
+        runs = [True]
+
+        def is_gpu_free() -> bool:
+            runs.append(not is_free(handle.folder.lock))
+            return is_free(rig.state / "gpus/0.lock")
+
+        wait_until(is_gpu_free)
+        assert runs[-1], "its guard still publishes"
 
 
 # -- owning a job -----------------------------------------------------------------------------

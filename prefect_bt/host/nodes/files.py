@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,8 @@ AGENT_UNRESPONSIVE: Final = "the node's agent did not answer a stop and was kill
 
 def write_text_atomic(path: Path, text: str) -> None:
     """Replace the file in one step, readable by the owner only. Raise OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    # Several threads of a flow may find the same node lost.
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

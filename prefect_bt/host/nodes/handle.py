@@ -42,6 +42,8 @@ from prefect_bt.reserved_variables import LEADER_PORT_VARIABLE
 SUBSTRATE_NAME: Final = "local"
 NODE_GONE = "the node's process is gone"
 KILL_TIMEOUT = 15.0
+LAUNCH_TIMEOUT = 2.0
+"""Seconds from the creation of a node's folder until its launcher has recorded the node."""
 LOOPBACK: Final = "127.0.0.1"
 UNUPLOADED_MARKER: Final = "unsent"
 """File in a rank's folder while checkpoints of an earlier attempt are not uploaded."""
@@ -69,9 +71,15 @@ class HostHandle:
         return self.folder.log
 
     def observe(self) -> NodeStatus:
-        status = self._read_status()
-        if status.is_over or self._is_alive():
-            return status
+        deadline = time.monotonic() + LAUNCH_TIMEOUT
+        while True:
+            # The launcher writes the record after it has taken the lock.
+            was_launched, status = self.folder.record.exists(), self._read_status()
+            if status.is_over or self._is_alive():
+                return status
+            if was_launched or not self.folder.path.exists() or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         # The final status may have been written between the two reads.
         status = self._read_status()
         return status if status.is_over else self._mark_lost(status)

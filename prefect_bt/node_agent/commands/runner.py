@@ -65,8 +65,11 @@ class Runner(Protocol):
         """Send SIGTERM to every group of the commands."""
         ...
 
-    def kill(self) -> None:
-        """Send SIGKILL to every process of the commands until none is left."""
+    def kill(self, reap: Callable[[], object]) -> None:
+        """Send SIGKILL to every process of the commands until none is left.
+
+        `reap` collects the children that have ended, the uploader among them.
+        """
         ...
 
     def was_oom_killed(self) -> bool:
@@ -121,11 +124,8 @@ class ShellRunner:
         spare = {os.getpgrp(), *([uploader] if uploader else [])}
         processes.terminate_groups(self._tree(), exclude=spare)
 
-    def kill(self) -> None:
-        processes.kill_until_gone(
-            lambda: [process.pid for process in self._tree()],
-            reap=lambda: processes.reap_children(self.on_child_exit),
-        )
+    def kill(self, reap: Callable[[], object]) -> None:
+        processes.kill_until_gone(lambda: [process.pid for process in self._tree()], reap=reap)
 
     def was_oom_killed(self) -> bool:
         kills = count_oom_kills()

@@ -276,8 +276,9 @@ class KubernetesGang:
 
     def _publish_waiting(self) -> None:
         """Publish the reason why the lowest waiting rank has not started; `logs` shows it."""
-        first = min(self._messages, default=None)
-        text = "" if first is None else f"rank {first}: {self._messages[first].text}"
+        # A copy: another thread may see that a rank waits no more.
+        first, message = min(self._messages.copy().items(), default=(None, WaitingMessage()))
+        text = "" if first is None else f"rank {first}: {message.text}"
         if text != self._waiting and self.clock() - self._waiting_at >= WAITING_INTERVAL:
             self._waiting_at = self.clock()
             with suppress(StoreError):

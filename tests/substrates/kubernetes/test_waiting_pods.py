@@ -9,7 +9,7 @@ import pytest
 from prefect_bt.attempts.failure_causes import diagnose_node
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase
 from prefect_bt.substrates.kubernetes.pods.pod_states import read_pod
-from prefect_bt.substrates.kubernetes.pods.waiting_message import WAITING_INTERVAL
+from prefect_bt.substrates.kubernetes.pods.waiting_message import WAITING_INTERVAL, WaitingMessage
 from tests.cluster.recordings import recorded
 
 from .api_stub import ApiStub, answer
@@ -59,6 +59,21 @@ def follow(site: GangSite, seconds: float = 30.0, *, step: float = 2.0) -> list[
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefect_bt.substrates.kubernetes.gang_watch.REASON_INTERVAL", 0.0)
+
+
+def test_a_rank_that_starts_while_the_reason_is_published_is_no_error(
+    open_site: OpenSite,
+) -> None:
+    class Messages(dict[int, WaitingMessage]):
+        """As if another thread saw each rank start in the moment before it is looked up."""
+
+        def __getitem__(self, rank: int) -> WaitingMessage:
+            self.pop(rank, None)
+            return super().__getitem__(rank)
+
+    gang = open_site(BOUND).gang
+    gang._messages = Messages({0: WaitingMessage()})
+    gang._publish_waiting()
 
 
 def test_a_pod_that_no_kubelet_accepts_fails_after_the_patience(open_site: OpenSite) -> None:
