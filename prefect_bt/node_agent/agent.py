@@ -70,8 +70,6 @@ class AgentConfig(NamedTuple):
     """Cause of `startup_error`, if the table of causes has it."""
     pipes: Pipes | None = None
     """Pipes into the container of the commands."""
-    gpu_locks: Sequence[int] = ()
-    """Descriptors of the locks of `gpus`."""
 
 
 class Agent:

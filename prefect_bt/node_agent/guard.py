@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> NoReturn:
     for held in arguments[1:]:
         os.set_inheritable(int(held), False)
     try:
-        task = _prepare(folder)
+        task, gpu_locks = _prepare(folder)
         # A polite signal waits until guard and agent can take it: unhandled, it would end them.
         signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
         agent = os.fork()
@@ -68,28 +68,31 @@ def main(arguments: list[str]) -> NoReturn:
     publisher.start()
     _wait_for_agent(agent)
     _clean_up(task)
-    for lock in task.gpu_locks:  # the next attempt needs the GPUs while this end is published
+    for lock in gpu_locks:  # the next attempt may need them while the end is published
         os.close(lock)
     rescue.recover_before_exit()
     publisher.close()
     _exit_process(0)
 
 
-def _prepare(folder: NodeFolder) -> AgentConfig:
-    """Read the node's files, and acquire what guard and agent hold together."""
+def _prepare(folder: NodeFolder) -> tuple[AgentConfig, tuple[int, ...]]:
+    """Read the node's files, and acquire what guard and agent hold together.
+
+    Return also the descriptors that hold the locks of its GPUs.
+    """
     record = codec.loads(NodeRecord, read_regular(folder.record))
     plan = codec.loads(NodePlan, read_regular(folder.plan))
     _become_subreaper()
-    claimed, refusal = (
-        _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ({}, "")
-    )
+    gpus, refusal = dict[str, int](), ""
+    if not record.contained:
+        gpus, refusal = _reserve_gpus(plan, Path(record.state_dir))
     # Both hold the pipes: a container lives until guard and agent have ended.
     pipes = None
     if record.contained:
         pipes = open_pipes(folder, only_container_reports=record.in_pod)
     cause = Cause.GPUS_MISSING if refusal else None
-    locks = tuple(claimed.values())
-    return AgentConfig(folder, record, plan, {}, tuple(claimed), refusal, cause, pipes, locks)
+    task = AgentConfig(folder, record, plan, {}, tuple(gpus), refusal, cause, pipes)
+    return task, tuple(gpus.values())
 
 
 def _report_unprepared(folder: NodeFolder, error: BaseException) -> None:
