@@ -141,6 +141,10 @@ class StoreError(PrefectBtError):
     key: str = ""
 
 
+class AcceptedJobError(StoreError):
+    """A job was accepted, but its state cannot be read: the request must not be repeated."""
+
+
 class ObjectNotFound(StoreError):
     """The store has no object `key`."""
 

@@ -99,10 +99,9 @@ def wait_until_ready(  # noqa: PLR0913 (options of one wait)
             if result := check():
                 return result
             time.sleep(interval)
-    except BaseException:
-        started.send(
-            signal.SIGTERM
-        )  # a command that stops services finds only those that are ready
+    except (KeyboardInterrupt, SystemExit):
+        # A router or file server that is not ready is found by no command that stops it.
+        started.send(signal.SIGTERM)
         raise
     started.stop(timeout=STOP_TIMEOUT)
     lines = log.read_text(errors="replace").strip().split("\n")

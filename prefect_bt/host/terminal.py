@@ -91,18 +91,20 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
     for descriptor in (waking, wake):
         os.set_blocking(descriptor, False)
 
-    def note_resize(*_: object) -> None:
-        with suppress(BlockingIOError):
-            os.write(wake, b"\0")
+    def wake_up(_number: int, _frame: object) -> None: ...
 
-    def end(number: int, _: object) -> None:
+    def end(number: int, _frame: object) -> None:
+        for other in (signal.SIGTERM, signal.SIGHUP):  # it would interrupt the restoration
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     # By default, SIGTERM and SIGHUP would leave the terminal raw.
-    handlers = {signal.SIGWINCH: note_resize, signal.SIGTERM: end, signal.SIGHUP: end}
+    handlers = {signal.SIGWINCH: wake_up, signal.SIGTERM: end, signal.SIGHUP: end}
     if not interactive:
         handlers.clear()
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # Written to at once, also by a signal that comes just before `select`.
+    woken = signal.set_wakeup_fd(wake, warn_on_full_buffer=False) if interactive else -1
     try:
         with restored_terminal():
             if interactive:
@@ -112,6 +114,8 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        if interactive:
+            signal.set_wakeup_fd(woken)
         os.close(waking)
         os.close(wake)
 

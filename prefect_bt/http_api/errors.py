@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from prefect_bt.errors import (
+    AcceptedJobError,
     AmbiguousError,
     IdentityError,
     InvalidKey,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _LOGGER: Final = logging.getLogger(__name__)
 _STATUSES: Final = (
+    (AcceptedJobError, 500),  # clients may repeat a request after 503
     (UnauthorizedError, 401),
     (ForbiddenError, 403),
     (NotFoundError, 404),

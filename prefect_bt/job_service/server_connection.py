@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT: Final = 10.0
 _READ_TIMEOUT: Final = 60.0
 _WORK_TIMEOUT: Final = 1200.0
-"""Seconds for a request that is never repeated: the server may store a large workspace first."""
+"""Seconds for the answer to a request with effects: the server may store a large workspace."""
 _MAX_IDLE: Final = 3.0
 """Seconds after which a connection is not used again: the server closes it then."""
 _REPEAT_DELAYS: Final = (0.5, 2.0)
@@ -62,7 +62,7 @@ class Connection:
             except FAILED as error:
                 self._sockets.close()
                 if (delay := next(delays, None)) is None:
-                    raise self.unreachable(error, repeatable=method == "GET") from error
+                    raise self.unreachable(error, repeatable=method in {"GET", "PUT"}) from error
                 time.sleep(delay)
 
     def open(
@@ -83,6 +83,8 @@ class Connection:
             headers |= {"Content-Length": str(size), "Content-Type": "application/json"}
         connection = self._sockets.get(is_new=method != "GET")
         connection.request(method, target, body, headers)
+        if method != "GET":
+            cast("socket", connection.sock).settimeout(_WORK_TIMEOUT)
         answer = connection.getresponse()
         if answer.status != 200:
             self._raise_refusal(answer.status, answer.read())
@@ -137,7 +139,7 @@ class _Sockets(threading.local):
         if is_new or connection.sock is None or now - self._used > _MAX_IDLE:
             connection.close()
             connection.connect()
-        cast("socket", connection.sock).settimeout(_WORK_TIMEOUT if is_new else _READ_TIMEOUT)
+        cast("socket", connection.sock).settimeout(_READ_TIMEOUT)
         self._used = now
         return connection
 

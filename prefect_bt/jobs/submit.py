@@ -92,7 +92,8 @@ def push(  # noqa: PLR0913 (truss names them)
             under `training_project`, and for a config file the TrainingJob under `job_object`.
 
     Raises:
-        PrefectBtError: The job cannot be accepted. The store contains no job then.
+        AcceptedJobError: The job was accepted; its state cannot be read.
+        PrefectBtError: Any other: it cannot be accepted. The store contains no job then.
     """
     _ = remote
     options = SubmitOptions(
@@ -142,7 +143,8 @@ def submit(
         The job's document with the notes of the plan under `notes`.
 
     Raises:
-        PrefectBtError: The job cannot be accepted. The store contains no job then.
+        AcceptedJobError: The job was accepted; its state cannot be read.
+        PrefectBtError: Any other: it cannot be accepted. The store contains no job then.
     """
     options = options or SubmitOptions()
     with nullcontext(launcher) if launcher else open_job_launcher(options) as starter:
@@ -343,7 +345,8 @@ def _undo(ledger: Ledger, job_id: str, workspace_key: str, error: BaseException)
         ledger.get_job(job_id)
     except NotFoundError:
         ledger.store.delete(workspace_key)
-        ledger.release_job_id(job_id)
+        if not ledger.is_deleted(job_id):
+            ledger.release_job_id(job_id)
     else:
         note_failed_start(ledger, job_id, error, owned=True)
 

@@ -86,7 +86,7 @@ class Ledger:
         key = f"{job_prefix(record.project_id, record.id)}/job.json"
         if not try_create(self.store, key, codec.dumps(record).encode()):
             raise ObjectExists(f"{key} is already in {self.store.url}.", key=key)
-        if self.is_deleted(record.id):
+        if self.is_deleted(record.id) or not self.projects.exists(record.project_id):
             self.store.delete(key)
             raise NotFoundError(
                 "project", record.project_name, next_step="It was deleted meanwhile: push again."

@@ -73,6 +73,10 @@ class Projects:
             self._store.delete(project_record_key(made.id))
             raise
 
+    def exists(self, project_id: str) -> bool:
+        """Return whether the project has a record, which is what its deletion removes last."""
+        return self._read(project_id) is not None
+
     def get(self, name_or_id: str, *, prefer: str | None = None) -> ProjectRecord:
         """Return a project by id first, then by name; of several teams, that of team `prefer`.
 

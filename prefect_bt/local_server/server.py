@@ -94,7 +94,8 @@ def up(
 def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     """Stop the worker and the server that `up` started; return what was stopped, {} for nothing.
 
-    Raises ServerError while flow runs use the server, unless `force`.
+    Raises ServerError while flow runs use the server, or if it is too busy to list them, unless
+    `force`.
     """
     state_dir = Settings().state_dir
     with _server_lock(state_dir, log=echo):

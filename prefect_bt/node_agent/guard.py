@@ -1,11 +1,11 @@
 """The first process of a node: it waits for the agent, and cleans up if the agent is killed.
 
-Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when both
-have ended. While the agent lives, the guard makes sure that a process watches the job
-(node_agent.owner_monitor), and publishes the nodes of this machine (node_agent.publishing). If the
-agent ends without a final status, the guard ends the commands, waits for the uploader's final flush
-(which the closing of its stdin has begun) and writes LOST. An error of guard or agent itself is the
-reason (agent_failure).
+Guard and agent together hold the node's lock, so it is free exactly when both have ended, and the
+locks of its GPUs until its commands have. While the agent lives, the guard makes sure that a
+process watches the job (node_agent.owner_monitor), and publishes the nodes of this machine
+(node_agent.publishing). If the agent ends without a final status, the guard ends the commands,
+waits for the uploader's final flush (which the closing of its stdin has begun) and writes LOST. An
+error of guard or agent itself is the reason (agent_failure).
 """
 
 from __future__ import annotations

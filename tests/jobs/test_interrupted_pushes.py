@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.errors import NotFoundError, StateError, StoreError
+from prefect_bt.errors import AcceptedJobError, NotFoundError, StateError
+from prefect_bt.http_api.errors import error_response
 from prefect_bt.jobs import delete
 from prefect_bt.jobs.delete import delete_project
 from prefect_bt.jobs.starting.acceptance import read_accepted_document
@@ -51,10 +52,13 @@ def test_a_job_that_is_pushed_meanwhile_is_kept_or_deleted_as_any_other(
     assert [project.id for project in open_ledger().projects.list()] == [new.project_id]
 
 
-def test_a_push_that_had_begun_is_refused(ledger: Ledger) -> None:
-    record = new_record(ledger, substrate="local")  # its id is reserved
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_push_that_had_begun_is_refused(ledger: Ledger, is_stored: bool) -> None:
+    """Its id is reserved, and its workspace is stored or not."""
+    record = new_record(ledger, substrate="local")
     prefix = job_prefix(record.project_id, record.id)
-    ledger.store.put(f"{prefix}/workspace.tar", b"tar")
+    if is_stored:
+        ledger.store.put(f"{prefix}/workspace.tar", b"tar")
     delete_project(ledger, record.project_id, settings=Settings())
     with pytest.raises(NotFoundError, match=f"{record.project_name}.*push again"):
         ledger.create_job(record)
@@ -67,5 +71,7 @@ def test_an_outage_after_a_start_is_no_refusal(tmp_path: Path) -> None:
     record = new_record(ledger, substrate="local")
     write_job(ledger, record, state=JobState.RUNNING)
     store.broken = True
-    with pytest.raises(StoreError, match=f"{record.id} was accepted.*Do not push it again"):
+    with pytest.raises(AcceptedJobError, match=f"{record.id} was accepted.*not push it") as caught:
         read_accepted_document(ledger, record)
+    answer = error_response(caught.value)
+    assert (answer.status_code, "retry-after" in answer.headers) == (500, False)

@@ -161,8 +161,9 @@ def test_the_gpus_of_an_ended_node_are_free_while_its_end_is_published(
         runs = [True]
 
         def is_gpu_free() -> bool:
+            free = is_free(rig.state / "gpus/0.lock")
             runs.append(not is_free(handle.folder.lock))
-            return is_free(rig.state / "gpus/0.lock")
+            return free
 
         wait_until(is_gpu_free)
         assert runs[-1], "its guard still publishes"

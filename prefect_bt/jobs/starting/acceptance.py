@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from prefect_bt.errors import PrefectBtError, StateError, StoreError
+from prefect_bt.errors import AcceptedJobError, PrefectBtError, StateError, StoreError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.job_json import job_document, store_ended_job
 from prefect_bt.jobs.starting.cluster_reader import find_cluster
@@ -80,12 +80,12 @@ def _start_or_queue(ledger: Ledger, record: JobRecord, launcher: JobLauncher, *,
 def read_accepted_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     """Return the job's document with its `machine`, or with what it waits for in the queue.
 
-    StoreError, which does not mean that the job was refused.
+    Raise AcceptedJobError if the store does not answer.
     """
     try:
         return _read_document(ledger, record)
     except StoreError as error:
-        raise StoreError(
+        raise AcceptedJobError(
             f"Job {record.id} was accepted, but its state cannot be read: {error.message}",
             url=ledger.store.url,
             next_step=f"Do not push it again. See: prefect-bt view --job-id {record.id}",

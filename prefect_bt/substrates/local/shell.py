@@ -153,9 +153,11 @@ def _adopted_processes() -> Generator[None]:
     try:
         yield
     finally:
-        _ignore_signals()
-        _end_all(known)
-        syscalls.set_subreaper(enabled=False)
+        try:
+            _ignore_signals()
+        finally:  # also if one of them has just come
+            _end_all(known)
+            syscalls.set_subreaper(enabled=False)
 
 
 def _end_all(known: set[int]) -> None:

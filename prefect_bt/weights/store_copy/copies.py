@@ -120,7 +120,9 @@ class StoreMirror:
         on_bytes: ByteCallback = ignore_progress,
         stop: EventLike | None = None,
     ) -> int:
-        """Store missing blobs, then the manifest. Return the number of bytes sent.
+        """Store missing blobs, then the manifest, then blobs that were deleted meanwhile.
+
+        Return the number of bytes sent.
 
         `blob_path` returns the file of a digest. `on_bytes` gets the count of every stored byte,
         also of blobs that were stored before, and negative counts for bytes that are sent again.
@@ -131,7 +133,7 @@ class StoreMirror:
         try:
             sent = self.store_blobs(sizes, blob_path, on_bytes=on_bytes, stop=stop)
             self._create_manifest(manifest)
-            # Until now another host could delete a blob with the last other copy that named it.
+            # Before, another host may have deleted a blob with the last other copy that named it.
             sent += self.store_blobs(sizes, blob_path, stop=stop)
         except UploadStopped:
             raise WeightsError(

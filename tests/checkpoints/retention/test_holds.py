@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefect_bt import codec
 from prefect_bt.attempts.job_context import JobContext, open_job_context
 from prefect_bt.attempts.lifecycle import plan_attempt, release_holds
 from prefect_bt.checkpoints.retention import holds
@@ -9,9 +10,9 @@ from prefect_bt.checkpoints.retention.prune import prune_job
 from prefect_bt.definitions import BasetenCheckpoint, LoadCheckpointConfig
 from prefect_bt.errors import CheckpointError, PlanError
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.records import JobRecord, ProjectRecord
 from prefect_bt.ledger.states import JobState
-from prefect_bt.object_keys import deleting_key, job_index_key
+from prefect_bt.object_keys import deleting_key, job_index_key, project_record_key
 from prefect_bt.settings import Settings
 from tests.checkpoints import shelf
 from tests.checkpoints.folders import JOB, PROJECT
@@ -92,6 +93,8 @@ def site(ledger, two, tmp_path) -> JobContext:
     """A job that asks for checkpoint-20 of the one with checkpoints."""
     record = JobRecord(JOB, "job", PROJECT, "p", ledger.now(), definition={})
     two.put(job_index_key(JOB), b'{"project_id": "%s"}' % PROJECT.encode())
+    project = ProjectRecord(PROJECT, "p", ledger.now())
+    two.put(project_record_key(PROJECT), codec.dumps(project).encode())
     write_job(ledger, record)
     asks = BasetenCheckpoint.from_named_checkpoint(checkpoint_name="checkpoint-20", job_id=JOB)
     config = LoadCheckpointConfig(enabled=True, checkpoints=[asks])

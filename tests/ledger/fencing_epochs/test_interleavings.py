@@ -17,8 +17,9 @@ from prefect_bt import codec
 from prefect_bt.errors import StateError
 from prefect_bt.ledger.fencing_epochs import PRUNE, RUN, Epochs
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord, Outcome
+from prefect_bt.ledger.records import JobRecord, Outcome, ProjectRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import project_record_key
 from tests.ledger.fencing_epochs.interleavings import Actor, Scene, World, explore, id_of
 from tests.written_jobs import write_job
 
@@ -73,6 +74,8 @@ def written(states: Sequence[JobState], host: str = "") -> World:
     writer.begin(world)
     ledger = SteppedLedger(writer)
     world.objects[f"index/jobs/{JOB}"] = b'{"project_id": "proj001"}'
+    project = codec.dumps(ProjectRecord(PROJECT, "p", 1.0))
+    world.objects[project_record_key(PROJECT)] = project.encode()
     record = JobRecord(JOB, "job-1", PROJECT, "p", 1.0, definition={})
     write_job(ledger, record, state=states[0], host=host)
     for state in states[1:]:
