@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.host import processes
+from prefect_bt.host import processes, syscalls
 from prefect_bt.node_agent.commands.loop import CommandLoop
 from prefect_bt.node_agent.commands.runner import ShellRunner
 from prefect_bt.node_agent.upload_watchdog import UploaderConfig, UploaderProcess
@@ -102,6 +102,7 @@ def end_beside_the_commands(folder: Path) -> str:
 
     Every process below this one counts as one of the commands, except the uploader.
     """
+    syscalls.set_subreaper()  # as an agent: what a killed shell leaves is below this process
     made = uploader(folder, WORKS, patience=600.0)
     made.ensure_running()
     ended = made.pid
