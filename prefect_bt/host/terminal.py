@@ -9,12 +9,13 @@ import sys
 import termios
 import tty
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 STDIN: Final = 0
 _CHUNK: Final = 65536
+_END_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,31 @@ def read_size() -> tuple[int, int]:
 
 
 @contextmanager
+def ended_by_signals() -> Generator[None]:
+    """End the block by SystemExit on SIGTERM or SIGHUP, which by default end the process at once.
+
+    Only the first counts: another one would interrupt the clean-up.
+    """
+
+    def end(number: int, _frame: object) -> None:
+        ignore_end_signals()
+        raise SystemExit(128 + number)
+
+    previous = {number: signal.signal(number, end) for number in _END_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def ignore_end_signals() -> None:
+    """Ignore SIGTERM and SIGHUP until `ended_by_signals` is left."""
+    for number in _END_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
 def restored_terminal() -> Generator[None]:
     """Restore the terminal's settings and its foreground group afterwards."""
     if not os.isatty(STDIN):
@@ -91,33 +117,34 @@ def relay(program: RemoteProgram, *, interactive: bool) -> None:
     for descriptor in (waking, wake):
         os.set_blocking(descriptor, False)
 
-    def wake_up(_number: int, _frame: object) -> None: ...
-
-    def end(number: int, _frame: object) -> None:
-        for other in (signal.SIGTERM, signal.SIGHUP):  # it would interrupt the restoration
-            signal.signal(other, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    # By default, SIGTERM and SIGHUP would leave the terminal raw.
-    handlers = {signal.SIGWINCH: wake_up, signal.SIGTERM: end, signal.SIGHUP: end}
-    if not interactive:
-        handlers.clear()
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # Written to at once, also by a signal that comes just before `select`.
-    woken = signal.set_wakeup_fd(wake, warn_on_full_buffer=False) if interactive else -1
     try:
-        with restored_terminal():
-            if interactive:
-                tty.setraw(STDIN, termios.TCSADRAIN)  # what was typed meanwhile is kept
-                program.resize(*read_size())
+        with _raw_terminal(program, wake) if interactive else nullcontext():
             _copy(program, waking)
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        if interactive:
-            signal.set_wakeup_fd(woken)
         os.close(waking)
         os.close(wake)
+
+
+@contextmanager
+def _raw_terminal(program: RemoteProgram, wake: int) -> Generator[None]:
+    """Pass on every key and the window's size; each signal writes to the descriptor `wake`."""
+
+    def wake_up(_number: int, _frame: object) -> None: ...
+
+    # The interpreter writes to it at once, also for a signal just before `select`.
+    previous_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    previous = signal.signal(signal.SIGWINCH, wake_up)
+    try:
+        with ended_by_signals(), restored_terminal():
+            try:
+                tty.setraw(STDIN, termios.TCSADRAIN)  # what was typed meanwhile is kept
+                program.resize(*read_size())
+                yield
+            finally:
+                ignore_end_signals()
+    finally:
+        signal.signal(signal.SIGWINCH, previous)
+        signal.set_wakeup_fd(previous_wake)
 
 
 def _copy(program: RemoteProgram, waking: int) -> None:

@@ -91,7 +91,8 @@ class Connection:
         return answer
 
     def unreachable(self, error: Exception, *, repeatable: bool = True) -> StoreError:
-        look = "" if repeatable else " Before you repeat it, see `view`: it may have been done."
+        view = f"`prefect-bt view{self._server.option}`"
+        look = "" if repeatable else f" Before you repeat it, see {view}: it may have been done."
         return StoreError(
             f"The server {self._server.url} of {self._server.origin} does not answer: {error!r}.",
             next_step=f"Check its address and that `prefect-bt api` runs there.{look}",

@@ -74,7 +74,7 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
     for cache in _CACHES:
         remove_tree(settings.state_dir / "cache" / cache / quote_name(project.id))
     last, jobs_folder = project_record_key(project.id), f"{project_prefix(project.id)}/jobs/"
-    for info in ledger.store.list(project_prefix(project.id)):
+    for info in ledger.store.list(project_prefix(project.id)):  # not what is pushed just now
         if info.key != last and not info.key.startswith(jobs_folder):
             ledger.store.delete(info.key)
     # A project in the index has a record, so its entry is removed first.

@@ -86,6 +86,7 @@ class Ledger:
         key = f"{job_prefix(record.project_id, record.id)}/job.json"
         if not try_create(self.store, key, codec.dumps(record).encode()):
             raise ObjectExists(f"{key} is already in {self.store.url}.", key=key)
+        # A deletion of the project removes the jobs that it finds, and then the project's record.
         if self.is_deleted(record.id) or not self.projects.exists(record.project_id):
             self.store.delete(key)
             raise NotFoundError(

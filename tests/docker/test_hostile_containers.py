@@ -230,7 +230,7 @@ def test_processes_that_outlive_the_kill_end_with_the_container(
     with bare_container(engine, base_image, tmp_path) as bare:
         bare.container.wait_until_ready({})
         bare.run("sleep 300 & true")
-        bare.container.kill(lambda: None)
+        bare.container.kill()
         assert bare.container.gone and bare.container.ended_by_us
 
 

@@ -301,13 +301,13 @@ def test_what_does_not_want_to_end(
         wait_file(deaf)
         container.terminate()
         assert container.list_processes()
-        container.kill(lambda: None)
+        container.kill()
         assert container.list_processes() == []
         assert bare.run("rm deaf") == (ExitStatus(0), "")
 
         container.start(f"kill -9 -1; {DEAF}")
         wait_file(deaf)
-        container.kill(lambda: None)
+        container.kill()
         assert bare.finish()[0] == ExitStatus(137, 9)
 
 

@@ -51,7 +51,7 @@ def test_part_that_is_received_twice_does_not_come_back_after_the_end(tmp_path: 
     assert (folder / staging.OBJECT_NAME).read_bytes() == b"onetwo"
 
 
-def test_upload_is_begun_while_a_job_takes_another_of_a_full_key(
+def test_upload_starts_while_a_job_takes_another_of_a_full_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploads = Uploads(tmp_path)

@@ -53,8 +53,8 @@ def test_a_job_that_is_pushed_meanwhile_is_kept_or_deleted_as_any_other(
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-def test_a_push_that_had_begun_is_refused(ledger: Ledger, is_stored: bool) -> None:
-    """Its id is reserved, and its workspace is stored or not."""
+def test_a_push_whose_id_is_reserved_is_refused(ledger: Ledger, is_stored: bool) -> None:
+    """Its workspace is stored or not."""
     record = new_record(ledger, substrate="local")
     prefix = job_prefix(record.project_id, record.id)
     if is_stored:
@@ -71,7 +71,7 @@ def test_an_outage_after_a_start_is_no_refusal(tmp_path: Path) -> None:
     record = new_record(ledger, substrate="local")
     write_job(ledger, record, state=JobState.RUNNING)
     store.broken = True
-    with pytest.raises(AcceptedJobError, match=f"{record.id} was accepted.*not push it") as caught:
+    with pytest.raises(AcceptedJobError, match=f"{record.id} was accepted.*not repeat") as caught:
         read_accepted_document(ledger, record)
     answer = error_response(caught.value)
     assert (answer.status_code, "retry-after" in answer.headers) == (500, False)

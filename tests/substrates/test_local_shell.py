@@ -173,7 +173,7 @@ def test_nothing_outlives_a_shell(mapped_rig: Rig, killed: signal.Signals | None
         (TERMINATED, "until [ -e started ]; do sleep 0.01; done", 0),
     ],
 )
-def test_nothing_outlives_a_shell_whatever_moment_a_signal_comes_at(
+def test_nothing_outlives_a_shell_that_gets_signals_at_any_moment(
     mapped_rig: Rig, program: str, last: str, code: int
 ) -> None:
     handle, word = launch(mapped_rig), f"signalled-{os.getpid()}-{code}"

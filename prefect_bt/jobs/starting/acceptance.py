@@ -88,7 +88,7 @@ def read_accepted_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         raise AcceptedJobError(
             f"Job {record.id} was accepted, but its state cannot be read: {error.message}",
             url=ledger.store.url,
-            next_step=f"Do not push it again. See: prefect-bt view --job-id {record.id}",
+            next_step=f"Do not repeat the request. See: prefect-bt view --job-id {record.id}",
         ) from error
 
 

@@ -156,7 +156,7 @@ class ContainerRunner:
     def terminate(self) -> None:
         signal_all(self._pipes, signal.SIGTERM)
 
-    def kill(self, reap: Callable[[], object]) -> None:
+    def kill(self) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT
         while (left := self.list_processes()) and time.monotonic() < deadline:
             signal_all(self._pipes, signal.SIGKILL)

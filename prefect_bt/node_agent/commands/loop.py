@@ -183,10 +183,7 @@ class CommandLoop:
         return () if self._around.stop_monitor.reason else names
 
     def _kill_processes(self) -> None:
-        self._runner.kill(self._reap)
-        self._reap()
-
-    def _reap(self) -> None:
+        self._runner.kill()
         processes.reap_children(self._on_child_exit)
 
     def _on_child_exit(self, pid: int, status: int) -> None:

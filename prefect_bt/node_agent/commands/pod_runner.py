@@ -114,7 +114,7 @@ class PodRunner(ContainerRunner):
             signal_listener(self._pipes, SHARE)
         super().poll()
 
-    def kill(self, reap: Callable[[], object]) -> None:
+    def kill(self) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT
         while self.list_processes() and time.monotonic() < deadline:
             signal_all(self._pipes, signal.SIGKILL)

@@ -65,10 +65,10 @@ class Runner(Protocol):
         """Send SIGTERM to every group of the commands."""
         ...
 
-    def kill(self, reap: Callable[[], object]) -> None:
+    def kill(self) -> None:
         """Send SIGKILL to every process of the commands until none is left.
 
-        `reap` collects the children that have ended, the uploader among them.
+        The caller collects the children that have ended: the uploader can be one of them.
         """
         ...
 
@@ -124,8 +124,8 @@ class ShellRunner:
         spare = {os.getpgrp(), *([uploader] if uploader else [])}
         processes.terminate_groups(self._tree(), exclude=spare)
 
-    def kill(self, reap: Callable[[], object]) -> None:
-        processes.kill_until_gone(lambda: [process.pid for process in self._tree()], reap=reap)
+    def kill(self) -> None:
+        processes.kill_until_gone(lambda: [process.pid for process in self._tree()])
 
     def was_oom_killed(self) -> bool:
         kills = count_oom_kills()

@@ -26,7 +26,13 @@ from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.nodes.handle import HostHandle, is_node_process
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.host.state_folder import NodeRecord
-from prefect_bt.host.terminal import ShellRequest, restored_terminal, terminal_variables
+from prefect_bt.host.terminal import (
+    ShellRequest,
+    ended_by_signals,
+    ignore_end_signals,
+    restored_terminal,
+    terminal_variables,
+)
 from prefect_bt.planning.plan import NodePlan
 
 SEARCH_SECONDS: Final = 5.0
@@ -35,7 +41,6 @@ HANGUP_SECONDS: Final = 2.0
 """Seconds from SIGHUP to SIGKILL when the commands have ended."""
 ENDED: Final = "The commands of the node have ended, and the shell with them."
 _CHECK_INTERVAL: Final = 0.5
-_SIGNALS: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _NodeProcesses(NamedTuple):
@@ -58,7 +63,7 @@ def run_shell(handle: HostHandle, request: ShellRequest) -> int:
     workspace = plan.workspace.directory if view else str(handle.folder.path / "workspace")
     environment = _build_environment(plan, found.command, request)
     entry = EntryRequest(view, workspace, environment, request.command)
-    with restored_terminal(), _quiet_interrupts(), _adopted_processes():
+    with ended_by_signals(), restored_terminal(), _quiet_interrupts(), _adopted_processes():
         return _wait(handle, _start(handle, entry))
 
 
@@ -154,7 +159,7 @@ def _adopted_processes() -> Generator[None]:
         yield
     finally:
         try:
-            _ignore_signals()
+            ignore_end_signals()
         finally:  # also if one of them has just come
             _end_all(known)
             syscalls.set_subreaper(enabled=False)
@@ -179,27 +184,16 @@ def _reap(children: list[int]) -> None:
 
 @contextmanager
 def _quiet_interrupts() -> Generator[None]:
-    """Leave Ctrl-C to the command; end it if this process is asked to end.
+    """Leave Ctrl-C to the command, which inherits no handler, as it would SIG_IGN."""
 
-    Only the first SIGTERM or SIGHUP counts: another one would interrupt the end of the command.
-    """
+    def ignore(_number: int, _frame: object) -> None: ...
 
-    def react(number: int, _: object) -> None:
-        if number in {signal.SIGTERM, signal.SIGHUP}:
-            _ignore_signals()
-            raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, react) for number in _SIGNALS}
+    before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignore_signals() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _error(handle: HostHandle, why: str, next_step: str) -> SubstrateError:
